@@ -1,0 +1,96 @@
+"""How fast workers get through jobs that do nothing.
+
+All jobs are there before the workers start. The clock runs from the first look that finds a tenth of the jobs called to the first
+that finds none left, and counts the jobs between: by then all processes of those that have many are up, and everybody has found a
+pace. The counts are in memory (benchmarks.work); what is left is asked of the store, each 20 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.bench import Bench
+from benchmarks.measures import Figure, Measure, Medians, Target, ratio, subjects
+from benchmarks.peers import find
+from benchmarks.subject import NOOP
+
+
+def drain(bench: Bench, database: str, name: str, concurrency: int, processes: int) -> dict[str, float]:
+    subject = find(name)
+    jobs = bench.size.jobs
+    with bench.place(subject, database) as place:
+        bench.inside(subject, "fill", place.url, NOOP, jobs)
+        place.rest()
+        with bench.workers(subject, place, concurrency=concurrency, processes=processes) as workers, place.questions() as number:
+            begun = workers.wait_for(lambda: workers.calls.count() >= jobs / 10, "through a tenth", look=0.002)
+            before = workers.calls.count()
+            if before > jobs / 2:  # so few jobs that they were through between two looks
+                begun, before = workers.calls.first(), 0
+            # huey takes jobs out of its store before it runs them, so the calls are asked for, too
+            ended = workers.wait_for(lambda: number(subject.left) == 0 and workers.calls.count() >= jobs, "drained")
+            bench.check(subject, place, workers, jobs)
+            return {"rate": (jobs - before) / (ended - begun)}
+
+
+def with_workers(concurrency: int, processes: int = 1) -> Callable[[Bench, str, str], dict[str, float]]:
+    return lambda bench, database, name: drain(bench, database, name, concurrency, processes)
+
+
+def _of(measure: str, database: str, case: str, other: str) -> Callable[[Medians], float | None]:
+    return lambda medians: ratio(medians.get(measure, database, case, "rate"), medians.get(measure, database, other, "rate"))
+
+
+def _of_best_peer(measure: str, case: str) -> Callable[[Medians], float | None]:
+    return lambda medians: ratio(medians.get(measure, "postgresql", case, "rate"), medians.best_peer(measure, "postgresql", "rate"))
+
+
+_WHAT = "{jobs} jobs that do nothing, all enqueued before the workers start; finished jobs are kept. "
+RATE = {"rate": Figure("jobs/s")}
+MEASURES = [
+    Measure(
+        "drain",
+        "Drain, one process, concurrency 10",
+        _WHAT + "The limit: a loop in one thread that claims 100 and moves 100 to finished_jobs.",
+        RATE,
+        with_workers(10),
+        subjects(),
+        [
+            *(
+                Target("postgresql", name, "of the limit", _of("drain", "postgresql", name, "limit"), least=0.65)
+                for name in ("sqlq", "sqlq-async")
+            ),
+            *(Target("postgresql", name, "of the best peer", _of_best_peer("drain", name), least=1.0) for name in ("sqlq", "sqlq-async")),
+            *(Target("sqlite", name, "of huey", _of("drain", "sqlite", name, "huey"), least=5.0) for name in ("sqlq", "sqlq-async")),
+        ],
+        smoke=lambda database, case: (database, case) != ("sqlite", "sqlq-async"),
+    ),
+    Measure(
+        "drain-100",
+        "Drain, one process, concurrency 100",
+        _WHAT,
+        RATE,
+        with_workers(100),
+        subjects(databases=("postgresql",)),
+        [Target("postgresql", name, "of the best peer", _of_best_peer("drain-100", name), least=1.0) for name in ("sqlq", "sqlq-async")],
+        smoke=lambda database, case: False,
+    ),
+    Measure(
+        "drain-two",
+        "Drain, two processes, concurrency 10 each",
+        _WHAT,
+        RATE,
+        with_workers(10, processes=2),
+        subjects(databases=("postgresql",)),
+        [
+            Target(
+                "postgresql",
+                "sqlq",
+                "of one process",
+                lambda m: ratio(m.get("drain-two", "postgresql", "sqlq", "rate"), m.get("drain", "postgresql", "sqlq", "rate")),
+                least=1.0,
+            ),
+            Target("postgresql", "sqlq", "of the best peer", _of_best_peer("drain-two", "sqlq"), least=1.0),
+        ],
+        smoke=lambda database, case: case == "sqlq",
+    ),
+]

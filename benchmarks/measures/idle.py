@@ -1,0 +1,104 @@
+"""What a worker costs that has nothing to do: memory, processor, statements; and how soon the command line answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.bench import Bench, Workers
+from benchmarks.environments import TREE, variables
+from benchmarks.measures import Figure, Measure, Medians, Target, subjects
+from benchmarks.peers import find
+from benchmarks.servers import Place
+from benchmarks.subject import NOOP
+
+SETTLING_SECONDS = 10.0
+JOBS_BEFORE = 200
+
+
+def idle(bench: Bench, database: str, name: str) -> dict[str, float]:
+    """A worker that has run some jobs and then found none for ten seconds."""
+    subject = find(name)
+    with bench.place(subject, database) as place, tempfile.TemporaryDirectory() as folder:
+        bench.inside(subject, "fill", place.url, NOOP, JOBS_BEFORE)
+        with bench.workers(subject, place, more={"SQLQ_BENCHMARK_STATEMENTS": folder}) as workers:
+            workers.wait_for(lambda: place.number(subject.left) == 0 and workers.calls.count() >= JOBS_BEFORE, "drained")
+            time.sleep(min(SETTLING_SECONDS, bench.size.idle_seconds))
+            before, statements, transactions = _cpu_seconds(workers), _letters(folder), _transactions(place)
+            time.sleep(bench.size.idle_seconds)
+            cpu = (_cpu_seconds(workers) - before) / bench.size.idle_seconds * 100
+            sent = (_letters(folder) - statements) / bench.size.idle_seconds
+            committed = (_transactions(place) - transactions) / bench.size.idle_seconds
+            memory = [process.memory_info().rss / 2**20 for process in workers.family()]
+        bench.check(subject, place, workers, JOBS_BEFORE)
+        figures = {"largest process": max(memory), "all processes": sum(memory), "processor": cpu}
+        figures |= {"statements": sent} if name == "sqlq" else {}
+        return figures | ({"transactions": committed} if database == "postgresql" else {})
+
+
+def _cpu_seconds(workers: Workers) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in workers.family())
+
+
+def _transactions(place: Place) -> int:
+    """How many transactions the database has seen, as it tells others: its processes report about once a second, this one included."""
+    if place.kind != "postgresql":
+        return 0
+    return place.number("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+
+
+def _letters(folder: str) -> int:
+    return sum(file.stat().st_size for file in Path(folder).iterdir())
+
+
+def command_line(bench: Bench, database: str, name: str) -> dict[str, float]:
+    command = [str(Path(sys.executable).parent / "sqlq"), "--help"]
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=TREE, env=variables({}))
+    return {"seconds": time.perf_counter() - begin}
+
+
+def _own(measure: str, database: str, figure: str) -> Callable[[Medians], float | None]:
+    return lambda medians: medians.get(measure, database, "sqlq", figure)
+
+
+MEASURES = [
+    Measure(
+        "idle",
+        "An idle worker",
+        "A worker with concurrency 10 that ran 200 jobs and then found none for ten seconds: the resident memory of its processes, the "
+        "processor time it takes of one core, the statements it sends through SQLAlchemy (SQLite's looks at data_version not counted), "
+        "and the transactions PostgreSQL counts.",
+        {
+            "largest process": Figure("MB", more_is_better=False, decimals=1),
+            "all processes": Figure("MB", more_is_better=False, decimals=1),
+            "processor": Figure("%", more_is_better=False, decimals=2),
+            "statements": Figure("per s", more_is_better=False, decimals=2),
+            "transactions": Figure("per s", more_is_better=False, decimals=2),
+        },
+        idle,
+        subjects(ours=("sqlq",)),
+        [
+            target
+            for database in ("postgresql", "sqlite")
+            for target in (
+                Target(database, "sqlq", "MB in a worker process", _own("idle", database, "largest process"), most=60.0),
+                Target(database, "sqlq", "% of one core", _own("idle", database, "processor"), most=0.5),
+                Target(database, "sqlq", "statements per second", _own("idle", database, "statements"), most=1.0),
+            )
+        ],
+    ),
+    Measure(
+        "command",
+        "sqlq --help",
+        "From the start of the process to its end.",
+        {"seconds": Figure("s", more_is_better=False, decimals=2)},
+        command_line,
+        subjects(databases=("none",), ours=("sqlq",), peers=False),
+        [Target("none", "sqlq", "seconds", _own("command", "none", "seconds"), most=0.4)],
+    ),
+]

@@ -1,0 +1,109 @@
+"""A transaction that holds an old snapshot keeps dead rows from being vacuumed: what becomes of speed while jobs pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import quantiles
+
+import psycopg
+
+from benchmarks.bench import Bench, Workers, WrongCountError
+from benchmarks.measures import Figure, Measure, Medians, Target, ratio
+from benchmarks.peers import find
+from benchmarks.servers import Place
+from benchmarks.subject import NOOP
+
+CLAIM = 10
+
+
+def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
+    """Jobs pass in lots, each enqueued at once and drained before the next, under a REPEATABLE READ snapshot taken before the first.
+
+    Claims are timed alone before, while the snapshot is still held, and after it has ended; nothing is vacuumed by hand.
+    """
+    subject = find("sqlq")
+    lots, lot = bench.size.lots, bench.size.passing // bench.size.lots
+    with bench.place(subject, database) as place:
+        times = max(20, min(200, bench.size.passing // 50))
+        claims = [_claims(bench, place, times)]
+        with psycopg.connect(place.url, application_name="old-report") as old:
+            old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            old.execute("SELECT count(*) FROM jobs").fetchone()
+            begun = time.monotonic()
+            with bench.workers(subject, place) as workers:
+                rates = [_pass(bench, place, workers, lot) for _ in range(lots)]
+                more = 0
+                while not (said := "old-report" in workers.words()) and time.monotonic() - begun < bench.size.warning_seconds:
+                    _pass(bench, place, workers, lot // 10)  # a warning comes when the snapshot is old enough, while jobs pass
+                    more += lot // 10
+            claims.append(_claims(bench, place, times))
+            old.rollback()
+        with bench.workers(subject, place) as workers:
+            recovered = _pass(bench, place, workers, lot)
+        claims.append(_claims(bench, place, times))
+        expected = lot * (lots + 1) + more + 3 * times * CLAIM
+        if place.number(subject.settled) != expected:
+            raise WrongCountError(f"{place.number(subject.settled)} jobs are settled instead of {expected}")
+    return {
+        "first": rates[0],
+        "last": rates[-1],
+        "after": recovered,
+        "claim p99 before": claims[0],
+        "claim p99 held": claims[1],
+        "claim p99 after": claims[2],
+        "warned": float(said),
+    }
+
+
+def _pass(bench: Bench, place: Place, workers: Workers, jobs: int) -> float:
+    before = workers.calls.count()
+    subject = find("sqlq")
+    bench.inside(subject, "many", place.url, NOOP, jobs, jobs)  # one transaction: they are all there at once
+    with place.questions() as number:
+        workers.wait_for(lambda: workers.calls.count() - before >= jobs and number(subject.left) == 0, f"through {jobs} jobs")
+        last = f"(SELECT reserved_at, finished_at FROM finished_jobs ORDER BY id DESC LIMIT {jobs}) AS lot"
+        ms = place.number(f"SELECT extract(epoch FROM max(finished_at) - min(reserved_at)) * 1000 FROM {last}")
+    return jobs / max(ms, 1) * 1000
+
+
+def _claims(bench: Bench, place: Place, times: int) -> float:
+    """Return the p99 of some claims, in ms."""
+    subject = find("sqlq")
+    bench.inside(subject, "many", place.url, NOOP, times * CLAIM, times * CLAIM)
+    took: list[float] = bench.inside(subject, "claims", place.url, times, CLAIM)
+    return quantiles(took, n=100, method="inclusive")[98]
+
+
+def _over(over: str, under: str) -> Callable[[Medians], float | None]:
+    return lambda m: ratio(m.get("snapshot", "postgresql", "sqlq", over), m.get("snapshot", "postgresql", "sqlq", under))
+
+
+_RATE, _MS = Figure("jobs/s"), Figure("ms", more_is_better=False, decimals=2)
+MEASURES = [
+    Measure(
+        "snapshot",
+        "Beside a transaction that keeps dead rows from being vacuumed",
+        "{passing} jobs pass in {lots} lots while a REPEATABLE READ snapshot is held: rate of the first and of the last lot, and of one "
+        "after the snapshot has ended; p99 of claims of 10; and whether the worker named the transaction (1 = yes).",
+        {
+            "first": _RATE,
+            "last": _RATE,
+            "after": _RATE,
+            "claim p99 before": _MS,
+            "claim p99 held": _MS,
+            "claim p99 after": _MS,
+            "warned": Figure(""),
+        },
+        snapshot,
+        lambda bench, asked: [("postgresql", "sqlq")],
+        [
+            Target("postgresql", "sqlq", "last lot, of the first", _over("last", "first"), least=0.7),
+            Target("postgresql", "sqlq", "claim p99 held, of before", _over("claim p99 held", "claim p99 before"), most=3.0),
+            Target("postgresql", "sqlq", "after it ended, of the first", _over("after", "first"), least=0.9),
+            Target("postgresql", "sqlq", "warned", lambda m: m.get("snapshot", "postgresql", "sqlq", "warned"), least=1.0),
+        ],
+        subjects=False,
+        rounds=1,
+    )
+]

@@ -1,0 +1,65 @@
+"""Celery on Redis, as a reference: what it acknowledges leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from benchmarks import work
+from benchmarks.subject import Subject
+
+
+class Celery(Subject):
+    name = "celery"
+    databases = ("redis",)
+    requirements = ("celery[redis]",)
+    packages = ("celery", "redis")
+    settings = (
+        "-P prefork -c CONCURRENCY (quicker than threads here), prefetch multiplier 10, results ignored, no gossip, mingle or heartbeat"
+    )
+    many = False
+    enqueued = (("LLEN", "celery"),)
+    left = (("LLEN", "celery"), ("HLEN", "unacked"))
+
+    @contextmanager
+    def producer(self, url: str, task: str) -> Iterator[Any]:
+        yield Producer(_app(url).tasks["noop"])
+
+    def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
+        options = ["-P", "prefork", "-c", str(concurrency), "--prefetch-multiplier", "10", "-l", "WARNING"]
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        return [["celery", "-q", "-A", f"{__name__}:app", "worker", "-n", f"w{n}@%h", *options, *quiet] for n in range(processes)]
+
+    def environment(self, url: str, concurrency: int) -> dict[str, str]:
+        return {"SQLQ_BENCHMARK_URL": url, "C_FORCE_ROOT": "1"}
+
+
+class Producer:
+    def __init__(self, task: Any) -> None:
+        self.one = task.delay
+
+
+@cache
+def _app(url: str) -> Any:
+    import celery
+
+    app = celery.Celery("benchmark", broker=url)
+    app.conf.update(task_ignore_result=True, worker_hijack_root_logger=False)
+
+    @app.task(name="noop")
+    def noop(number: int) -> None:
+        work.done(number)
+
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _app(os.environ["SQLQ_BENCHMARK_URL"])
+    raise AttributeError(name)
+
+
+SUBJECTS = (Celery,)

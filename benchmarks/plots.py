@@ -1,0 +1,82 @@
+"""The plots for the docs: bars of subjects, curves of growth. Text stays text in the SVGs, so that they stay small and readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.report import Report
+
+BARS = {
+    "drain": ("rate", "jobs per second"),
+    "enqueue-one": ("rate", "jobs per second"),
+    "latency": ("p50", "ms until the handler starts, p50"),
+}
+COLOURS = {"sqlq": "#1f6f54", "sqlq-async": "#3f9f7a", "limit": "#b8b8b8"}
+PEER_COLOUR = "#7d93b2"
+SIZES = {"nothing": 1, "10⁴ available": 10**4, "10⁵ available": 10**5, "10⁶ available": 10**6, "3·10⁶ available": 3 * 10**6}
+
+
+def draw(report: Report, folder: Path) -> None:
+    """Draw what was measured; needs matplotlib, which the extra `bench` brings."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        print("no plots: matplotlib is missing (pip install 'sqlq[bench]')")
+        return
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sqlq", "font.size": 9})
+    mpl.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    for measure, (figure, label) in BARS.items():
+        _bars(report, folder, measure, figure, label)
+    _growth(report, folder)
+
+
+def _bars(report: Report, folder: Path, measure: str, figure: str, label: str) -> None:
+    from matplotlib.figure import Figure
+
+    by_database: dict[str, list[tuple[str, list[float]]]] = {}
+    for (name, database, case, f), values in report.values.items():
+        if (name, f) == (measure, figure) and not report.broken.get((name, database, case)):
+            by_database.setdefault(database, []).append((case, values))
+    if not by_database:
+        return
+    heights = [len(cases) for cases in by_database.values()]
+    drawing = Figure(figsize=(7, 0.35 * sum(heights) + 0.8 * len(heights)), layout="constrained")
+    axes: Any = drawing.subplots(len(by_database), 1, squeeze=False, height_ratios=heights)
+    for ax, (database, cases) in zip(axes[:, 0], by_database.items(), strict=True):
+        for place, (case, values) in enumerate(cases):
+            middle = sorted(values)[len(values) // 2]
+            ax.barh(place, middle, color=COLOURS.get(case, PEER_COLOUR))
+            ax.plot([min(values), max(values)], [place, place], color="#333333", linewidth=1)
+            ax.annotate(f" {middle:,.0f}" if middle >= 100 else f" {middle:.2f}", (max(values), place), va="center")
+        ax.set_yticks(range(len(cases)), [case for case, _ in cases])
+        ax.invert_yaxis()
+        ax.set_title(database, loc="left", fontweight="bold")
+    axes[-1, 0].set_xlabel(label)
+    drawing.savefig(folder / f"{measure}.svg", metadata={"Date": None})
+
+
+def _growth(report: Report, folder: Path) -> None:
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(7, 3), layout="constrained")
+    rate, claim = drawing.subplots(1, 2)
+    drawn = False
+    for database in ("postgresql", "sqlite"):
+        for ax, figure in ((rate, "rate"), (claim, "claim p99")):
+            found = {n: report.medians.get("growth", database, case, figure) for case, n in SIZES.items()}
+            points = [(n, value) for n, value in found.items() if value is not None]
+            if points:
+                drawn = True
+                ax.plot(*zip(*points, strict=True), marker="o", markersize=3, label=database)
+    if not drawn:
+        return
+    for ax, title in ((rate, "drained jobs per second"), (claim, "claim of 10, p99 in ms")):
+        ax.set_xscale("log")
+        ax.set_ylim(bottom=0)
+        ax.set_title(title, loc="left")
+        ax.set_xlabel("jobs available beside")
+        ax.legend(frameon=False)
+    drawing.savefig(folder / "growth.svg", metadata={"Date": None})

@@ -1,0 +1,188 @@
+"""The databases everything is measured on: one PostgreSQL for all, files of SQLite, one Redis.
+
+PostgreSQL is the tests' own, but with fsync on: nothing is measured with less durability than people run with. A server
+named by URL is used as it is. Every measurement gets a database of its own, copied from one that its subject prepared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from sqlalchemy import make_url
+
+from tests.servers import OwnPostgreSQL, PostgreSQL
+
+
+class UnavailableError(Exception):
+    """A server that is not to be had on this machine; what needs it is reported so."""
+
+
+class Place:
+    """A database for one measurement."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.kind = url.partition(":")[0]
+
+    def number(self, question: str | Sequence[Sequence[str]]) -> int:
+        """Return the number an SQL query gives, or the sum of what some Redis commands do."""
+        if not isinstance(question, str):
+            return sum(self._redis(*command) for command in question)
+        return _first(self.rows(question))
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement, committed at once, and return its rows, if it has any."""
+        if self.kind == "sqlite":
+            with closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
+                return connection.execute(statement).fetchall()
+        with psycopg.connect(self.url, autocommit=True) as postgresql:
+            cursor = postgresql.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    @property
+    def file(self) -> str:
+        return self.url.removeprefix("sqlite:///")
+
+    @contextmanager
+    def questions(self) -> Iterator[Callable[[str | Sequence[Sequence[str]]], int]]:
+        """Yield what `number` does, on one connection that stays open."""
+        if self.kind == "postgresql":
+            with psycopg.connect(self.url, autocommit=True) as postgresql:
+                yield lambda question: _first(postgresql.execute(str(question)).fetchall())
+        elif self.kind == "sqlite":
+            with closing(sqlite3.connect(self.file, isolation_level=None, timeout=60)) as connection:
+                yield lambda question: _first(connection.execute(str(question)).fetchall())
+        else:
+            yield self.number
+
+    def rest(self) -> None:
+        """Let the database finish with what was filled in, so that nobody's measurement pays for it."""
+        if self.kind == "postgresql":
+            self.rows("VACUUM (ANALYZE)")
+            self.rows("CHECKPOINT")
+        elif self.kind == "sqlite":
+            self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _redis(self, *command: str) -> int:
+        url = make_url(self.url)
+        with socket.create_connection((url.host or "127.0.0.1", url.port or 6379), timeout=10) as connection:
+            connection.sendall((" ".join(command) + "\r\n").encode())
+            answer = connection.makefile().readline().strip()
+        if not answer.startswith((":", "+")):
+            raise RuntimeError(f"Redis answered {answer!r} to {' '.join(command)}")
+        return int(answer[1:]) if answer[1:].isdigit() else 0
+
+
+class Servers:
+    """Starts a server when it is first needed, and stops what it started."""
+
+    def __init__(self, postgresql_url: str | None, redis_url: str | None) -> None:
+        self._postgresql_url = postgresql_url
+        self._redis_url = redis_url
+        self._postgresql: PostgreSQL | None = None
+        self._templates: dict[str, str] = {}
+        self._exit = ExitStack()
+        self.folder = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="sqlq-benchmarks-")))
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for url in self._templates.values():
+            if url.startswith("postgresql"):
+                self.postgresql().drop_database(url)
+        self._exit.close()
+
+    def postgresql(self) -> PostgreSQL:
+        if self._postgresql is None:
+            if self._postgresql_url:
+                self._postgresql = PostgreSQL(make_url(self._postgresql_url))
+            else:
+                own = OwnPostgreSQL("18", on_disk=True)
+                self._exit.callback(own.close)
+                self._postgresql = own
+                place = Place(_plain(own.url("postgres")))
+                place.rows("ALTER SYSTEM SET fsync = on")
+                place.rows("SELECT pg_reload_conf()")
+        return self._postgresql
+
+    def redis(self) -> str:
+        """Return the URL of Redis: the one given, or of a server of our own with the settings it comes with."""
+        if self._redis_url is None:
+            program = shutil.which("redis-server")
+            if program is None:
+                raise UnavailableError("there is no redis-server on PATH, and no --redis-url was given")
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                port = probe.getsockname()[1]
+            command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+            server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            self._exit.callback(server.wait)
+            self._exit.callback(server.terminate)
+            self._redis_url = f"redis://127.0.0.1:{port}/0"
+            _until_it_answers(port)
+        return self._redis_url
+
+    @contextmanager
+    def place(self, kind: str, subject: str, prepare: Callable[[str], None]) -> Iterator[Place]:
+        """Yield a database of a kind, which `prepare` has prepared for the subject; once, then it is copied."""
+        template = f"{subject} on {kind}"
+        match kind:
+            case "postgresql":
+                if template not in self._templates:
+                    made = self.postgresql().create_database()
+                    prepare(_plain(made))
+                    self._templates[template] = made
+                url = self.postgresql().create_database(self._templates[template])
+                try:
+                    yield Place(_plain(url))
+                finally:
+                    self.postgresql().drop_database(url)
+            case "sqlite":
+                if template not in self._templates:
+                    made = tempfile.mkdtemp(dir=self.folder)
+                    prepare(f"sqlite:///{made}/benchmark.db")
+                    self._templates[template] = made
+                with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                    shutil.copytree(self._templates[template], folder, dirs_exist_ok=True)
+                    yield Place(f"sqlite:///{folder}/benchmark.db")
+            case "redis":
+                place = Place(self.redis())
+                place.number([["FLUSHDB"]])
+                yield place
+
+    def settings(self) -> dict[str, str]:
+        """What the report says about the servers that were used."""
+        found = {}
+        if self._postgresql is not None:
+            place = Place(_plain(self._postgresql.url("postgres")))
+            for name in ("server_version", "fsync", "synchronous_commit", "shared_buffers", "max_wal_size"):
+                found[f"PostgreSQL {name}"] = str(place.rows(f"SHOW {name}")[0][0])
+        found["SQLite"] = sqlite3.sqlite_version + ", WAL, synchronous FULL"
+        return found
+
+
+def _first(rows: list[tuple[Any, ...]]) -> int:
+    return int(rows[0][0])
+
+
+def _plain(url: str) -> str:
+    return url.replace("postgresql+psycopg://", "postgresql://")
+
+
+def _until_it_answers(port: int) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"redis-server did not answer on port {port} within four seconds")

@@ -1,0 +1,60 @@
+"""What is measured: sqlq, the limit, and each peer, all behind one face.
+
+A subject's methods run in the subject's own environment, by `benchmarks.inside`; its attributes are read in ours. So a
+module with a subject imports at its top nothing but the standard library, and what it measures inside its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, ClassVar, Protocol
+
+NOOP = "noop"
+"""The task every subject has, which does nothing, as the kind of handler that suits it best. sqlq also has "nap:MS", which sleeps."""
+
+
+class Producer(Protocol):
+    """Enqueues jobs; either of both may be a coroutine function. `many` is missing where the peer knows one at a time only."""
+
+    def one(self, number: int) -> Awaitable[Any] | None: ...
+
+
+class Subject:
+    """Something that enqueues jobs, runs them and keeps them somewhere."""
+
+    name: ClassVar[str]
+    databases: ClassVar[tuple[str, ...]]
+    """Of "postgresql", "sqlite" and "redis", those it is measured on."""
+    requirements: ClassVar[tuple[str, ...]] = ()
+    """What pip installs into an environment of its own; nothing: it runs in ours."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Whose versions the report names."""
+    settings: ClassVar[str] = ""
+    """How it is configured, for the report."""
+    handles: ClassVar[str] = "def"
+    """Which kind of handler it runs here."""
+    many: ClassVar[bool] = True
+    """Whether it can enqueue many jobs in one go."""
+    enqueued: ClassVar[str | Sequence[Sequence[str]]]
+    """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are added up."""
+    settled: ClassVar[str] = ""
+    """SQL for how many jobs are settled. Where it is empty, the store forgets what is done, and `left` is all there is to ask."""
+    left: ClassVar[str | Sequence[Sequence[str]]]
+    """SQL for a number that is 0 when no job is left; for Redis, commands whose numbers are added up."""
+
+    def prepare(self, url: str) -> None:
+        """Make its tables in an empty database."""
+
+    def producer(self, url: str, task: str) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any]:
+        """Open what enqueues jobs of a task."""
+        raise NotImplementedError
+
+    def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
+        """Return the commands that run so many worker processes, each with so many jobs at a time. Runs in our environment; the
+        programs are those of the subject's."""
+        raise NotImplementedError
+
+    def environment(self, url: str, concurrency: int) -> dict[str, str]:
+        """Return what its programs want to have in their environment."""
+        return {}

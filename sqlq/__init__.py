@@ -1,0 +1,81 @@
+"""sqlq: a job queue inside the SQL database you already have.
+
+>>> import sqlq
+>>> app = sqlq.App("sqlite:///shop.db")
+
+Names are imported when they are first used: `sqlq --help` and the processes that only watch others need none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlq.app import App
+    from sqlq.errors import (
+        ArgumentsError,
+        ConfigurationError,
+        EnqueueError,
+        ExecutionError,
+        JobNotFoundError,
+        JobTimeoutError,
+        LeaseLostError,
+        SchemaVersionError,
+        SqlqError,
+        UnknownTaskError,
+        UnsupportedDatabaseError,
+        WorkerLostError,
+    )
+    from sqlq.job import Job, JobDetails, NewJob, State
+    from sqlq.retry import Cancel, Retry, Snooze, exponential, fibonacci, fixed, linear
+    from sqlq.store.sqlite import configure_sqlite
+    from sqlq.task import Task
+    from sqlq.worker.running import RunningJob, current_job
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "ArgumentsError",
+    "Cancel",
+    "ConfigurationError",
+    "EnqueueError",
+    "ExecutionError",
+    "Job",
+    "JobDetails",
+    "JobNotFoundError",
+    "JobTimeoutError",
+    "LeaseLostError",
+    "NewJob",
+    "Retry",
+    "RunningJob",
+    "SchemaVersionError",
+    "Snooze",
+    "SqlqError",
+    "State",
+    "Task",
+    "UnknownTaskError",
+    "UnsupportedDatabaseError",
+    "WorkerLostError",
+    "configure_sqlite",
+    "current_job",
+    "exponential",
+    "fibonacci",
+    "fixed",
+    "linear",
+]
+
+_ROOMS = ("app", "job", "retry", "errors", "task", "store.sqlite", "worker.running")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for room in _ROOMS:
+            module = import_module(f"sqlq.{room}")
+            if getattr(getattr(module, name, None), "__module__", None) == module.__name__:
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module 'sqlq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,61 @@
+"""`sqlq doctor`: is the database, and the queue in it, well, and what to do where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.output import Cell, Column, counted, json_option, plain, show_json, show_table
+
+if TYPE_CHECKING:
+    from sqlq.doctor import Finding
+
+STYLES = {"ok": "green", "look": "yellow", "mend": "bold red"}
+
+
+@click.command()
+@click.option("--deep", is_flag=True, help="On SQLite check the whole file, however large.")
+@json_option
+@click.pass_obj
+def doctor(context: Context, deep: bool, as_json: bool) -> None:
+    """Examine the database and the queue in it, and say what to do.
+
+    Settings, migrations, open transactions, dead rows, LISTEN, stuck leases, queues nobody serves, and more; changes nothing. Each
+    line is ok, or worth a look, or something to mend; exits with 1 if there is anything to mend.
+    """
+    from sqlq.doctor import Verdict
+
+    found = _examine(context, deep)
+    worst = [finding for finding in found if finding.verdict is Verdict.MEND]
+    if as_json:
+        show_json({"well": not worst, "findings": [asdict(finding) for finding in found]})
+    else:
+        columns = [Column(""), Column("check"), Column("found")]
+        show_table(columns, [_row(finding) for finding in found])
+        looks = sum(finding.verdict is Verdict.LOOK for finding in found)
+        click.echo(f"\n{counted(len(worst), 'thing')} to mend, {looks:,} to look at")
+    if worst:
+        raise SystemExit(1)
+
+
+def _examine(context: Context, deep: bool) -> list[Finding]:
+    """Examine; a database that cannot even be connected to is a finding, too. A URL that is none is bad input, as ever."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from sqlq.cli.problems import explain
+    from sqlq.doctor import Doctor, mend
+    from sqlq.errors import ConfigurationError
+
+    database = context.app().database
+    try:
+        return Doctor(database, deep=deep).examine()
+    except (SQLAlchemyError, ConfigurationError) as error:
+        return [mend("connection", explain(error, context) or str(error), None)]
+
+
+def _row(finding: Finding) -> list[Cell]:
+    said = plain(finding.said) + (f" → {plain(finding.remedy)}" if finding.remedy else "")
+    return [(finding.verdict, STYLES[finding.verdict]), finding.check, said]

@@ -1,0 +1,99 @@
+"""`sqlq enqueue`: put a job into the queue by hand."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.output import json_option, show_json
+
+
+class _Enqueue(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not error.option_name[1:2].isdigit():
+                raise
+            raise click.UsageError(
+                f"{error.option_name} looks like an option: put -- before arguments that begin with a dash", ctx
+            ) from None
+
+
+@click.command(cls=_Enqueue)
+@click.argument("task")
+@click.argument("args", nargs=-1)
+@click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object: '{\"copy\": true}'.")
+@click.option("--queue", help="Another queue than the task's own.")
+@click.option("--delay", metavar="DURATION", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".')
+@click.option("--available-at", metavar="TIME", help='Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".')
+@click.option("--priority", type=int, help="-100 to 100; larger runs first.")
+@click.option("--max-attempts", type=int, help="Another limit than the task's own.")
+@click.option("--timeout", metavar="DURATION", help="Another timeout than the task's own.")
+@click.option("--unique-key", metavar="KEY", help="At most one live job of this key in its queue.")
+@click.option("--unique-until", type=click.Choice(["finish", "start"]), help="How long the key is held.")
+@json_option
+@click.pass_obj
+def enqueue(context: Context, /, task: str, args: tuple[str, ...], kwargs: str | None, as_json: bool, **options: Any) -> None:
+    """Enqueue a job of TASK with ARGS.
+
+    Each of ARGS is JSON if it can be read as JSON (7, true, null, '[1, 2]', '"7"' for the text 7), and text if not. Put -- before
+    arguments that begin with a dash. Needs --app, so that the task's name, its arguments and its options are checked before anything
+    is written; without the App's code at hand, INSERT INTO jobs in SQL does it unchecked.
+
+    \b
+    sqlq -a shop.tasks:app enqueue shop.tasks.send_receipt 7 --delay 5m
+    """
+    app = context.app_with_tasks("enqueue checks the job against its task")
+    positional, named = [_argument(arg) for arg in args], _kwargs(kwargs)
+    moment = options.pop("available_at")
+    new = app.tasks.find(task).new(*positional, **named).set(available_at=None if moment is None else _moment(moment), **options)
+    job = app.enqueue(new)
+    app.close()
+    if as_json:
+        show_json({"id": job.id, "queue": job.queue, "task": job.task, "state": str(job.state), "created": job.created})
+    elif job.created:
+        click.echo(f"enqueued job {job.id}: {job.task} in queue {job.queue}, {job.state}")
+    else:
+        click.echo(f"nothing enqueued: job {job.id} ({job.task} in queue {job.queue}, {job.state}) holds this unique key")
+
+
+def _argument(text: str) -> Any:
+    try:
+        return _read(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _kwargs(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = _read(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"not JSON: {error}", param_hint="'--kwargs'") from None
+    if not isinstance(value, dict):
+        raise click.BadParameter("not a JSON object, as in '{\"copy\": true}'", param_hint="'--kwargs'")
+    return value
+
+
+def _read(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint="'--available-at'") from None
+    if moment.utcoffset() is None:
+        raise click.BadParameter(f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC", param_hint="'--available-at'")
+    return moment

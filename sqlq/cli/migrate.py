@@ -1,0 +1,53 @@
+"""`sqlq migrate`: create the tables, raise them to this version, look whether they are, or take them back."""
+
+from __future__ import annotations
+
+import click
+
+from sqlq.cli.context import Context, place
+
+
+@click.command()
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL that creates the tables in an empty database; connects to nothing.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with 0 if this sqlq works with the tables, else with 1.")
+@click.option(
+    "--down", metavar="REVISION", help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.'
+)
+@click.option("--force", is_flag=True, help="With --down: even if jobs are lost.")
+@click.pass_obj
+def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force: bool) -> None:
+    """Create the tables, or bring them up to this version of sqlq.
+
+    Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The schema on PostgreSQL is
+    the connection's default one, or SQLQ_SCHEMA.
+    """
+    if sum((as_sql, check, down is not None)) > 1:
+        raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
+    if force and down is None:
+        raise click.UsageError("--force is of use with --down only")
+    from sqlq.schema import migrate as migrations
+    from sqlq.schema import version
+
+    app = context.app()
+    engine, schema = app.database.engine, app.database.requested_schema
+    if as_sql:
+        click.echo(migrations.render_sql(engine.dialect.name, schema), nl=False)
+        return
+    if check:
+        found = migrations.check(engine, schema)
+        click.echo(found.message)
+        raise SystemExit(0 if found.standing in (migrations.Standing.UP_TO_DATE, migrations.Standing.AHEAD) else 1)
+    where = place(engine.url)
+    if down is not None:
+        migrations.downgrade(engine, schema, down, force=force)
+        click.echo(f"removed sqlq's tables from {where}" if down == "base" else f"took sqlq's tables in {where} back to revision {down}")
+        return
+    before = app.migrate()
+    if before is None:
+        click.echo(f"created sqlq's tables at revision {version.HEAD} in {where}")
+    elif before == version.HEAD:
+        click.echo(f"sqlq's tables in {where} are up to date, at revision {before}")
+    elif before > version.HEAD:
+        click.echo(f"sqlq's tables in {where} are at revision {before}, newer than the {version.HEAD} of this sqlq, which works with them")
+    else:
+        click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")

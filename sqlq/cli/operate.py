@@ -1,0 +1,130 @@
+"""`sqlq cancel`, `pause`, `resume`, `prune`: what an operator does to jobs and queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.output import counted, json_option, listed, of, plain, show_json
+
+if TYPE_CHECKING:
+    from sqlq.admin import Cancellation, Switched
+
+EXPLAINED = 20
+"""Of how many jobs it is said, one line each, why they were not cancelled."""
+
+
+@click.command()
+@click.option("--task", help="Those of one task.")
+@click.option("--queue", help="Those of one queue.")
+@click.option("--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers.")
+@click.argument("ids", type=int, nargs=-1)
+@json_option
+@click.pass_obj
+def cancel(context: Context, ids: tuple[int, ...], task: str | None, queue: str | None, force: bool, as_json: bool) -> None:
+    """Cancel jobs: by id, --task or --queue; ids, task and queue given together must all fit.
+
+    A job that waits is cancelled at once. One that runs is asked to stop: its worker sees the request at its next heartbeat,
+    within 10 seconds. With --force it is cancelled at once, too; its handler may go on, but nothing it returns or raises counts.
+    Exits with 1 if one of the ids could not be cancelled.
+    """
+    from sqlq.admin import Cancellation
+
+    done = context.app().cancel(ids, task=task, queue=queue, force=force)
+    by_word: dict[Cancellation, list[int]] = {word: [] for word in Cancellation}
+    for id, word in done.items():
+        by_word[word].append(id)
+    cancelled, requested = by_word[Cancellation.CANCELLED], by_word[Cancellation.REQUESTED]
+    if as_json:
+        show_json({word.replace(" ", "_"): sorted(found) for word, found in by_word.items()})
+    else:
+        if cancelled:
+            click.echo(f"cancelled {counted(len(cancelled), 'job')}{of(task, queue)}: {listed(cancelled)}")
+        if requested:
+            what = "its worker sees it at its next heartbeat; --force does not wait for it"
+            click.echo(f"asked {counted(len(requested), 'running job')}{of(task, queue)} to stop: {listed(requested)}; {what}")
+        if not cancelled and not requested:
+            click.echo(f"no jobs{of(task, queue)} cancelled")
+    failed = {id: word for id, word in done.items() if word not in (Cancellation.CANCELLED, Cancellation.REQUESTED)}
+    for id in sorted(failed)[:EXPLAINED]:
+        click.echo(f"sqlq: job {id}: {_why_not(context, id, failed[id])}", err=True)
+    if len(failed) > EXPLAINED:
+        click.echo(f"sqlq: and {counted(len(failed) - EXPLAINED, 'more', 'more')} were not cancelled", err=True)
+    if failed:
+        raise SystemExit(1)
+
+
+def _why_not(context: Context, id: int, word: Cancellation) -> str:
+    from sqlq.admin import Cancellation
+    from sqlq.errors import JobNotFoundError
+
+    if word is Cancellation.UNKNOWN:
+        return "there is no such job"
+    if word is Cancellation.LOCKED:
+        return "another transaction has locked its row: try again"
+    try:
+        job = context.app().get(id)
+    except JobNotFoundError:
+        return "it has ended, and is gone by now"
+    if word is Cancellation.PASSED_OVER:
+        return f"it is of task {plain(job.task)} in queue {plain(job.queue)}, not of those named"
+    return f"it is {job.state} already"
+
+
+@click.command()
+@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@json_option
+@click.pass_obj
+def pause(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
+    """Let no worker claim from these queues until they are resumed.
+
+    What runs already runs on, and enqueueing goes on as ever. Workers that serve a paused queue by name wait as if it were empty.
+    """
+    done = context.app().admin.pause(queues)
+    if as_json:
+        show_json(_switched(done, "paused"))
+        return
+    for each in done:
+        name = plain(each.queue)
+        unknown = "" if each.known else "; nothing else is known of a queue of that name: no job is in it, and no worker names it"
+        click.echo(f"paused {name}{unknown}" if each.changed else f"{name} is paused already")
+
+
+@click.command()
+@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@json_option
+@click.pass_obj
+def resume(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
+    """Let workers claim from these queues again."""
+    done = context.app().admin.resume(queues)
+    if as_json:
+        show_json(_switched(done, "resumed"))
+        return
+    for each in done:
+        click.echo(f"resumed {plain(each.queue)}" if each.changed else f"{plain(each.queue)} is not paused")
+
+
+def _switched(done: list[Switched], word: str) -> list[dict[str, object]]:
+    return [{"queue": each.queue, word: each.changed, "known": each.known} for each in done]
+
+
+@click.command()
+@click.option("--finished", metavar="AGE", help="Finished and cancelled jobs that ended longer ago than this, as in 7d.")
+@click.option("--failed", metavar="AGE", help="Failed jobs that failed longer ago than this, as in 30d.")
+@json_option
+@click.pass_obj
+def prune(context: Context, finished: str | None, failed: str | None, as_json: bool) -> None:
+    """Delete ended jobs by their age, in small batches; give --finished, --failed or both.
+
+    Workers prune finished jobs by themselves, after 7 days or what your App says (retention=). Failed jobs stay until you retry,
+    forget or prune them.
+    """
+    gone = context.app().prune(finished=finished, failed=failed)
+    if as_json:
+        show_json({"finished": gone.finished, "failed": gone.failed})
+        return
+    asked = [("finished", finished, gone.finished), ("failed", failed, gone.failed)]
+    parts = [counted(number, f"{what} job") for what, age, number in asked if age is not None]
+    click.echo(f"pruned {' and '.join(parts)}")

@@ -1,0 +1,155 @@
+"""What commands print: tables for people, JSON for programs.
+
+On a terminal a table is fitted to its width, in colours. Into a pipe goes one line per row, uncut and without colours or
+ruled lines, so that grep and awk work; COLUMNS limits that, too, when it is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNLIMITED = 100_000
+
+Cell: TypeAlias = str | int | tuple[str, str] | None
+"""Text, a number, nothing, or text with a style."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, with keys that stay.")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; the `wide` one gives way first when space is short."""
+
+    name: str
+    right: bool = False
+    wide: bool = False
+
+
+def console(*, err: bool = False) -> Console:
+    from rich.console import Console
+
+    found = Console(stderr=err, highlight=False, markup=False, emoji=False)
+    if not found.is_terminal and not os.environ.get("COLUMNS"):
+        found.width = UNLIMITED
+    return found
+
+
+GAP = 2
+LEAST_WIDE, LEAST = 30, 10
+"""To how many characters the wide column, and then the others, are narrowed at most."""
+
+
+def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None:
+    """Print a table of rows."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    cells = [[Text(plain(cell[0]), style=cell[1]) if isinstance(cell, tuple) else Text(_text(cell)) for cell in row] for row in rows]
+    natural = [max(len(column.name), *(row[i].cell_len for row in cells), 0) for i, column in enumerate(columns)]
+    # the box puts one space between columns by itself
+    lined = out.is_terminal
+    table = Table(
+        box=box.SIMPLE_HEAD if lined else None, show_edge=False, pad_edge=False, padding=(0, GAP - lined, 0, 0), header_style="bold"
+    )
+    for column, width in zip(columns, _fitted(columns, natural, out.width - GAP * (len(columns) - 1)), strict=True):
+        table.add_column(
+            column.name,
+            width=width,
+            justify="right" if column.right else "left",
+            overflow="ellipsis" if column.wide else "fold",
+            no_wrap=column.wide,
+        )
+    for row in cells:
+        table.add_row(*row)
+    if lined:
+        out.print(table)
+        return
+    with out.capture() as captured:
+        out.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
+    """Return widths that fit into the room: the wide column gives way first, then whichever is the widest; its cells wrap.
+
+    Left to itself rich narrows those that can wrap to nothing before it cuts the one that cannot.
+    """
+    widths = list(natural)
+    for i, column in enumerate(columns):
+        if column.wide:
+            widths[i] = max(min(widths[i], LEAST_WIDE), widths[i] - max(0, sum(widths) - room))
+    while sum(widths) > room and max(widths) > LEAST:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON document; moments become ISO 8601 text with their offset."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=_encoded))
+
+
+def _encoded(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _text(cell: str | int | None) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:,}" if isinstance(cell, int) else plain(cell)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def plain(text: str) -> str:
+    """Return text in one line, without characters by which a row could steer a terminal."""
+    return _CONTROL.sub(" ", text).strip()
+
+
+def plain_lines(text: str) -> str:
+    """The same, keeping line ends and indentation."""
+    return "\n".join(_CONTROL.sub(" ", line).rstrip() for line in text.expandtabs().splitlines())
+
+
+def ago(moment: datetime | None) -> str | None:
+    """Say how long ago a moment was, by this machine's clock."""
+    return None if moment is None else f"{span((datetime.now(UTC) - moment).total_seconds())} ago"
+
+
+def span(seconds: float) -> str:
+    """Say a duration shortly: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d"."""
+    from sqlq.clock import readable
+
+    return readable(max(seconds, 0) * 1000)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun: "1 job", "2 jobs"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+IDS_SHOWN = 20
+
+
+def listed(ids: Sequence[int]) -> str:
+    """Return ids for a sentence; of many only the first."""
+    shown = ", ".join(map(str, ids[:IDS_SHOWN]))
+    return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
+
+
+def of(task: str | None, queue: str | None) -> str:
+    """Return " of task … in queue …" for what was asked for."""
+    return (f" of task {plain(task)}" if task else "") + (f" in queue {plain(queue)}" if queue else "")

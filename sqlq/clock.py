@@ -1,0 +1,76 @@
+"""Durations and moments as people write them, and as sqlq stores them.
+
+Only the database's clock decides what is due or expired; what crosses the boundary is a duration in whole
+milliseconds. A moment given by the caller must carry its time zone, because a naive one means another instant on
+every machine.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from sqlq.errors import ConfigurationError
+
+Duration: TypeAlias = timedelta | str
+"""A `timedelta`, or text such as "500ms", "30s", "5m", "2h", "1d", "1h30m"."""
+
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+LONGEST_MS = 100 * 366 * _UNITS["d"]
+"""A century: longer is a mistake, and would leave the range of a database's timestamps."""
+_YEARS = range(1970, 9999)
+
+
+def milliseconds(value: Duration, what: str, error: type[Exception] = ConfigurationError) -> int:
+    """Return a duration as whole milliseconds.
+
+    `what` names the option in the message. Numbers without a unit are refused, since half of all readers take them for
+    milliseconds. Raises `error` for anything but a duration from zero to a hundred years.
+
+    >>> milliseconds("1h30m", "delay")
+    5400000
+    """
+    if isinstance(value, timedelta):
+        ms = value // timedelta(milliseconds=1)
+    elif isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        wanted = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+        ms = round(min(wanted, LONGEST_MS + 1))  # a number of 400 digits is infinite as a float
+    else:
+        raise error(f'{what} is {value!r}: give a timedelta or text such as "30s", "5m", "2h" or "1d"')
+    if not 0 <= ms <= LONGEST_MS:
+        raise error(f"{what} is {value!r}: it must lie between zero and a hundred years")
+    return ms
+
+
+def aware(value: datetime, what: str, error: type[Exception] = ConfigurationError) -> datetime:
+    """Return the moment unchanged, or raise `error` if it has no time zone, or a year that not every time zone can show.
+
+    A worker whose connection speaks of other zones could not read such a row, nor anybody list it.
+
+    >>> aware(datetime(2030, 1, 1), "available_at")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    sqlq.errors.ConfigurationError: available_at is 2030-01-01 00:00:00, which has no time zone: ...
+    """
+    if not isinstance(value, datetime):
+        raise error(f"{what} is {value!r}: give a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise error(f"{what} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)")
+    if value.year not in _YEARS:
+        raise error(f"{what} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}")
+    return value
+
+
+def readable(ms: float) -> str:
+    """Say a duration the way a person would: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d".
+
+    >>> readable(90_000)
+    '90 s'
+    """
+    for unit, name, until in (("ms", "ms", 1_000), ("s", "s", 120_000), ("m", "min", 7_200_000), ("h", "h", 172_800_000)):
+        if abs(ms) < until:
+            return f"{ms / _UNITS[unit]:.3g} {name}"
+    return f"{ms / _UNITS['d']:.4g} d"

@@ -1,0 +1,121 @@
+"""Telling idle workers that there may be work: a hint, never a promise.
+
+Polling alone is enough for everything but latency, so a hint may be lost, late or early. What it may not do is cost the
+producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids two-phase commit. So the
+hint is sent by a thread of its own, on a connection of its own, when a transaction that enqueued is committing, and one
+hint stands for all commits of the last few milliseconds. It may overtake the COMMIT it speaks of; a worker that finds
+nothing after a hint looks again at short, growing intervals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from sqlq.store import cluster
+from sqlq.store.database import Database
+
+log = logging.getLogger("sqlq")
+
+DEBOUNCE_SECONDS = 0.005
+COMMIT_SECONDS = 0.001
+"""About how long a COMMIT takes. It need not be right: a worker that was told too early looks again."""
+LAST_WORDS_SECONDS = 0.5
+"""How long a process that ends waits for its last hint to leave."""
+CLOSE_SECONDS = 5.0
+
+
+class Hints:
+    """Sends hints to the workers of a database; does nothing where workers see commits by themselves (SQLite)."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database.for_loops
+        self._silent = database.engine.dialect.name != "postgresql"
+        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._start_anew()
+        if not self._silent:
+            atexit.register(_finish, weakref.ref(self))
+
+    def _start_anew(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._wanted = False
+        self._resting = False
+        """Whether the thread waits a moment, and will see by itself that a hint is wanted."""
+        self._early = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def on_commit_of(self, conn: Connection) -> None:
+        """Send a hint when the caller's transaction commits; nothing is sent when it never does."""
+        if self._silent:
+            return
+        self._enqueued.add(conn)
+        if conn.engine not in self._listening:
+            self._listening.add(conn.engine)
+            event.listen(conn.engine, "commit", self._committing)
+            event.listen(conn.engine, "commit_twophase", self._committing)
+
+    def _committing(self, conn: Connection, *args: Any) -> None:
+        if conn in self._enqueued:
+            self._enqueued.discard(conn)
+            self._early = True
+            self.send()
+
+    def send(self) -> None:
+        """Send a hint soon, from the notifier's thread; returns at once."""
+        if self._silent:
+            return
+        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
+            self._start_anew()
+        with self._changed:
+            known, self._wanted = self._wanted or self._resting, True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
+                self._thread.start()
+            elif not known:  # to wake the thread for each of many commits would cost the producers more than their hints
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._closing)
+                if not self._wanted:
+                    self._thread = None
+                    return
+                self._wanted = False
+                if self._early:  # what it speaks of is committed in a moment
+                    self._early = False
+                    self._changed.wait_for(lambda: self._closing, COMMIT_SECONDS)
+            try:
+                cluster.notify(self._database)
+            except Exception as error:
+                log.debug("a hint to idle workers was not sent: %s", error)
+            with self._changed:
+                self._resting = True
+                self._changed.wait_for(lambda: self._closing, DEBOUNCE_SECONDS)
+                self._resting = False
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts another one."""
+        if self._silent or self._pid != os.getpid():
+            return
+        with self._changed:
+            thread, self._closing = self._thread, True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(seconds)
+        self._closing = False
+
+
+def _finish(reference: weakref.ref[Hints]) -> None:
+    hints = reference()
+    if hints is not None:
+        hints.close(LAST_WORDS_SECONDS)

@@ -1,0 +1,262 @@
+"""A job: as it is asked for, as it is stored, as a worker holds it, and how an attempt of it may end.
+
+    enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
+                        ▲                         │
+                        └── retry, snooze, release ┘
+
+The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from sqlq.clock import Duration, aware, milliseconds
+from sqlq.errors import EnqueueError
+from sqlq.settings import LONGEST_NAME, PRIORITIES
+
+FailureReason: TypeAlias = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload"]
+UniqueUntil: TypeAlias = Literal["finish", "start"]
+
+
+class State(StrEnum):
+    """Where a job is, as the view `job_states` says it."""
+
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
+
+    It is immutable: `.set()` returns another one, so a NewJob may be kept and enqueued many times.
+    """
+
+    task: str
+    payload: str
+    queue: str
+    max_attempts: int
+    priority: int = 0
+    timeout_ms: int | None = None
+    delay_ms: int = 0
+    available_at: datetime | None = None
+    unique_key: str | None = None
+    unique_until: UniqueUntil = "finish"
+
+    def set(
+        self,
+        *,
+        queue: str | None = None,
+        delay: Duration | None = None,
+        available_at: datetime | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        unique_key: str | None = None,
+        unique_until: UniqueUntil | None = None,
+    ) -> NewJob:
+        """Return this job with other options; what is not given stays as it is.
+
+        `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone; give one of
+        the two. A larger `priority` (−100 to 100) runs first. With a `unique_key`, at most one job of that key is live in
+        its queue: until it finishes, or with `unique_until="start"` until it is first claimed. Raises `EnqueueError` for
+        a value out of range, naming it.
+
+        >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
+        """
+        if delay is not None and available_at is not None:
+            raise EnqueueError("both delay and available_at are set: give one of them")
+        changes: dict[str, Any] = {}
+        if queue is not None:
+            changes["queue"] = checked_name(queue, "queue")
+        if delay is not None:
+            changes.update(delay_ms=milliseconds(delay, "delay", EnqueueError), available_at=None)
+        if available_at is not None:
+            changes.update(available_at=aware(available_at, "available_at", EnqueueError), delay_ms=0)
+        if priority is not None:
+            changes["priority"] = checked_priority(priority)
+        if max_attempts is not None:
+            changes["max_attempts"] = checked_max_attempts(max_attempts)
+        if timeout is not None:
+            changes["timeout_ms"] = checked_timeout(timeout)
+        if unique_key is not None:
+            changes["unique_key"] = checked_name(unique_key, "unique_key")
+        if unique_until is not None:
+            if unique_until not in ("finish", "start"):
+                raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish" or "start"')
+            changes["unique_until"] = unique_until
+        return replace(self, **changes)
+
+
+def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -> str:
+    """Return the name of a queue or task, or a unique key, if every database can store and compare it."""
+    if not isinstance(value, str) or not value.strip():
+        raise error(f"{what} is {value!r}: it must be text that is not blank")
+    if len(value) > LONGEST_NAME:
+        raise error(f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible; for a long key enqueue a hash of it")
+    if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        raise error(f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store")
+    return str.__str__(value)  # of an enum's member its text, not its name
+
+
+def checked_priority(value: int, error: type[Exception] = EnqueueError) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
+        raise error(f"priority is {value!r}: it must be a whole number from {PRIORITIES.start} to {PRIORITIES.stop - 1}; larger runs first")
+    return int(value)
+
+
+def checked_max_attempts(value: int, error: type[Exception] = EnqueueError) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
+        raise error(f"max_attempts is {value!r}: it must be a whole number from 1 to 1,000,000")
+    return int(value)
+
+
+def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> int:
+    ms = milliseconds(value, "timeout", error)
+    if ms == 0:
+        raise error("timeout is zero: no job could finish in it; leave it out for no limit")
+    return ms
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What `enqueue` answers: the job's id, and whether this call created it.
+
+    `created` is False when a live job with the same unique key existed; then `id` and `state` are that job's.
+    """
+
+    id: int
+    queue: str
+    task: str
+    state: State
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those of earlier
+    attempts, oldest first; `result` and `payload` are decoded JSON, or the stored text where it cannot be decoded."""
+
+    id: int
+    queue: str
+    task: str
+    state: State
+    payload: Any
+    priority: int
+    attempts: int
+    max_attempts: int
+    releases: int
+    unique_key: str | None
+    created_at: datetime
+    available_at: datetime
+    reserved_at: datetime | None
+    reserved_by: str | None
+    lease_token: int
+    ended_at: datetime | None
+    result: Any
+    reason: str | None
+    exception: str | None
+    message: str | None
+    traceback: str | None
+    errors: list[Mapping[str, Any]]
+
+
+class ClaimedJob(NamedTuple):
+    """A job a worker holds: id and token are its right to it, the rest is what it needs to run it."""
+
+    id: int
+    lease_token: int
+    queue: str
+    task: str
+    payload: str
+    attempts: int
+    max_attempts: int
+    releases: int = 0
+    timeout_ms: int | None = None
+    unknown_ms: int | None = None
+    """How long ago by the database's clock a worker first could not run it; None where none has said so."""
+    cancel_requested_at: datetime | None = None
+    """When an operator asked for its end, while an earlier attempt ran."""
+    losses: int = 0
+    """How often a worker was lost that had started it. After the first, the next attempt runs in a process of its own."""
+    priority: int = 0
+    due_ms: float = 0.0
+    """When it was due, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorText:
+    """An exception as text that every database can store; see `retry.describe`."""
+
+    exception: str
+    message: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """T4: the handler returned; `result` is JSON text, None for no result."""
+
+    result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The handler raised `sqlq.Cancel`: the job ends, is no failure, and is not retried."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """T5: the attempt counted, another follows after `delay_ms`."""
+
+    delay_ms: int
+    error: ErrorText
+    reason: FailureReason = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """T6: the attempt is given back; the job is due again after `delay_ms`."""
+
+    delay_ms: int = 0
+    unknown_task: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """T7: no attempt follows; the job moves to failed_jobs."""
+
+    reason: FailureReason
+    error: ErrorText
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCompleted:
+    """The handler called `complete()`: whether its transaction committed is for the database to say. If it did not,
+    `otherwise` is how the attempt ended."""
+
+    otherwise: Outcome
+
+
+Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How an attempt ended, with the right to write it."""
+
+    id: int
+    lease_token: int
+    attempts: int
+    outcome: Outcome

@@ -1,0 +1,233 @@
+"""What becomes of a job after an attempt: the signals a handler may raise, backoff, and the decision.
+
+Nothing here touches a database; given the same attempt and the same exception the decision is the same but for jitter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import traceback as tracebacks
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from sqlq.clock import LONGEST_MS, Duration, milliseconds
+from sqlq.errors import ConfigurationError, JobTimeoutError
+from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, Outcome, Released, Retried
+from sqlq.settings import ERROR_BYTES, MAX_RELEASES
+
+log = logging.getLogger("sqlq.worker")
+
+
+class Signal(Exception):  # noqa: N818  # raised to say something, not because something went wrong
+    """What a handler raises to say how its attempt ends, other than by returning or failing."""
+
+
+class Retry(Signal):
+    """Raise in a handler to end this attempt as failed and try again, after `delay` or else the task's own backoff.
+
+    The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from error`, and
+    it is what the job's errors show.
+    """
+
+    def __init__(self, delay: Duration | None = None) -> None:
+        self.delay_ms = None if delay is None else milliseconds(delay, "Retry(delay)")
+        super().__init__("the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}")
+
+
+class Snooze(Signal):
+    """Raise in a handler to run the job again after `delay` without counting the attempt.
+
+    A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job circles for ever.
+    """
+
+    def __init__(self, delay: Duration) -> None:
+        self.delay_ms = milliseconds(delay, "Snooze(delay)")
+        super().__init__(f"the handler asked to be run again in {delay}")
+
+
+class Cancel(Signal):
+    """Raise in a handler to end the job for good without calling it a failure; `reason` is kept with it."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = None if reason is None else scrubbed(str(reason), ERROR_BYTES)
+        super().__init__(reason or "the handler cancelled the job")
+
+
+Backoff: TypeAlias = Callable[[int], Duration]
+"""Given the number of attempts made (1 after the first), says how long to wait before the next."""
+
+BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
+
+
+def exponential(first: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
+    """Wait `first`, then twice as long each time, at most `cap`; each wait varied by ± `jitter` of itself.
+
+    The default of every task. Jitter keeps jobs that failed together from returning together.
+    """
+    first_ms, cap_ms = milliseconds(first, "first"), milliseconds(cap, "cap")
+    # the exponent is bounded before it is used: the millionth power of two has 300,000 digits
+    return _jittered(lambda attempts: min(cap_ms, first_ms * 2 ** min(attempts - 1, 62)), jitter)
+
+
+def fixed(delay: Duration, jitter: float = 0.0) -> Backoff:
+    """Wait `delay` every time."""
+    delay_ms = milliseconds(delay, "delay")
+    return _jittered(lambda attempts: delay_ms, jitter)
+
+
+def linear(step: Duration, cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
+    """Wait `step` after the first attempt, twice `step` after the second, and so on, at most `cap`."""
+    step_ms, cap_ms = milliseconds(step, "step"), milliseconds(cap, "cap")
+    return _jittered(lambda attempts: min(cap_ms, step_ms * attempts), jitter)
+
+
+def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
+    """Wait 1, 1, 2, 3, 5, 8 … times `step`, at most `cap`."""
+    step_ms, cap_ms = milliseconds(step, "step"), milliseconds(cap, "cap")
+
+    def wait(attempts: int) -> float:
+        a, b = 1, 1
+        for _ in range(min(attempts, 90) - 1):
+            a, b = b, a + b
+        return min(cap_ms, step_ms * a)
+
+    return _jittered(wait, jitter)
+
+
+def backoff_from(option: BackoffOption | None) -> Backoff:
+    """Return the backoff an option stands for: None the default, a duration a fixed wait, a list one wait per attempt
+    (the last one repeats), a callable itself. Raises `ConfigurationError` for anything else."""
+    if option is None:
+        return exponential()
+    if callable(option):
+        return option
+    if isinstance(option, str) or not isinstance(option, Sequence):
+        return fixed(timedelta(milliseconds=milliseconds(option, "backoff")))
+    waits = [milliseconds(d, f"backoff[{i}]") for i, d in enumerate(option)]
+    if not waits:
+        raise ConfigurationError('backoff is an empty list: give at least one wait, as in ["10s", "5m"]')
+    return _jittered(lambda attempts: waits[min(attempts, len(waits)) - 1], 0.0)
+
+
+def _jittered(wait_ms: Callable[[int], float], jitter: float) -> Backoff:
+    if not 0 <= jitter <= 1:
+        raise ConfigurationError(f"jitter is {jitter!r}: it is a share of the wait, from 0 to 1")
+
+    def backoff(attempts: int) -> Duration:
+        ms = wait_ms(max(attempts, 1)) * random.uniform(1 - jitter, 1 + jitter)
+        return timedelta(milliseconds=round(min(ms, LONGEST_MS)))
+
+    return backoff
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed attempt is followed by another: listed exceptions only, or never after listed ones."""
+
+    backoff: Backoff = exponential()  # noqa: RUF009  # immutable
+    retry_on: tuple[type[BaseException], ...] | None = None
+    fail_on: tuple[type[BaseException], ...] = ()
+
+    def retries(self, error: BaseException) -> bool:
+        if isinstance(error, self.fail_on):
+            return False
+        return self.retry_on is None or isinstance(error, self.retry_on)
+
+    def wait_ms(self, attempts: int) -> int:
+        """Return the wait before the next attempt; a callable that fails must not lose the job, so it gets the default."""
+        try:
+            return milliseconds(self.backoff(attempts), "what the backoff callable returned")
+        except Exception as error:
+            log.warning("the backoff of a task failed (%s), so the default is used", error)
+            return milliseconds(_DEFAULT(attempts), "backoff")
+
+
+_DEFAULT: Final = exponential()
+DEFAULT_POLICY: Final = RetryPolicy()
+
+
+def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
+    """Say how an attempt that raised `error` ends."""
+    match error:
+        case Cancel():
+            return Cancelled(error.reason)
+        case Snooze() if job.releases < MAX_RELEASES:
+            return Released(error.delay_ms)
+        case Snooze() | Retry():
+            return _again(job, error.__cause__ or error, policy, error.delay_ms)
+        case JobTimeoutError():
+            return _again(job, error, policy, None, reason="timeout")
+        case _ if not policy.retries(error):
+            return Failed("error", describe(error))
+        case _:
+            return _again(job, error, policy, None)
+
+
+def _again(job: ClaimedJob, error: BaseException, policy: RetryPolicy, delay_ms: int | None, reason: Any = "error") -> Outcome:
+    if job.attempts >= job.max_attempts:
+        return Failed(reason, describe(error))
+    return Retried(min(policy.wait_ms(job.attempts) if delay_ms is None else delay_ms, LONGEST_MS), describe(error), reason)
+
+
+def describe(error: BaseException) -> ErrorText:
+    """Return an exception as text that any database can store, at most 64 KiB in all.
+
+    Never raises: an exception whose `__str__` raises is still an error that must be recorded. Frame locals are not
+    kept, since they hold what nobody meant to store.
+    """
+    kind = type(error)
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"<its __str__ raised {type(second).__name__}>"
+    try:
+        trace = "".join(tracebacks.format_exception(error)) if error.__traceback__ is not None else None
+    except BaseException as second:
+        trace = f"<no traceback: formatting it raised {type(second).__name__}>"
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return ErrorText(
+        exception=scrubbed(name, 512),
+        message=scrubbed(message, ERROR_BYTES // 4),
+        traceback=None if trace is None else scrubbed(trace, ERROR_BYTES // 2),
+    )
+
+
+def scrubbed(value: str, limit: int) -> str:
+    """Return text without what databases refuse (NUL, lone surrogates), cut to `limit` bytes of UTF-8 in the middle.
+
+    Head and tail are kept: the one says what was tried, the other what went wrong.
+    """
+    cut = len(value) > limit
+    if cut:  # a text of 50 MB is not encoded whole to keep 64 KiB of it
+        value = value[:limit] + value[-limit:]
+    data = _UNSTORABLE.sub(lambda match: "\u2400" if match[0] == "\0" else "\ufffd", value).encode()
+    if not cut and len(data) <= limit:
+        return data.decode()
+    mark = b"\n... cut ...\n"
+    half = (limit - len(mark)) // 2
+    return (data[:half] + mark + data[-half:]).decode("utf-8", "ignore")
+
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def error_record(attempts: int, reason: str, error: ErrorText, at: datetime | None = None) -> str:
+    """Return the JSON object that stays with a job for an attempt that failed.
+
+    Its `at` is by this machine's clock unless given: it is read by people and decides nothing.
+    """
+    return json.dumps(
+        {
+            "attempt": attempts,
+            "at": (at or datetime.now(UTC)).isoformat(timespec="milliseconds"),
+            "reason": reason,
+            "exception": error.exception,
+            "message": error.message[:500],
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,1 @@
+"""The tables, the views and the migrations that make them."""

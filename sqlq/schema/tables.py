@@ -1,0 +1,345 @@
+"""The tables as SQLAlchemy sees them, the types of their columns, and the database's clock.
+
+Every table stands in the token schema `__sqlq__`. The token is replaced per statement (or, on connections of sqlq's
+own, per engine) by the schema the tables really live in, so that neither a caller's `schema_translate_map` nor a
+`search_path` can send jobs elsewhere.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    TIMESTAMP,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    Dialect,
+    Float,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    text,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+TOKEN_SCHEMA = "__sqlq__"
+LONGEST_NAME = 255
+"""Characters in the name of a queue or task, or in a unique key."""
+
+UNIQUE_UNTIL = ("finish", "start")
+FAILURE_REASONS = ("error", "timeout", "worker_lost", "unknown_task", "bad_payload")
+OUTCOMES = ("completed", "cancelled")
+
+metadata = MetaData(schema=TOKEN_SCHEMA)
+
+
+class Moment(TypeDecorator[datetime]):
+    """An instant: `timestamptz`, or on SQLite whole milliseconds since 1970 as an INTEGER.
+
+    SQLite has no timestamp type: text loses the offset or compares wrongly with other text, so the only storage in
+    which `<=` means "not later" is an integer.
+    """
+
+    impl = TIMESTAMP(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(Integer() if dialect.name == "sqlite" else TIMESTAMP(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return milliseconds_of(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None or dialect.name != "sqlite":
+            return value  # type: ignore[no-any-return]  # the driver's own datetime
+        return _EPOCH + int(value) * _MILLISECOND
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def milliseconds_of(moment: datetime) -> int:
+    """Return a moment as SQLite stores it."""
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+SQLITE_NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+"""Milliseconds since 1970 by SQLite's clock, the one definition of it; constant within a statement."""
+
+POSTGRESQL_NOW = "statement_timestamp()"
+"""`now()` is the start of the transaction: in a long one it would stamp a lease that has already expired.
+`clock_timestamp()` changes from row to row and so cannot bound an index scan."""
+
+
+class now(FunctionElement[datetime]):
+    """The database's clock."""
+
+    type = Moment()
+    inherit_cache = True
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: Any, **kw: Any) -> str:
+    return POSTGRESQL_NOW
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: Any, **kw: Any) -> str:
+    return f"({SQLITE_NOW})"
+
+
+class after(FunctionElement[datetime]):
+    """The database's clock plus a number of milliseconds (minus, where it is negative)."""
+
+    type = Moment()
+    inherit_cache = True
+
+    def __init__(self, ms: ColumnElement[int]) -> None:
+        super().__init__(ms)
+
+
+@compiles(after, "postgresql")
+def _after_postgresql(element: after, compiler: Any, **kw: Any) -> str:
+    return f"({POSTGRESQL_NOW} + {compiler.process(element.clauses, **kw)} * interval '1 millisecond')"
+
+
+@compiles(after, "sqlite")
+def _after_sqlite(element: after, compiler: Any, **kw: Any) -> str:
+    return f"({SQLITE_NOW} + {compiler.process(element.clauses, **kw)})"
+
+
+class epoch_ms(FunctionElement[float]):
+    """A moment as milliseconds since 1970 with their fractions: read much faster than a timestamp."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(epoch_ms, "postgresql")
+def _epoch_ms_postgresql(element: epoch_ms, compiler: Any, **kw: Any) -> str:
+    return f"CAST(EXTRACT(EPOCH FROM {compiler.process(element.clauses, **kw)}) * 1000 AS DOUBLE PRECISION)"
+
+
+@compiles(epoch_ms, "sqlite")
+def _epoch_ms_sqlite(element: epoch_ms, compiler: Any, **kw: Any) -> str:
+    return str(compiler.process(element.clauses, **kw))
+
+
+class since_ms(FunctionElement[int]):
+    """Whole milliseconds from a moment to the database's clock."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(since_ms, "postgresql")
+def _since_ms_postgresql(element: since_ms, compiler: Any, **kw: Any) -> str:
+    return f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {compiler.process(element.clauses, **kw)}) * 1000 AS BIGINT)"
+
+
+@compiles(since_ms, "sqlite")
+def _since_ms_sqlite(element: since_ms, compiler: Any, **kw: Any) -> str:
+    return f"({SQLITE_NOW} - {compiler.process(element.clauses, **kw)})"
+
+
+def _name(*, nullable: bool = False, **kw: Any) -> dict[str, Any]:
+    return {"type_": String(LONGEST_NAME), "nullable": nullable, **kw}
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> str:
+    return f"{column} IN ({', '.join(repr(v) for v in values)})"
+
+
+def _integer_times(table: str, *columns: str) -> CheckConstraint:
+    """On SQLite any column takes any type, and a text date compares greater than every integer: never due, for ever."""
+    rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
+    return CheckConstraint(rule, name=f"{table}_times_are_integers").ddl_if(dialect="sqlite")
+
+
+def _moments_in_range(table: str, *columns: str) -> list[CheckConstraint]:
+    """Refuse moments that Python cannot read back ('-infinity', say): one such row would stop every claim of its queue.
+    NULL passes, where the column takes it."""
+    bounds = {"postgresql": ("'1970-01-01 00:00:00+00'", "'9999-01-01 00:00:00+00'"), "sqlite": ("0", "253370764800000")}
+    return [
+        CheckConstraint(" AND ".join(f"{c} >= {low} AND {c} < {high}" for c in columns), name=f"{table}_moments_in_range").ddl_if(
+            dialect=dialect
+        )
+        for dialect, (low, high) in bounds.items()
+    ]
+
+
+def _integers(table: str, *columns: str) -> CheckConstraint:
+    """The same for the counters the claim adds to: text there would count for ever as larger than any limit."""
+    rule = " AND ".join(f"typeof({c}) = 'integer'" for c in columns)
+    return CheckConstraint(rule, name=f"{table}_counters_are_integers").ddl_if(dialect="sqlite")
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
+    Column("queue", **_name(), server_default="default"),
+    Column("task", **_name()),
+    Column("payload", Text, nullable=False, server_default="{}"),
+    Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("max_attempts", Integer, nullable=False, server_default=text("5")),
+    Column("available_at", Moment, nullable=False, server_default=now()),
+    Column("reserved_at", Moment),
+    Column("reserved_by", String(36)),
+    Column("lease_expires_at", Moment),
+    Column("lease_token", BigInteger, nullable=False, server_default=text("0")),
+    Column("unique_key", **_name(nullable=True)),
+    Column("unique_until", String(6), nullable=False, server_default="finish"),
+    Column("timeout_ms", BigInteger),
+    Column("releases", Integer, nullable=False, server_default=text("0")),
+    Column("losses", Integer, nullable=False, server_default=text("0")),
+    Column("unknown_since", Moment),
+    Column("cancel_requested_at", Moment),
+    Column("errors", Text),
+    Column("headers", Text),
+    Column("created_at", Moment, nullable=False, server_default=now()),
+    # Where the largest id there can be was once given by hand, SQLite gives no more. (0 and less are nobody's id.)
+    CheckConstraint("id BETWEEN 1 AND 4000000000000000000", name="jobs_id_in_range"),
+    CheckConstraint("priority BETWEEN -100 AND 100", name="jobs_priority_in_range"),
+    # A statement that adds one to a number at its limit fails, and with it the claim or rescue of every other row in its batch.
+    CheckConstraint(
+        "attempts BETWEEN 0 AND 1000000000 AND max_attempts BETWEEN 1 AND 1000000000 AND releases BETWEEN 0 AND 1000000000"
+        " AND losses BETWEEN 0 AND 1000000000 AND lease_token BETWEEN 0 AND 4000000000000000000",
+        name="jobs_attempts_in_range",
+    ),
+    CheckConstraint("length(errors) >= 2", name="jobs_errors_are_an_array"),
+    CheckConstraint(_one_of("unique_until", UNIQUE_UNTIL), name="jobs_unique_until_known"),
+    CheckConstraint(
+        "(reserved_at IS NULL) = (reserved_by IS NULL) AND (reserved_at IS NULL) = (lease_expires_at IS NULL)",
+        name="jobs_reservation_is_whole",
+    ),
+    *_moments_in_range("jobs", "available_at", "reserved_at", "lease_expires_at", "unknown_since", "cancel_requested_at", "created_at"),
+    _integer_times("jobs", "available_at", "reserved_at", "lease_expires_at", "unknown_since", "cancel_requested_at", "created_at"),
+    _integers("jobs", "priority", "attempts", "max_attempts", "lease_token", "releases", "losses"),
+    sqlite_autoincrement=True,
+)
+
+Index(
+    "jobs_claim",
+    jobs.c.queue,
+    jobs.c.priority.desc(),
+    jobs.c.available_at,
+    jobs.c.id,
+    postgresql_where=jobs.c.reserved_at.is_(None),
+    sqlite_where=jobs.c.reserved_at.is_(None),
+)
+
+HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until = 'finish' OR lease_token = 0)"
+"""Which rows hold their unique key. With "start" the key is let go at the first claim, for which the token is the only
+lasting mark: it never returns to 0, so no retry can collide with a newer job."""
+
+Index(
+    "jobs_unique_key",
+    jobs.c.queue,
+    jobs.c.unique_key,
+    unique=True,
+    postgresql_where=text(HOLDS_KEY),
+    sqlite_where=text(HOLDS_KEY),
+)
+
+Index(
+    "jobs_rescue",
+    jobs.c.id,
+    postgresql_where=jobs.c.reserved_at.is_not(None),
+    sqlite_where=jobs.c.reserved_at.is_not(None),
+)
+
+CARRIED = (
+    "id",
+    "queue",
+    "task",
+    "payload",
+    "priority",
+    "attempts",
+    "max_attempts",
+    "available_at",
+    "reserved_at",
+    "reserved_by",
+    "lease_token",
+    "unique_key",
+    "unique_until",
+    "timeout_ms",
+    "releases",
+    "errors",
+    "headers",
+    "created_at",
+)
+"""What a job takes along to finished_jobs or failed_jobs, and from failed_jobs back."""
+
+
+def _carried() -> list[Column[Any]]:
+    """The columns of an ended job; no defaults, for every value comes from the row in jobs."""
+    return [
+        Column(c.name, c.type, primary_key=c.primary_key, nullable=c.nullable, autoincrement=False)
+        for c in (jobs.c[name] for name in CARRIED)
+    ]
+
+
+finished_jobs = Table(
+    "finished_jobs",
+    metadata,
+    *_carried(),
+    Column("outcome", String(9), nullable=False),
+    Column("result", Text),
+    Column("reason", Text),
+    Column("finished_at", Moment, nullable=False, server_default=now()),
+    CheckConstraint(_one_of("outcome", OUTCOMES), name="finished_jobs_outcome_known"),
+    _integer_times("finished_jobs", "available_at", "reserved_at", "created_at", "finished_at"),
+)
+Index("finished_jobs_prune", finished_jobs.c.finished_at, finished_jobs.c.id)
+
+failed_jobs = Table(
+    "failed_jobs",
+    metadata,
+    *_carried(),
+    Column("reason", String(12), nullable=False),
+    Column("exception", Text),
+    Column("message", Text),
+    Column("traceback", Text),
+    Column("failed_at", Moment, nullable=False, server_default=now()),
+    CheckConstraint(_one_of("reason", FAILURE_REASONS), name="failed_jobs_reason_known"),
+    _integer_times("failed_jobs", "available_at", "reserved_at", "created_at", "failed_at"),
+)
+Index("failed_jobs_prune", failed_jobs.c.failed_at, failed_jobs.c.id)
+
+workers = Table(
+    "sqlq_workers",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("queues", Text),
+    Column("concurrency", Integer, nullable=False),
+    Column("started_at", Moment, nullable=False, server_default=now()),
+    Column("seen_at", Moment, nullable=False, server_default=now()),
+    _integer_times("sqlq_workers", "started_at", "seen_at"),
+)
+
+queues = Table(
+    "sqlq_queues",
+    metadata,
+    Column("queue", String(LONGEST_NAME), primary_key=True),
+    Column("paused_at", Moment),
+    _integer_times("sqlq_queues", "paused_at"),
+)

@@ -1,0 +1,145 @@
+"""Which revision of the tables a database holds, and whether this sqlq can use it.
+
+Newer tables are no obstacle as such, for in a rolling deploy the old workers go on beside the new ones: a revision must
+work with the code before it, and one that does not says so by raising `oldest_code` in the version table.
+
+Asked on a caller's connection, inside their transaction, so nothing here may fail in the database: PostgreSQL would
+abort the transaction. Alembic is not imported: only migrating needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, text
+
+from sqlq import settings
+from sqlq.errors import ConfigurationError, SchemaVersionError
+
+HEAD: Final = "0001"
+"""The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as the number."""
+
+TABLE: Final = "sqlq_version"
+
+log = logging.getLogger("sqlq")
+
+
+class Found(NamedTuple):
+    """The revision of the tables in a database, and the oldest `HEAD` of a sqlq that works with them."""
+
+    revision: str
+    oldest_code: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether this sqlq works with these tables."""
+        return self.revision == HEAD or self.oldest_code <= HEAD < self.revision
+
+
+def read(connection: Connection, schema: str | None) -> str | None:
+    """Return the revision of the tables in a database, or None where there are none. Otherwise as `find`."""
+    found = find(connection, schema)
+    return found.revision if found else None
+
+
+def find(connection: Connection, schema: str | None) -> Found | None:
+    """Return what the version table says, or None where there are no tables.
+
+    `schema` is as in SQLQ_SCHEMA; None means SQLite, or PostgreSQL's default schema. Raises `SchemaVersionError` when the
+    role may not read the number, which is a missing GRANT; the transaction stays usable then, too.
+    """
+    schema = effective_schema(connection, schema)
+    if connection.dialect.name == "sqlite":
+        readable = connection.execute(text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table"), {"table": TABLE}).scalar()
+    else:
+        readable = connection.execute(text(_READABLE), {"schema": schema, "table": TABLE}).scalar()
+    if readable is None:
+        return None
+    table = qualified(connection, schema, TABLE)
+    if not readable:
+        raise SchemaVersionError(
+            f"the role that connects to {database(connection, schema)} may not read {table}: "
+            f"GRANT USAGE ON SCHEMA {connection.dialect.identifier_preparer.quote_schema(schema or '')} and GRANT SELECT ON {table} to it"
+        )
+    # All columns, since naming one that is not there would fail in the database.
+    row = connection.execute(text(f"SELECT * FROM {table}")).mappings().first()
+    if row is None:
+        return None
+    return Found(row["version_num"], row.get("oldest_code") or row["version_num"])
+
+
+_READABLE = """
+SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = :schema AND c.relname = :table
+"""
+
+
+def require(connection: Connection, schema: str | None) -> str:
+    """Return the revision of the tables. Raises `SchemaVersionError` unless this sqlq works with them.
+
+    It works with its own revision, and with newer ones that do not say that they are too new for it.
+    """
+    found = find(connection, schema)
+    if found is None or not found.usable:
+        raise SchemaVersionError(complaint(database(connection, schema), found.revision if found else None))
+    return found.revision
+
+
+class Watch:
+    """Looks, as long as a worker runs, whether a migration has left it behind."""
+
+    def __init__(self) -> None:
+        self._seen = HEAD
+
+    def look(self, connection: Connection, schema: str | None) -> None:
+        """Raise `SchemaVersionError` when this sqlq cannot use the tables any more; of a newer revision that it can, log one line."""
+        found = require(connection, schema)
+        if found > HEAD and found != self._seen:
+            log.info(
+                "the tables are at revision %s, newer than the %s of this sqlq, which works with them",
+                *(found, HEAD),
+                extra={"event": "schema_newer"},
+            )
+        self._seen = found
+
+
+def complaint(where: str, found: str | None) -> str:
+    """Return the sentence about tables at a revision other than `HEAD`, with what mends it."""
+    if found is None:
+        return f"{where} does not hold sqlq's tables yet: create them with `sqlq migrate`"
+    if found > HEAD:
+        return (
+            f"{where} holds sqlq's tables at revision {found}, newer than the {HEAD} this sqlq knows: install the newer sqlq here, "
+            f"or take them back with that one's `sqlq migrate --down {HEAD}`"
+        )
+    return f"{where} holds sqlq's tables at revision {found}, older than the {HEAD} this sqlq needs: run `sqlq migrate`"
+
+
+def database(connection: Connection, schema: str | None) -> str:
+    """Return the database's URL for a message, with the schema where one is named and without the password."""
+    url = settings.masked(connection.engine.url)
+    return f"{url} (schema {schema})" if schema and connection.dialect.name != "sqlite" else url
+
+
+def effective_schema(connection: Connection, schema: str | None) -> str | None:
+    """Return the schema by its name: None on SQLite, and for None PostgreSQL's default one.
+
+    The default is the first schema of the search_path the engine saw on its first connection, so that a `SET search_path`
+    of one session does not send its statements elsewhere.
+    """
+    if connection.dialect.name == "sqlite":
+        return None
+    schema = schema or connection.dialect.default_schema_name
+    if schema is None:
+        raise ConfigurationError(
+            f"{settings.masked(connection.engine.url)} has no default schema (its search_path is empty): name one in SQLQ_SCHEMA"
+        )
+    return schema
+
+
+def qualified(connection: Connection, schema: str | None, name: str) -> str:
+    """Return a table's name as SQL, with its schema, quoted where needed."""
+    quote = connection.dialect.identifier_preparer
+    return f"{quote.quote_schema(schema)}.{quote.quote(name)}" if schema else quote.quote(name)

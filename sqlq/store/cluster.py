@@ -1,0 +1,142 @@
+"""What workers know of each other and of the queues, and how they wake one another; never a guard, only information."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, Connection, bindparam, delete, func, insert, select, text, type_coerce, update
+
+from sqlq.schema.tables import TOKEN_SCHEMA, Moment, after, jobs, now, queues, workers
+from sqlq.store.database import Database
+
+
+def register(conn: Connection, *, id: str, host: str, pid: int, version: str, queues: Sequence[str] | None, concurrency: int) -> None:
+    """Enter a worker; `queues` None means that it serves all."""
+    named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
+    conn.execute(insert(workers).values(id=id, host=host, pid=pid, version=version, queues=named, concurrency=concurrency))
+
+
+def seen(conn: Connection, id: str) -> bool:
+    """Note that a worker lives, and say whether it is still entered: one that slept for a day was swept out, and registers again."""
+    return conn.execute(update(workers).where(workers.c.id == id).values(seen_at=now())).rowcount == 1
+
+
+def leave(conn: Connection, id: str) -> None:
+    """Take a worker out."""
+    conn.execute(delete(workers).where(workers.c.id == id))
+
+
+def sweep(conn: Connection, *, silent_ms: int) -> None:
+    """Take out workers that have been silent for long; theirs is no orderly end."""
+    conn.execute(delete(workers).where(workers.c.seen_at < after(bindparam("ago_ms", type_=BigInteger))), {"ago_ms": -silent_ms})
+
+
+def still_holds(conn: Connection, id: str) -> bool:
+    """Say whether anything is reserved by a worker, locked rows included."""
+    return conn.scalar(select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == id).limit(1)) is not None
+
+
+def queue_names(conn: Connection) -> list[str]:
+    """Return the queues that hold jobs nobody has reserved: one probe of the claim index for each, whatever its length."""
+    return [name for name in conn.scalars(_QUEUE_NAMES) if name is not None]
+
+
+_first = select(func.min(jobs.c.queue).label("name")).where(jobs.c.reserved_at.is_(None)).cte("names", recursive=True)
+_next = select(func.min(jobs.c.queue)).where(jobs.c.reserved_at.is_(None), jobs.c.queue > _first.c.name).correlate(_first).scalar_subquery()
+_names = _first.union_all(select(_next).where(_first.c.name.is_not(None)))
+_QUEUE_NAMES = select(_names.c.name)
+
+
+def notify(database: Database) -> None:
+    """Wake the idle workers now (PostgreSQL)."""
+    database.run_alone("SELECT pg_notify(%(channel)s, '')", {"channel": channel(database.schema)})
+
+
+def wake_others(conn: Connection) -> None:
+    """Wake idle workers when this transaction commits, where they do not see commits by themselves."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("SELECT pg_notify(:channel, '')"), {"channel": _channel_of(conn)})
+
+
+def listen(conn: Connection) -> None:
+    """Have this connection receive what `notify` sends (PostgreSQL)."""
+    conn.exec_driver_sql(f'LISTEN "{_channel_of(conn)}"')
+
+
+def listens(conn: Connection) -> bool:
+    """Whether the session that answers now is the one that LISTENs; also a sign of life (PostgreSQL)."""
+    found = conn.execute(text("SELECT :channel IN (SELECT pg_listening_channels())"), {"channel": _channel_of(conn)})
+    return bool(found.scalar_one())
+
+
+def session_pid(conn: Connection) -> int:
+    """The process of the session that answers now (PostgreSQL)."""
+    return int(conn.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+
+def channel(schema: str | None) -> str:
+    """The name of the channel: one for each schema, short enough for PostgreSQL whatever the schema's name."""
+    return "sqlq_" + hashlib.sha256(str(schema).encode()).hexdigest()[:16]
+
+
+def _channel_of(conn: Connection) -> str:
+    return channel(conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as it has entered itself; `queues` is a JSON array, None for all."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    queues: str | None
+    concurrency: int
+    started_at: datetime
+    seen_at: datetime
+
+
+def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
+    """Return the workers that sent a heartbeat within this time, the longest running first."""
+    recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
+    query = select(workers).where(recent).order_by(workers.c.started_at, workers.c.id)
+    return [WorkerRow(*row) for row in conn.execute(query, {"ago_ms": -within_ms})]
+
+
+def entered(conn: Connection) -> list[WorkerRow]:
+    """Return all workers that did not sign off, also those silent for up to a day, the longest running first."""
+    return [WorkerRow(*row) for row in conn.execute(select(workers).order_by(workers.c.started_at, workers.c.id))]
+
+
+class Held(NamedTuple):
+    """A job that a worker holds, from its claim until its outcome is written."""
+
+    id: int
+    task: str
+    queue: str
+    owner: str
+    since: datetime
+
+
+def held(conn: Connection) -> list[Held]:
+    """Return every job that is reserved, the longest held first; no more than the workers' slots, and what they start next."""
+    query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at).where(jobs.c.reserved_at.is_not(None))
+    return [Held(*row) for row in conn.execute(query.order_by(jobs.c.reserved_at, jobs.c.id))]
+
+
+def paused(conn: Connection) -> dict[str, datetime]:
+    """Return the paused queues, and since when they are."""
+    query = select(queues.c.queue, queues.c.paused_at).where(queues.c.paused_at.is_not(None)).order_by(queues.c.queue)
+    return {row.queue: row.paused_at for row in conn.execute(query)}
+
+
+def moment(conn: Connection) -> datetime:
+    """Return what time it is by the database's clock."""
+    found: datetime = conn.execute(select(type_coerce(now(), Moment))).scalar_one()
+    return found

@@ -1,0 +1,365 @@
+"""sqlq's own way to the database: its connections, its transactions, and running one again when it may be.
+
+Callers' connections never come from here. User code never sees a connection that does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.schema import version
+from sqlq.schema.tables import TOKEN_SCHEMA
+from sqlq.settings import (
+    ANSWER_SECONDS,
+    CONNECT_SECONDS,
+    LISTEN_ANSWER_SECONDS,
+    LOOP_ANSWER_SECONDS,
+    LOOP_CONNECT_SECONDS,
+    LOOP_LONGEST_ANSWER_SECONDS,
+    masked,
+    supported,
+)
+from sqlq.store.dialect import Dialect
+from sqlq.store.jobs import DIALECTS
+from sqlq.store.patience import Patience
+from sqlq.store.postgresql import look_at_idle_connections, plan_anew
+from sqlq.store.sqlite import ONE_STATEMENT, READ_ONLY
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+log = logging.getLogger("sqlq")
+
+OLDEST = {"postgresql": (15,), "sqlite": (3, 35)}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What connections are for, and so how long they may take."""
+
+    answer_seconds: float
+    longest_answer_seconds: float
+    connect_seconds: int
+    pre_ping: bool = False
+    """Whether a pooled connection is looked at before each use. Loops do without: they try again anyway."""
+    plan_anew: bool = False
+    """Whether statements that are prepared are planned each time, since their tables grow and shrink."""
+
+
+ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
+LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_anew=True)
+LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an App's database is: a URL, or a caller's engine beside which to connect; the schema asked for; and the URL
+    for LISTEN, if it is another."""
+
+    url: URL | None
+    engine: Engine | AsyncEngine | None
+    schema: str | None
+    listen_url: URL | None = None
+
+    def open(self, *, create: bool = False, use: Use = ANY) -> Database:
+        """Return the database, connected to nothing yet."""
+        if self.engine is not None:
+            database = Database.beside(self.engine, self.schema, create=create, use=use)
+        else:
+            assert self.url is not None
+            database = Database.open(self.url, self.schema, create=create, use=use)
+        database.place = self
+        return database
+
+
+class Database:
+    """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first needed.
+
+    `create` allows an SQLite file to be made; without it a missing file is one sentence, since a worker that quietly
+    made an empty database would wait for ever for jobs that go elsewhere.
+    """
+
+    def __init__(self, engine: Engine, schema: str | None, *, create: bool = False, patience: Patience | None = None) -> None:
+        self.engine = engine
+        self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
+        """How long an answer is waited for: in `begin`, `read` and `run`, and by whoever connects within it."""
+        self.place: Place | None = None
+        self._schema = schema
+        self._create = create
+        _FORKABLE.add(self)
+
+    @classmethod
+    def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
+        """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
+        options: dict[str, Any] = {}
+        if url.get_backend_name() != "sqlite":
+            options = {"isolation_level": "READ COMMITTED", "connect_args": ends(url, use.connect_seconds)}
+        try:
+            engine = create_engine(url, **options)
+        except ModuleNotFoundError as error:
+            raise UnsupportedDatabaseError(f"{masked(url)} needs the driver {error.name!r}, which is not installed") from None
+        return cls._prepared(engine, schema, create, use)
+
+    @classmethod
+    def beside(cls, engine: Engine | AsyncEngine, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
+        """Return the database of a caller's engine, with a pool of its own beside the caller's.
+
+        The pool makes connections the way the caller's does, so that certificates, passwords made on the fly and other
+        hooks keep working. An asynchronous driver's connections cannot serve: there the URL is opened anew, with psycopg
+        or sqlite3.
+        """
+        sync = engine if isinstance(engine, Engine) else engine.sync_engine
+        url = supported(sync.url)
+        if getattr(sync.dialect, "is_async", False) or isinstance(sync.pool, StaticPool):
+            return cls.open(url, schema, create=create, use=use)
+        options: dict[str, Any] = {} if sync.dialect.name == "sqlite" else {"isolation_level": "READ COMMITTED"}
+        return cls._prepared(create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use)
+
+    @classmethod
+    def _prepared(cls, engine: Engine, schema: str | None, create: bool, use: Use) -> Database:
+        patience = Patience(use.answer_seconds, use.longest_answer_seconds)
+        DIALECTS[engine.dialect.name].prepare(engine, patience)
+        if engine.dialect.name == "postgresql":
+            if use.pre_ping:
+                look_at_idle_connections(engine)
+            if use.plan_anew:
+                plan_anew(engine)
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
+        return cls(engine, schema, create=create, patience=patience)
+
+    @cached_property
+    def for_loops(self) -> Database:
+        """The same database for loops that go on for ever and try again: with a pool that no user code has a share in,
+        short patience, and no sign of life before each use. Closed with this one."""
+        return self._for(LOOPS)
+
+    def for_listening(self) -> Database:
+        """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to LISTEN. To be
+        closed by who asked for it."""
+        url = None if self.place is None else self.place.listen_url
+        database = self._for(LISTENING) if url is None else Database.open(url, self._schema, use=LISTENING)
+        database.schema = self.schema  # asked once, and on a connection that is needed for more than that
+        return database
+
+    def _for(self, use: Use) -> Database:
+        if self.engine.dialect.name == "sqlite" or self.place is None:
+            return self
+        return self.place.open(create=self._create, use=use)
+
+    @property
+    def requested_schema(self) -> str | None:
+        """The schema that was asked for; None means the connection's default one."""
+        return self._schema
+
+    def require_tables(self) -> None:
+        """Raise `SchemaVersionError` unless the tables are at the revision this sqlq needs."""
+        with self.read() as conn:
+            version.require(conn, self.schema)
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.engine.dialect.name]
+
+    @cached_property
+    def schema(self) -> str | None:
+        """The schema the tables are in, always named on PostgreSQL; asks the database once where none was given."""
+        with self.patience, self._open() as conn:
+            self._require_version_of(conn)
+            found = self._schema or conn.dialect.default_schema_name
+        if self.engine.dialect.name == "sqlite":
+            return None
+        if not found:
+            raise ConfigurationError("the search_path of the database connection names no schema that exists: set SQLQ_SCHEMA")
+        return found
+
+    def schema_for(self, conn: Connection) -> str | None:
+        """The schema of the jobs table as seen from a caller's connection, which may lead to another kind of database."""
+        if conn.dialect.name == "sqlite":
+            return None
+        return self.schema if self.engine.dialect.name == "postgresql" else self._schema or conn.dialect.default_schema_name
+
+    def require_version(self) -> None:
+        """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on."""
+        with self.patience, self._open() as conn:
+            self._require_version_of(conn)
+
+    def _require_version_of(self, conn: Connection) -> None:
+        version = conn.dialect.server_version_info or ()
+        oldest = OLDEST[conn.dialect.name]
+        if version < oldest:
+            say = ".".join(map(str, oldest))
+            raise UnsupportedDatabaseError(
+                f"sqlq needs {conn.dialect.name} {say} or newer; {masked(self.engine.url)} is version {'.'.join(map(str, version))}"
+            )
+
+    def connect(self, **options: Any) -> Connection:
+        """Open a connection on which every statement goes to sqlq's own schema."""
+        conn = self._open()
+        return conn.execution_options(schema_translate_map={TOKEN_SCHEMA: self.schema}, **options)
+
+    def _open(self) -> Connection:
+        self._mind_the_file()
+        return self.engine.connect()
+
+    def _mind_the_file(self) -> None:
+        if self.engine.dialect.name == "sqlite":  # a pool beside the caller's connects by the caller's engine, past our own events
+            _mind_the_file(self.engine.url, self._create)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction of its own: committed at the end of the block, rolled back if it raises."""
+        with self.patience, self.connect() as conn, conn.begin():
+            yield conn
+
+    @contextmanager
+    def alone(self) -> Iterator[Connection]:
+        """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL and not three. Several
+        statements are as many transactions there, and one on SQLite, where they cost no round trips."""
+        if self.engine.dialect.name == "sqlite" or not self.takes_single_statements:
+            with self.begin() as conn:
+                yield conn
+        else:
+            with self.patience, self._autocommit.connect() as conn:
+                yield conn
+
+    @cached_property
+    def takes_single_statements(self) -> bool:
+        """Whether a statement may be a transaction by itself: not on PostgreSQL where the default isolation, which such a
+        statement cannot change, is stricter than READ COMMITTED."""
+        if self.engine.dialect.name == "sqlite":
+            return True
+        with self.read() as conn:
+            return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")
+
+    @cached_property
+    def _autocommit(self) -> Engine:
+        return self.engine.execution_options(isolation_level="AUTOCOMMIT", schema_translate_map={TOKEN_SCHEMA: self.schema})
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads, and so waits for no writer."""
+        with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
+            yield conn
+
+    @contextmanager
+    def look(self) -> Iterator[Connection]:
+        """A connection for one statement that only reads."""
+        if self.engine.dialect.name == "sqlite":
+            with self.connect(**{READ_ONLY: ONE_STATEMENT}) as conn:
+                yield conn
+        else:
+            with self.patience, self._autocommit.connect() as conn:
+                yield conn
+
+    def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
+        """Run `work` in a transaction of its own, again when the database undid it whole, with jitter between.
+
+        Again only where it is certain that nothing was written: the database said that it rolled back, or the
+        connection broke before COMMIT was sent. And only for as long as one answer may take: the caller waits.
+        """
+        committing = False
+
+        def transaction() -> T:
+            nonlocal committing
+            committing = False
+            with self.patience, self.connect() as conn, conn.begin() as transaction:
+                result = work(conn)
+                committing = True
+                transaction.commit()
+                return result
+
+        return self._again(transaction, lambda error: error.connection_invalidated and not committing, tries)
+
+    def run_alone(self, statement: str, parameters: Any, *, tries: int = 5) -> list[Any]:
+        """Run one statement, written as the driver takes it, in a transaction of its own and return its rows. Again when the
+        database undid it; not when the connection broke, since it may be done."""
+
+        def transaction() -> list[Any]:
+            with self.patience:
+                self._mind_the_file()
+                return self.dialect.run_on_driver(self.engine, statement, parameters)
+
+        return self._again(transaction, lambda error: False, tries)
+
+    def _again(self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int) -> T:
+        until = time.monotonic() + ANSWER_SECONDS
+        for number in range(1, tries + 1):
+            try:
+                return attempt()
+            except DBAPIError as error:
+                again = self.dialect.rolled_back(error) or was_not_done(error)
+                if not again or number == tries or time.monotonic() >= until:
+                    raise
+                log.debug("running a transaction again after %s", error)
+                time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)
+        raise AssertionError("unreachable")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the pooled connections; the Database may be used again and then opens new ones."""
+        self.engine.dispose()
+        loops: Database | None = self.__dict__.get("for_loops")
+        if loops is not None and loops is not self:
+            loops.close()
+
+
+def _mind_the_file(url: URL, create: bool) -> None:
+    """Say where the missing file was expected, instead of making an empty one or "unable to open database file"."""
+    name = url.database or ""
+    if name.startswith("file:") or os.path.exists(name):  # noqa: PTH110 - at every enqueue, and a Path costs several times as much
+        return
+    path = Path(name).absolute()
+    if not create:
+        raise ConfigurationError(f"there is no database file {path}: create it with sqlq -d sqlite:///{path} migrate")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"there is no directory {path.parent} for the database file: create it first")
+
+
+_TCP_ENDS = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+"""A host that is gone is noticed within 20 s when the connection is idle, within 10 s when something was sent. libpq leaves
+out what the operating system does not know."""
+
+
+def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
+    """Return the arguments that give connecting and silence an end, without those that the URL or the environment sets."""
+    if url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2") or "service" in url.query or "PGSERVICE" in os.environ:
+        return {}
+    arguments: dict[str, Any] = {name: value for name, value in _TCP_ENDS.items() if name not in url.query}
+    if "connect_timeout" not in url.query and "PGCONNECT_TIMEOUT" not in os.environ:
+        arguments["connect_timeout"] = connect_seconds
+    return arguments
+
+
+_FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # A connection shared by two processes mixes their conversations; the child leaves it open, for it is the parent's.
+    for database in _FORKABLE:
+        database.engine.dispose(close=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,291 @@
+"""What databases differ on, each a method with the portable default; `postgresql` and `sqlite` override what they must.
+
+The portable default asks for no more than RETURNING, UPDATE … FROM and common table expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Insert,
+    Integer,
+    Select,
+    SmallInteger,
+    String,
+    Table,
+    Update,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.types import TypeEngine
+
+from sqlq.schema.tables import CARRIED, HOLDS_KEY, after, epoch_ms, jobs, now, queues, since_ms
+from sqlq.store.patience import Patience
+
+Place: TypeAlias = tuple[str, int, int, int]
+"""A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970, and its id."""
+
+Right: TypeAlias = tuple[int, int]
+"""A job's id and the lease token under which somebody holds it."""
+
+
+def rights(rows: Iterable[Any]) -> set[Right]:
+    """Return the rights in rows of id and lease token."""
+    return {(id, token) for id, token in rows}
+
+
+class Batch:
+    """The shape of a batch of rows given as parameters, and what all of its rows have in common."""
+
+    def __init__(self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]) -> None:
+        self.columns = columns
+        self.constants = constants or {}
+        self.given = tuple(name for name in columns if name not in ("id", "token"))
+        self.extra = (*self.given, *self.constants)
+        """What a statement carries beside the right to the job."""
+
+    def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
+        """Yield what a statement carries, from a source that has what was given."""
+        yield from (source.c[name] for name in self.given)
+        yield from (literal(value).label(name) for name, value in self.constants.items())
+
+
+IDS = Batch(id=BigInteger)
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+CLAIMED: tuple[ColumnElement[Any], ...] = (
+    jobs.c.id,
+    jobs.c.lease_token,
+    jobs.c.queue,
+    jobs.c.task,
+    jobs.c.payload,
+    jobs.c.attempts,
+    jobs.c.max_attempts,
+    jobs.c.releases,
+    jobs.c.timeout_ms,
+    since_ms(jobs.c.unknown_since).label("unknown_ms"),
+    jobs.c.cancel_requested_at,
+    jobs.c.losses,
+    jobs.c.priority,
+    epoch_ms(jobs.c.available_at).label("due_ms"),
+)
+"""The fields of `ClaimedJob`, in their order."""
+
+
+class Dialect:
+    """One database's way of saying things; stateless, found by its name in `jobs.DIALECTS`."""
+
+    name: str
+    insert: Callable[[Table], Any] = staticmethod(insert)
+
+    # -- enqueue ---------------------------------------------------------------------------------------------------
+
+    def passing_over_live_keys(self, statement: Any) -> Any:
+        """Return an insert that leaves out rows whose unique key a live job holds, instead of failing on them.
+
+        The arbiter repeats the predicate of the unique index: without it the database finds no index to go by.
+        """
+        return statement.on_conflict_do_nothing(index_elements=["queue", "unique_key"], index_where=text(HOLDS_KEY))
+
+    # -- claim -----------------------------------------------------------------------------------------------------
+
+    def claim(self, conn: Connection, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Sequence[Sequence[Any]]:
+        """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any order.
+
+        Queues are served in the order given. Within one, each priority is one range of the claim index, so that rows
+        scheduled at a higher priority are stepped over as a whole instead of read. Nobody else claims a row meanwhile:
+        the rows are locked, or (where there are no row locks) the transaction has the database's write lock.
+        """
+        due: list[int] = []
+        paused = set(conn.scalars(select(queues.c.queue).where(queues.c.paused_at.is_not(None))))
+        for name in names:
+            level = None if name in paused else conn.scalar(_TOP_LEVEL, {"name": name})
+            while level is not None and len(due) < limit:
+                due += conn.scalars(_DUE_AT_LEVEL, {"name": name, "level": level, "most": limit - len(due)})
+                level = conn.scalar(_NEXT_LEVEL, {"name": name, "level": level})
+        if not due:
+            return []
+        return conn.execute(_reserve(self), {**self.parameters(IDS, [(i,) for i in due]), "owner": owner, "lease_ms": lease_ms}).all()
+
+    def claiming(
+        self, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Return the claim as one statement and its parameters, as the driver takes them; None where it takes several."""
+        return None
+
+    def claiming_beyond(
+        self, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the same for what is due after a place in each of some queues and priorities, in their order."""
+        raise NotImplementedError
+
+    # -- settle ----------------------------------------------------------------------------------------------------
+
+    def rows(self, batch: Batch) -> FromClause:
+        """Return a table of the rows given as parameters, so that one statement serves a batch of any size."""
+        raise NotImplementedError
+
+    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Return the parameters that fill `rows(batch)`."""
+        raise NotImplementedError
+
+    def texts(self) -> FromClause:
+        """Return a table of the texts given as the parameter `texts`: `value`, and `place` in their order."""
+        raise NotImplementedError
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        """Return the parameter that fills `texts()`; None where these texts cannot be sent so."""
+        raise NotImplementedError
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: Sequence[Sequence[Any]],
+        target: Table,
+        *,
+        skip_locked: bool = True,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> set[Right]:
+        """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns; return
+        the rights to them. Without `skip_locked` a row that somebody else has locked is waited for."""
+        parameters = self.parameters(batch, rows)
+        moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
+        if moved:
+            conn.execute(_delete_held(self, batch), parameters, execution_options=options)
+        return moved
+
+    def stricter_isolation(self, conn: Connection) -> str | None:
+        """Return the transaction's isolation level where a write since its snapshot would make its own fail."""
+        return None
+
+    # -- one statement ---------------------------------------------------------------------------------------------
+
+    def run_on_driver(self, engine: Engine, statement: str, parameters: Any) -> list[Any]:
+        """Run one statement that is a transaction by itself on a pooled connection, and return its rows.
+
+        It goes past SQLAlchemy, which would take half as long again as the statement. An error is raised as SQLAlchemy raises it,
+        and a connection that is of no use after it is given up likewise, together with those that rest beside it.
+        """
+        known: Any = engine.dialect
+        pooled: Any = None
+        useless = False
+        try:
+            pooled = engine.raw_connection()
+            return self.run(pooled.dbapi_connection, statement, parameters)
+        except known.loaded_dbapi.Error as error:
+            useless = pooled is not None and (self.is_useless(error) or known.is_disconnect(error, pooled.dbapi_connection, None))
+            raise DBAPIError.instance(
+                statement, parameters, error, known.loaded_dbapi.Error, connection_invalidated=useless, dialect=known
+            ) from error
+        finally:
+            if useless:
+                pooled.invalidate()
+                engine.dispose()
+            if pooled is not None:
+                pooled.close()
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Any]:
+        """Run a statement on a driver's connection, so that it is committed when this returns its rows."""
+        raise NotImplementedError
+
+    # -- trouble ---------------------------------------------------------------------------------------------------
+
+    def rolled_back(self, error: DBAPIError) -> bool:
+        """Whether the database undid the whole transaction for a reason that may be gone when it is run again."""
+        return False
+
+    def is_useless(self, error: BaseException) -> bool:
+        """Whether a connection that met this error of its driver's is of no use any more, beside those that SQLAlchemy knows."""
+        return False
+
+    def is_away(self, error: DBAPIError) -> bool:
+        """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
+        return error.connection_invalidated
+
+    def prepare(self, engine: Engine, patience: Patience) -> None:
+        """Set up an engine of sqlq's own: how its transactions begin, how long they wait."""
+
+
+def held(dialect: Dialect, batch: Batch, *, skip_locked: bool = True) -> CTE:
+    """Return the jobs of a batch that their owner still holds, locked, with the batch's own columns.
+
+    This is the fence of every owner's write: the row is reserved, and under the owner's token. A row locked by somebody
+    else is skipped, so that one row's trouble (an open `complete()`, say) never blocks another's; skipped means not
+    known, never lost. Ascending ids, so that two batches cannot deadlock. Materialized, so that the rows are locked once
+    whatever plan the rest gets.
+    """
+    rows = dialect.rows(batch)
+    return (
+        select(jobs.c.id, *(rows.c[name] for name in batch.given))
+        .join_from(rows, jobs, jobs.c.id == rows.c.id)
+        .where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))
+        .order_by(jobs.c.id)
+        .with_for_update(of=jobs, skip_locked=skip_locked)
+        .cte("held")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+@cache
+def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> Insert:
+    found = held(dialect, batch)
+    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(found, jobs, jobs.c.id == found.c.id)
+    return insert(target).from_select([*CARRIED, *batch.extra], source).returning(target.c.id, target.c.lease_token)
+
+
+@cache
+def _delete_held(dialect: Dialect, batch: Batch) -> Delete:
+    return delete(jobs).where(jobs.c.id.in_(select(held(dialect, batch).c.id)))
+
+
+@cache
+def _reserve(dialect: Dialect) -> Update:
+    chosen = dialect.rows(IDS)
+    return (
+        update(jobs)
+        .values(reservation(bindparam("owner", type_=String), bindparam("lease_ms", type_=BigInteger)))
+        .where(jobs.c.id == chosen.c.id)
+        .returning(*CLAIMED)
+    )
+
+
+def reservation(owner: ColumnElement[str], lease_ms: ColumnElement[int]) -> dict[str, Any]:
+    """Return what a claim writes (T2): the attempt is counted and the token raised before any handler runs."""
+    return {
+        "reserved_at": now(),
+        "reserved_by": owner,
+        "lease_expires_at": after(lease_ms),
+        "lease_token": jobs.c.lease_token + 1,
+        "attempts": jobs.c.attempts + 1,
+    }
+
+
+_UNRESERVED = (jobs.c.queue == bindparam("name", type_=String), jobs.c.reserved_at.is_(None))
+_LEVEL = bindparam("level", type_=SmallInteger)
+_TOP_LEVEL: Select[tuple[int]] = select(jobs.c.priority).where(*_UNRESERVED).order_by(jobs.c.priority.desc()).limit(1)
+_NEXT_LEVEL: Select[tuple[int]] = _TOP_LEVEL.where(jobs.c.priority < _LEVEL)
+_DUE_AT_LEVEL: Select[tuple[int]] = (
+    select(jobs.c.id)
+    .where(*_UNRESERVED, jobs.c.priority == _LEVEL, jobs.c.available_at <= now())
+    .order_by(jobs.c.available_at, jobs.c.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(skip_locked=True)
+)

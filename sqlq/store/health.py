@@ -1,0 +1,283 @@
+"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes nothing.
+
+Each function is one question, so that a role that may not ask one of them is still answered the others.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Connection, bindparam, func, select, text
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.schema.tables import TOKEN_SCHEMA, after, jobs, metadata, now
+from sqlq.store.database import Database
+
+STATEMENT_TIMEOUT_MS = 15_000
+"""On PostgreSQL: an examination must not become the load that it looks for."""
+
+
+def limit_time(conn: Connection) -> None:
+    """Let no question of this transaction take long (PostgreSQL)."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)})
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------------------------
+
+
+def setting(conn: Connection, name: str) -> str:
+    """Return a setting as it is for this connection."""
+    return str(conn.scalar(text("SELECT current_setting(:name)"), {"name": name}))
+
+
+def is_standby(conn: Connection) -> bool:
+    return bool(conn.scalar(text("SELECT pg_is_in_recovery()")))
+
+
+class Connections(NamedTuple):
+    """How many connections clients have, and how many this role may have at most beside others'."""
+
+    used: int
+    limit: int
+
+
+def connections(conn: Connection) -> Connections:
+    row = conn.execute(
+        text(
+            "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL), "
+            "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        )
+    ).one()
+    return Connections(*row)
+
+
+class Session(NamedTuple):
+    """A session whose open transaction keeps dead rows from being removed."""
+
+    pid: int
+    program: str
+    state: str
+    seconds: float
+
+
+def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
+    """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest first."""
+    rows = conn.execute(
+        text(
+            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), extract(epoch FROM clock_timestamp() - xact_start) "
+            "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
+            "AND xact_start < clock_timestamp() - :seconds * interval '1 second' ORDER BY xact_start LIMIT 5"
+        ),
+        {"seconds": older_than_s},
+    )
+    return [Session(row[0], row[1], row[2], float(row[3])) for row in rows]
+
+
+def hidden_sessions(conn: Connection) -> int:
+    """Return how many sessions of this database the role may not look into."""
+    hidden = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = '<insufficient privilege>'"
+    return int(conn.scalar(text(hidden)) or 0)
+
+
+def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
+    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many seconds."""
+    rows = conn.execute(
+        text(
+            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts WHERE database = current_database() "
+            "AND prepared < clock_timestamp() - :seconds * interval '1 second' ORDER BY prepared LIMIT 5"
+        ),
+        {"seconds": older_than_s},
+    )
+    return [(row[0], float(row[1])) for row in rows]
+
+
+def idle_slots(conn: Connection) -> list[tuple[str, int]]:
+    """Return the replication slots nobody uses that hold back vacuum, and by how many transactions."""
+    rows = conn.execute(
+        text(
+            "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_replication_slots "
+            "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5"
+        )
+    )
+    return [(row[0], int(row[1])) for row in rows]
+
+
+class Rows(NamedTuple):
+    """The rows of the table jobs by PostgreSQL's own estimate, and when they were vacuumed last."""
+
+    live: int
+    dead: int
+    vacuumed_at: datetime | None
+
+
+def dead_rows(conn: Connection) -> Rows | None:
+    """Return the estimate for the table jobs; None where statistics know nothing of it."""
+    row = conn.execute(
+        text(
+            "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) FROM pg_stat_all_tables "
+            "WHERE schemaname = :schema AND relname = 'jobs'"
+        ),
+        {"schema": _schema(conn)},
+    ).one_or_none()
+    return None if row is None else Rows(*row)
+
+
+def without_autovacuum(conn: Connection) -> list[str]:
+    """Return those of our tables for which autovacuum was turned off by an option of the table."""
+    return list(
+        conn.scalars(
+            text(
+                "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+                "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
+                "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
+                "WHERE o.option_name = 'autovacuum_enabled' AND o.option_value::boolean = false) ORDER BY 1"
+            ),
+            {"schema": _schema(conn), "names": _TABLES},
+        )
+    )
+
+
+def hears(database: Database, *, seconds: float) -> bool | None:
+    """Whether a LISTEN on one connection hears the NOTIFY of another; None where the driver cannot tell.
+
+    On a channel of its own, so that no hint to workers is taken for it.
+    """
+    channel = f"sqlq_doctor_{uuid.uuid4().hex[:16]}"
+    with database.connect(isolation_level="AUTOCOMMIT") as listening, database.connect(isolation_level="AUTOCOMMIT") as calling:
+        driver: Any = listening.connection.driver_connection
+        if not callable(getattr(driver, "notifies", None)):
+            return None
+        try:
+            listening.exec_driver_sql(f'LISTEN "{channel}"')
+            deadline = time.monotonic() + seconds
+            calling.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
+            while (left := deadline - time.monotonic()) > 0:
+                if any(notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)):
+                    return True
+            return False
+        except _dbapi_error(listening):  # the driver's own, since SQLAlchemy is not in between
+            return False
+        finally:
+            listening.invalidate()  # a listening connection must not return to the pool
+
+
+def _dbapi_error(conn: Connection) -> type[Exception]:
+    dbapi: Any = conn.dialect.loaded_dbapi
+    error: type[Exception] = dbapi.Error
+    return error
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------------------
+
+
+def pragma(conn: Connection, name: str) -> Any:
+    """Return the value of a pragma as it is for sqlq's own connections."""
+    return conn.exec_driver_sql(f"PRAGMA {name}").scalar()
+
+
+def library_version() -> str:
+    return sqlite3.sqlite_version
+
+
+def database_file(conn: Connection) -> Path | None:
+    """Return the file SQLite says it has open."""
+    name = conn.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar()
+    return Path(name) if name else None
+
+
+def quick_check(conn: Connection) -> list[str]:
+    """Return what `PRAGMA quick_check` finds wrong, at most ten complaints."""
+    return [row[0] for row in conn.exec_driver_sql("PRAGMA quick_check(10)") if row[0] != "ok"]
+
+
+# -- both ----------------------------------------------------------------------------------------------------------------
+
+
+class Indexes(NamedTuple):
+    """Which of our indexes are not there, and which are there but cannot be used."""
+
+    missing: list[str]
+    invalid: list[str]
+
+
+def indexes(conn: Connection) -> Indexes:
+    """Compare the indexes of our tables with what a migration makes."""
+    wanted = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
+    if conn.dialect.name == "sqlite":
+        found = {row[0]: True for row in conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'index'"))}
+    else:
+        rows = conn.execute(
+            text(
+                "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+                "JOIN pg_class t ON t.oid = i.indrelid JOIN pg_namespace n ON n.oid = t.relnamespace "
+                "WHERE n.nspname = :schema AND t.relname = ANY(:names)"
+            ),
+            {"schema": _schema(conn), "names": _TABLES},
+        )
+        found = {row[0]: bool(row[1]) for row in rows}
+    return Indexes(sorted(wanted - found.keys()), sorted(name for name, valid in found.items() if not valid))
+
+
+class Stuck(NamedTuple):
+    """Running jobs whose leases ran out long ago: how many, some ids, and since when the first."""
+
+    number: int
+    ids: list[int]
+    seconds: float
+
+
+def stuck(conn: Connection, *, longer_than_ms: int) -> Stuck | None:
+    """Return the running jobs whose lease expired longer ago than that, though a rescue should have come by."""
+    late = jobs.c.lease_expires_at < after(bindparam("ago_ms", type_=BigInteger))
+    where = (jobs.c.reserved_at.is_not(None), late)
+    count, oldest, moment = conn.execute(
+        select(func.count(), func.min(jobs.c.lease_expires_at, type_=jobs.c.lease_expires_at.type), now()).where(*where),
+        {"ago_ms": -longer_than_ms},
+    ).one()
+    if not count:
+        return None
+    ids = conn.scalars(select(jobs.c.id).where(*where).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms})
+    return Stuck(count, list(ids), (moment - oldest).total_seconds())
+
+
+def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
+    """Return live jobs, at most five, that were to be cancelled longer ago than that."""
+    late = jobs.c.cancel_requested_at < after(bindparam("ago_ms", type_=BigInteger))
+    return list(conn.scalars(select(jobs.c.id).where(late).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms}))
+
+
+class Unknown(NamedTuple):
+    """A task that no worker knows, how many of its jobs are being put back, and since when the first one is."""
+
+    task: str
+    number: int
+    seconds: float
+
+
+def unknown_tasks(conn: Connection) -> list[Unknown]:
+    """Return the tasks whose jobs workers put back because they do not know them, those waiting longest first."""
+    since = func.min(jobs.c.unknown_since, type_=jobs.c.unknown_since.type)
+    query = select(jobs.c.task, func.count(), since, now()).where(jobs.c.unknown_since.is_not(None)).group_by(jobs.c.task)
+    found = [Unknown(task, count, (moment - first).total_seconds()) for task, count, first, moment in conn.execute(query)]
+    return sorted(found, key=lambda unknown: -unknown.seconds)
+
+
+def refusal(error: Exception) -> str:
+    """Say in a few words why a question was not answered."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    return (said or type(error).__name__).splitlines()[0]
+
+
+def _schema(conn: Connection) -> str:
+    return str(conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
+
+
+_TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]

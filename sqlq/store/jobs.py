@@ -1,0 +1,586 @@
+"""The hot path: insert · claim · settle · extend · rescue, in the order of the flow.
+
+Every verb takes a batch, and every write of an owner goes through `held`, the fence.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from functools import cache, lru_cache
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    String,
+    Text,
+    Update,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    null,
+    select,
+    text,
+    tuple_,
+    update,
+)
+from sqlalchemy import insert as insert_into
+from sqlalchemy.sql.dml import ReturningDelete
+
+from sqlq.errors import EnqueueError
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Job, NewJob, Released, Retried, Settlement, State
+from sqlq.retry import DEFAULT_POLICY, error_record
+from sqlq.schema.tables import HOLDS_KEY, TOKEN_SCHEMA, Moment, after, failed_jobs, finished_jobs, jobs, now
+from sqlq.settings import ERROR_BYTES
+from sqlq.store.dialect import CLAIMED, Batch, Dialect, Right, held, rights
+from sqlq.store.postgresql import PostgreSQL
+from sqlq.store.sqlite import SQLite
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite())}
+
+T = TypeVar("T")
+
+
+def _dialect(conn: Connection) -> Dialect:
+    return DIALECTS[conn.dialect.name]
+
+
+# -- insert (T1) ---------------------------------------------------------------------------------------------------------
+
+# A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a NULL in RETURNING.
+_NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
+_STATE = case((jobs.c.reserved_at.is_not(None), State.RUNNING.value), else_=_NEW_STATE)
+
+
+def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[Job]:
+    """Insert jobs on anybody's connection and return them in the order given.
+
+    Runs on the caller's connection inside the caller's transaction, and says the schema with each statement. A job whose
+    unique key is live is not inserted; the live one is returned with `created` False, and nothing is raised that would
+    abort the transaction.
+    """
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    dialect = _dialect(conn)
+    if len(new) == 1 and _is_plain(new[0]):
+        return [inserted(new[0], conn.exec_driver_sql(*insertion(new[0], conn.dialect, schema)).one())]
+    if len(new) == 1 and new[0].unique_key is None:
+        row = conn.execute(_insert_one(dialect), _row(new[0]), execution_options=options).one()
+        return [_job(new[0], row[0], row[1])]
+    done: dict[int, Job] = {}
+    plain = [i for i, job in enumerate(new) if job.unique_key is None]
+    for part in _slices(plain, _ROWS_AT_ONCE):
+        statement, parameters = _many(dialect, [new[i] for i in part])
+        rows = conn.execute(statement, parameters, execution_options=options).all()
+        # ids rise in the order of the rows: the statement sorts them before it numbers them
+        done |= {i: _job(new[i], id, state) for i, (id, state) in zip(part, sorted(rows, key=_id), strict=True)}
+    keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
+    if keyed:
+        done |= _insert_keyed(conn, new, keyed, options)
+    return [done[i] for i in range(len(new))]
+
+
+def insertion(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
+    """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes them. What it returns
+    is for `inserted`."""
+    plain = _is_plain(job)
+    if plain:
+        compiled, row = _compiled_plain(dialect, schema), _plain_row(job)
+    else:
+        compiled, row = _compiled_with_options(dialect, schema), _row(job)
+        row["moment"] = Moment().process_bind_param(job.available_at, dialect)
+    return compiled.statement, compiled.parameters(row)
+
+
+def inserted(job: NewJob, row: Sequence[Any]) -> Job:
+    """Return the job of which an `insertion` has returned a row."""
+    return _job(job, row[0], State.AVAILABLE if _is_plain(job) else row[1])
+
+
+class _Compiled(NamedTuple):
+    """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about what it costs the
+    database to run it."""
+
+    statement: str
+    constants: dict[str, Any]
+    order: Sequence[str] | None
+
+    @classmethod
+    def of(cls, statement: Any, dialect: Any, schema: str | None, keys: Sequence[str]) -> _Compiled:
+        """`keys` are the parameters that differ from job to job."""
+        translate = {TOKEN_SCHEMA: schema}
+        compiled = statement.compile(dialect=dialect, column_keys=list(keys), schema_translate_map=translate, render_schema_translate=True)
+        constants = {name: value for name, value in compiled.params.items() if name not in keys}
+        return cls(str(compiled), constants, compiled.positiontup)
+
+    def parameters(self, row: dict[str, Any]) -> Any:
+        """Return them by name or in order, whichever the driver takes."""
+        every = {**self.constants, **row} if self.constants else row
+        return every if self.order is None else tuple(every[name] for name in self.order)
+
+
+@lru_cache
+def _compiled_plain(dialect: Any, schema: str | None) -> _Compiled:
+    return _Compiled.of(_insert_plain(), dialect, schema, _PLAIN_KEYS)
+
+
+@lru_cache
+def _compiled_with_options(dialect: Any, schema: str | None) -> _Compiled:
+    return _Compiled.of(_insert_one(DIALECTS[dialect.name]), dialect, schema, _COLUMN_KEYS)
+
+
+def _insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int], options: Mapping[str, Any]) -> dict[int, Job]:
+    """Insert jobs with unique keys; in the order of their keys, so that two producers cannot deadlock on each other."""
+    dialect = _dialect(conn)
+    waiting: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    for i in keyed:
+        waiting[new[i].queue, new[i].unique_key].append(i)
+    done: dict[int, Job] = {}
+    # A rival's job can end between the insert that met it and the look at it: then the key is free, and we try again.
+    for _ in range(_ROUNDS):
+        statement = dialect.passing_over_live_keys(_insert(dialect)).returning(jobs.c.queue, jobs.c.unique_key, jobs.c.id, _NEW_STATE)
+        ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))
+        inserted = conn.execute(statement, [_row(new[waiting[key][0]]) for key in ordered], execution_options=options).all()
+        for queue, key, id, state in inserted:
+            first, *others = waiting.pop((queue, key))
+            done[first] = _job(new[first], id, state)
+            done |= {i: replace(done[first], created=False) for i in others}
+        for keys in _slices(list(waiting), _KEYS_AT_ONCE):
+            for queue, key, id, task, state in conn.execute(_LIVE_KEYS, {"keys": keys}, execution_options=options).all():
+                for i in waiting.pop((queue, key), ()):
+                    done[i] = Job(id=id, queue=queue, task=task, state=State(state), created=False)
+        if not waiting:
+            return done
+    (queue, key), *_ = waiting
+    raise EnqueueError(
+        f"unique key {key!r} in queue {queue!r} was taken and freed {_ROUNDS} times while it was being enqueued: enqueue it again"
+    )
+
+
+def _slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+_ROUNDS = 20
+_KEYS_AT_ONCE = 1_000
+"""Drivers take 32,767 parameters in one statement, and each key is two."""
+_LIVE_KEYS: Select[Any] = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, _STATE).where(
+    text(HOLDS_KEY), tuple_(jobs.c.queue, jobs.c.unique_key).in_(bindparam("keys", expanding=True))
+)
+
+
+@cache
+def _insert(dialect: Dialect) -> Any:
+    due = func.coalesce(bindparam("moment", type_=Moment), after(bindparam("delay_ms", type_=BigInteger)))
+    return dialect.insert(jobs).values(available_at=due)
+
+
+@cache
+def _insert_one(dialect: Dialect) -> Any:
+    return _insert(dialect).returning(jobs.c.id, _NEW_STATE)
+
+
+def _insert_plain() -> Any:
+    """For a job as most are, due at once and without options: every parameter costs time, and the rest is the table's default."""
+    return insert_into(jobs).returning(jobs.c.id)
+
+
+def _is_plain(job: NewJob) -> bool:
+    return (job.unique_key, job.available_at, job.delay_ms, job.priority, job.timeout_ms) == (None, None, 0, 0, None)
+
+
+_PLAIN_KEYS = ("queue", "task", "payload", "max_attempts")
+
+
+def _plain_row(job: NewJob) -> dict[str, Any]:
+    return {"queue": job.queue, "task": job.task, "payload": job.payload, "max_attempts": job.max_attempts}
+
+
+_NEW = Batch(
+    n=Integer,
+    queue=Text,
+    task=Text,
+    payload=Text,
+    priority=Integer,
+    max_attempts=Integer,
+    timeout_ms=BigInteger,
+    moment=Moment,
+    delay_ms=BigInteger,
+)
+_ROWS_AT_ONCE = 1_000
+
+
+_OPTIONS = ("queue", "task", "priority", "max_attempts", "timeout_ms")
+_DUE = ("available_at", "delay_ms")
+_all_but_payload = attrgetter(*_OPTIONS, *_DUE)
+
+
+def _many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
+    """Return the statement that inserts these jobs, and its parameters."""
+    first = new[0]
+    if len(set(map(_all_but_payload, new))) == 1 and (texts := dialect.joined([job.payload for job in new])) is not None:
+        return _insert_alike(dialect), {**_row(first), "texts": texts}
+    return _insert_many(dialect), dialect.parameters(_NEW, [_new(i, job) for i, job in enumerate(new)])
+
+
+@cache
+def _insert_alike(dialect: Dialect) -> Any:
+    """For jobs that differ in their payloads only, as most batches: what they have in common is sent once, and the payloads as one
+    text. A statement that takes each value of each row by itself costs several times as much."""
+    texts = dialect.texts()
+    common = (bindparam(name, type_=jobs.c[name].type) for name in _OPTIONS)
+    due = func.coalesce(bindparam("moment", type_=Moment), after(bindparam("delay_ms", type_=BigInteger)))
+    source = select(*common, texts.c.value, due).order_by(texts.c.place)
+    return dialect.insert(jobs).from_select([*_OPTIONS, "payload", "available_at"], source).returning(jobs.c.id, _NEW_STATE)
+
+
+@cache
+def _insert_many(dialect: Dialect) -> Any:
+    rows = dialect.rows(_NEW)
+    due = func.coalesce(rows.c.moment, after(rows.c.delay_ms))
+    source = select(*(rows.c[name] for name in _OPTIONS), rows.c.payload, due).order_by(rows.c.n)
+    return dialect.insert(jobs).from_select([*_OPTIONS, "payload", "available_at"], source).returning(jobs.c.id, _NEW_STATE)
+
+
+def _new(n: int, job: NewJob) -> tuple[Any, ...]:
+    return (n, job.queue, job.task, job.payload, job.priority, job.max_attempts, job.timeout_ms, job.available_at, job.delay_ms)
+
+
+_COLUMN_KEYS = (
+    "queue",
+    "task",
+    "payload",
+    "priority",
+    "max_attempts",
+    "timeout_ms",
+    "unique_key",
+    "unique_until",
+    "moment",
+    "delay_ms",
+)
+
+
+def _row(job: NewJob) -> dict[str, Any]:
+    return {
+        "queue": job.queue,
+        "task": job.task,
+        "payload": job.payload,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+        "timeout_ms": job.timeout_ms,
+        "unique_key": job.unique_key,
+        "unique_until": job.unique_until,
+        "moment": job.available_at,
+        "delay_ms": job.delay_ms,
+    }
+
+
+def _job(job: NewJob, id: int, state: str) -> Job:
+    return Job(id, job.queue, job.task, _STATES[state], True)  # noqa: FBT003 - by name it takes half as long again
+
+
+_STATES = {str(state): state for state in State}
+_id = itemgetter(0)
+
+
+# -- claim (T2) ----------------------------------------------------------------------------------------------------------
+
+
+def claim(conn: Connection, names: Sequence[str], *, limit: int, owner: str, lease_ms: int) -> list[ClaimedJob]:
+    """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should start.
+
+    Counts the attempt and raises the token. To be committed before any handler runs.
+    """
+    return claimed(_dialect(conn).claim(conn, names, limit, owner, lease_ms), names, limit)
+
+
+def claimed(rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int) -> list[ClaimedJob]:
+    """Return the jobs that a claim returned, in the order they should start."""
+    claimed = [ClaimedJob._make(row) for row in rows]
+    if len(claimed) > limit:
+        raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
+    place = {name: i for i, name in enumerate(names)}
+    claimed.sort(key=lambda job: (place[job.queue], -job.priority, job.due_ms, job.id))
+    return claimed
+
+
+# -- settle (T4 to T7) ---------------------------------------------------------------------------------------------------
+
+
+def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
+    """Write how attempts ended, and return the rights that were still their owner's.
+
+    Each row is fenced by itself. One that is not returned was either locked by somebody else at that moment, or is not
+    the owner's any more: `fates` tells which. With `keep_finished` False a finished job leaves no row.
+    """
+    dialect = _dialect(conn)
+    done_plainly: list[Right] = []
+    finish: list[tuple[Any, ...]] = []
+    fail: list[tuple[Any, ...]] = []
+    retry: list[tuple[Any, ...]] = []
+    release: list[tuple[Any, ...]] = []
+    for s in sorted(settlements, key=lambda s: s.id):
+        match s.outcome:
+            case Completed(None):
+                done_plainly.append((s.id, s.lease_token))
+            case Completed(result):
+                finish.append((s.id, s.lease_token, "completed", result, None))
+            case Cancelled(reason):
+                finish.append((s.id, s.lease_token, "cancelled", None, reason))
+            case Failed(why, error):
+                fail.append((s.id, s.lease_token, why, error.exception, error.message, error.traceback))
+            case Retried(delay_ms, error, why):
+                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error)))
+            case Released(delay_ms, unknown_task):
+                release.append((s.id, s.lease_token, delay_ms, int(unknown_task)))
+    done: set[Right] = set()
+    for batch, rows in ((_COMPLETE, done_plainly), (_FINISH, finish)):
+        if rows and keep_finished:
+            done |= dialect.move(conn, batch, rows, finished_jobs)
+        elif rows:
+            done |= rights(conn.execute(_drop(dialect, batch), dialect.parameters(batch, rows)))
+    if fail:
+        done |= dialect.move(conn, _FAIL, fail, failed_jobs)
+    if retry:
+        done |= rights(conn.execute(_retry(dialect), dialect.parameters(_RETRY, retry)))
+    if release:
+        done |= rights(conn.execute(_release(dialect), dialect.parameters(_RELEASE, release)))
+    return done
+
+
+_COMPLETE = Batch({"outcome": "completed"}, id=BigInteger, token=BigInteger)
+"""Without a result, as most jobs are."""
+_FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text)
+_FAIL = Batch(id=BigInteger, token=BigInteger, reason=Text, exception=Text, message=Text, traceback=Text)
+_RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
+_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer)
+_HOLD = Batch(id=BigInteger, token=BigInteger)
+
+_RIGHT = (jobs.c.id, jobs.c.lease_token)
+_UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
+
+
+@cache
+def _drop(dialect: Dialect, batch: Batch) -> ReturningDelete[Any]:
+    return delete(jobs).where(jobs.c.id.in_(select(held(dialect, batch).c.id))).returning(*_RIGHT)
+
+
+def _errors_and(record: Any) -> Any:
+    """The errors of earlier attempts and one more, as a JSON array in text; a full record keeps the oldest."""
+    return case(
+        (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
+        (func.length(jobs.c.errors) > ERROR_BYTES, jobs.c.errors),
+        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1).concat(", ").concat(record).concat("]"),
+    )
+
+
+@cache
+def _retry(dialect: Dialect) -> Update:
+    mine = held(dialect, _RETRY)
+    changes = {"available_at": after(mine.c.delay_ms), "errors": _errors_and(mine.c.record), "unknown_since": null()}
+    return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+
+
+@cache
+def _release(dialect: Dialect) -> Update:
+    mine = held(dialect, _RELEASE)
+    changes = {
+        "available_at": after(mine.c.delay_ms),
+        "attempts": jobs.c.attempts - 1,
+        "releases": jobs.c.releases + 1,
+        "unknown_since": case((mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()),
+    }
+    return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+
+
+class Fate(Enum):
+    """What became of a right to a job, where a settle or a heartbeat matched no row or its reply was lost."""
+
+    HELD = "held"
+    SETTLED = "settled"
+    LOST = "lost"
+
+
+def fates(conn: Connection, held: Iterable[Right], *, keep_finished: bool = True) -> dict[Right, Fate]:
+    """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost to somebody.
+
+    A row that is gone altogether was settled where finished jobs are not kept.
+    """
+    held = list(held)
+    ids = [id for id, _ in held]
+    found: dict[int, tuple[int, bool]] = {}
+    for table, reserved in ((jobs, jobs.c.reserved_at.is_not(None)), (finished_jobs, literal(0)), (failed_jobs, literal(0))):
+        query = select(table.c.id, table.c.lease_token, reserved).where(table.c.id.in_(ids))
+        found |= {id: (token, bool(is_reserved)) for id, token, is_reserved in conn.execute(query)}
+
+    def fate(id: int, token: int) -> Fate:
+        if id not in found:
+            return Fate.LOST if keep_finished else Fate.SETTLED
+        actual, is_reserved = found[id]
+        if actual != token:
+            return Fate.LOST
+        return Fate.HELD if is_reserved else Fate.SETTLED
+
+    return {(id, token): fate(id, token) for id, token in held}
+
+
+# -- extend (T3) ---------------------------------------------------------------------------------------------------------
+
+
+def extend(conn: Connection, held: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
+    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the job's end (T11).
+    What is missing is locked or lost; see `fates`."""
+    dialect = _dialect(conn)
+    return _renewed(conn.execute(_extend(dialect), {**dialect.parameters(_HOLD, sorted(held)), "lease_ms": lease_ms}))
+
+
+def extend_owned(conn: Connection, owner: str, *, lease_ms: int) -> dict[Right, bool]:
+    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and never used again,
+    so that it stands for the rights it returns."""
+    return _renewed(conn.execute(_EXTEND_OWNED, {"owner": owner, "lease_ms": lease_ms}))
+
+
+def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
+    return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
+
+
+_RENEWED: dict[str, Any] = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
+
+
+@cache
+def _extend(dialect: Dialect) -> Update:
+    mine = held(dialect, _HOLD)
+    return update(jobs).values(_RENEWED).where(jobs.c.id == mine.c.id).returning(*_RIGHT, jobs.c.cancel_requested_at)
+
+
+_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
+_owned_unlocked = (
+    select(jobs.c.id).where(*_OWNED).order_by(jobs.c.id).with_for_update(skip_locked=True).cte("owned").prefix_with("MATERIALIZED")
+)
+_EXTEND_OWNED = update(jobs).values(_RENEWED).where(jobs.c.id == _owned_unlocked.c.id).returning(*_RIGHT, jobs.c.cancel_requested_at)
+
+
+# -- complete (T4, in the handler's own transaction) -----------------------------------------------------------------------
+
+
+def complete(conn: Connection, right: Right, result: str | None, *, schema: str | None, keep_finished: bool) -> bool:
+    """Finish one job on anybody's connection, and say whether the right to it still held.
+
+    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on with.
+    """
+    dialect = _dialect(conn)
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    if keep_finished:
+        rows = [(*right, "completed", result, None)]
+        return bool(dialect.move(conn, _FINISH, rows, finished_jobs, skip_locked=False, options=options))
+    mine = (jobs.c.id == right[0], jobs.c.lease_token == right[1], jobs.c.reserved_at.is_not(None))
+    return conn.execute(delete(jobs).where(*mine).returning(jobs.c.id), execution_options=options).first() is not None
+
+
+def stricter_isolation(conn: Connection) -> str | None:
+    """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has one snapshot for
+    all its statements; None where that does not matter."""
+    return _dialect(conn).stricter_isolation(conn)
+
+
+# -- rescue (T8, T9) -----------------------------------------------------------------------------------------------------
+
+
+class Rescued(NamedTuple):
+    """A job taken from an owner that did not renew: `failed` when it had no attempts left."""
+
+    id: int
+    task: str
+    queue: str
+    attempts: int
+    owner: str
+    failed: bool
+
+
+def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
+    """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
+
+    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises before
+    anything else is written: from then on the old owner matches nothing.
+    """
+    expired = conn.execute(_REVOKE, {"most": limit}).all()
+    return _lose(conn, expired, "did not renew its lease")
+
+
+def owned(conn: Connection, owner: str) -> list[ClaimedJob]:
+    """Return, and lock, what an owner holds but for rows that somebody has locked."""
+    return [ClaimedJob._make(row) for row in conn.execute(_owned_jobs, {"owner": owner})]
+
+
+def lose(conn: Connection, held: Iterable[Right], why: str) -> list[Rescued]:
+    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it."""
+    dialect = _dialect(conn)
+    revoked = conn.execute(_revoke(dialect), dialect.parameters(_HOLD, sorted(held))).all()
+    return _lose(conn, revoked, why)
+
+
+def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
+    dialect = _dialect(conn)
+    alive = [row for row in revoked if row.attempts < row.max_attempts]
+    spent = [row for row in revoked if row.attempts >= row.max_attempts]
+
+    def error(row: Any) -> ErrorText:
+        return ErrorText("sqlq.errors.WorkerLostError", f"worker {row.reserved_by} {why}")
+
+    if alive:
+        again = [(r.id, r.lease_token, wait_after_loss_ms(r.losses), error_record(r.attempts, "worker_lost", error(r))) for r in alive]
+        conn.execute(_return(dialect), dialect.parameters(_RETRY, again))
+    if spent:
+        over = [(r.id, r.lease_token, "worker_lost", error(r).exception, error(r).message, None) for r in spent]
+        dialect.move(conn, _FAIL, over, failed_jobs)
+    return [Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent) for r in revoked]
+
+
+def wait_after_loss_ms(losses: int) -> int:
+    """Return how long a job waits that has lost a worker before so often: not at all after the first loss, for that is usually
+    the machine's fault; with backoff when it happens again."""
+    return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
+
+
+_EXPIRED = (
+    select(jobs.c.id)
+    .where(jobs.c.reserved_at.is_not(None), jobs.c.lease_expires_at <= now())
+    .order_by(jobs.c.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(skip_locked=True)
+    .cte("expired")
+    .prefix_with("MATERIALIZED")
+)
+_revoking = update(jobs).values(lease_token=jobs.c.lease_token + 1)
+_REVOKED = (
+    jobs.c.id,
+    jobs.c.lease_token,
+    jobs.c.task,
+    jobs.c.queue,
+    jobs.c.attempts,
+    jobs.c.max_attempts,
+    jobs.c.losses,
+    jobs.c.reserved_by,
+)
+_REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
+_owned_jobs = select(*CLAIMED).where(*_OWNED).order_by(jobs.c.id).with_for_update(skip_locked=True)
+
+
+@cache
+def _revoke(dialect: Dialect) -> Update:
+    return _revoking.where(jobs.c.id == held(dialect, _HOLD).c.id).returning(*_REVOKED)
+
+
+@cache
+def _return(dialect: Dialect) -> Update:
+    lost = held(dialect, _RETRY)
+    changes = {"available_at": after(lost.c.delay_ms), "errors": _errors_and(lost.c.record), "losses": jobs.c.losses + 1}
+    return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == lost.c.id)

@@ -1,0 +1,303 @@
+"""PostgreSQL: one statement where the portable form takes several, and its own words for trouble."""
+
+from __future__ import annotations
+
+import select as select_module
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Integer, Table, Text, bindparam, cast, delete, event, func, insert, select, text
+from sqlalchemy import column as sql_column
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.selectable import FromClause
+
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
+from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Place, Right, held, rights
+from sqlq.store.patience import Patience, bound
+
+_ROLLED_BACK = {"40001", "40P01", "55P03"}
+"""serialization_failure, deadlock_detected, lock_not_available"""
+
+_AWAY_CLASSES = ("08", "53", "57P", "58")
+"""connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system errors"""
+
+_READ_ONLY = "25006"
+"""A standby: the primary is elsewhere, or about to be here."""
+
+_USELESS = ("08", "57P", _READ_ONLY)
+"""A connection that says so is of no use any more: its server goes, or it leads to a standby, where a new one may lead to
+the primary."""
+
+
+_SEPARATOR = "\x1f"
+"""Stands in no JSON: within its strings control characters are escaped. An array of texts takes a driver twice as long."""
+
+
+class PostgreSQL(Dialect):
+    name = "postgresql"
+    insert = staticmethod(postgresql.insert)
+
+    def claim(self, conn: Connection, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Sequence[Sequence[Any]]:
+        schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+        return conn.exec_driver_sql(*self.claiming(schema, names, limit, owner, lease_ms)).all()
+
+    def claiming(self, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> tuple[str, dict[str, Any]]:
+        return _claim(schema), {"names": list(names), "most": limit, "owner": owner, "lease_ms": lease_ms}
+
+    def claiming_beyond(
+        self, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
+    ) -> tuple[str, dict[str, Any]]:
+        queues, priorities, moments, ids = map(list, zip(*places, strict=True))
+        levels = {"queues": queues, "priorities": _numbers(priorities), "moments": _numbers(moments), "ids": _numbers(ids)}
+        return _claim_beyond(schema), {**levels, "most": limit, "owner": owner, "lease_ms": lease_ms}
+
+    def rows(self, batch: Batch) -> FromClause:
+        arrays = (
+            cast(bindparam(f"batch_{name}", type_=Text), postgresql.ARRAY(kind))
+            if issubclass(kind, Integer)
+            else bindparam(f"batch_{name}", type_=postgresql.ARRAY(kind))
+            for name, kind in batch.columns.items()
+        )
+        columns = (sql_column(name, kind) for name, kind in batch.columns.items())
+        return func.unnest(*arrays).table_valued(*columns, name="batch").render_derived()
+
+    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        columns = zip(batch.columns.items(), zip(*rows, strict=True), strict=True)
+        return {f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values) for (name, kind), values in columns}
+
+    def texts(self) -> FromClause:
+        parts = func.string_to_array(bindparam("texts", type_=Text), func.chr(ord(_SEPARATOR)))
+        return func.unnest(parts).table_valued("value", with_ordinality="place", name="texts").render_derived()
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        text = _SEPARATOR.join(texts)
+        return text if text.count(_SEPARATOR) == len(texts) - 1 and text else None
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: Sequence[Sequence[Any]],
+        target: Table,
+        *,
+        skip_locked: bool = True,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> set[Right]:
+        parameters = self.parameters(batch, rows)
+        return rights(conn.execute(_move(self, batch, target, skip_locked), parameters, execution_options=options))
+
+    def stricter_isolation(self, conn: Connection) -> str | None:
+        level = str(conn.scalar(text("SELECT current_setting('transaction_isolation')")))
+        return None if level in ("read committed", "read uncommitted") else level.upper()
+
+    def rolled_back(self, error: DBAPIError) -> bool:
+        return _state(error) in _ROLLED_BACK
+
+    def is_away(self, error: DBAPIError) -> bool:
+        state = _state(error)
+        if state is None:  # the client's own words: it could not connect, or the connection broke
+            return error.connection_invalidated or type(error.orig).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+        return state.startswith(_AWAY_CLASSES) or state == _READ_ONLY or error.connection_invalidated
+
+    def is_useless(self, error: BaseException) -> bool:
+        return _state_of(error).startswith(_USELESS)
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Any]:
+        driver.autocommit = True
+        try:
+            with driver.cursor() as cursor:
+                cursor.execute(statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {}))
+                rows: list[Any] = cursor.fetchall()
+                return rows
+        finally:
+            if not driver.closed:
+                driver.autocommit = False
+
+    def prepare(self, engine: Engine, patience: Patience) -> None:
+        @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks a first connection for its version
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            bound(dbapi_connection, patience)
+            if getattr(dbapi_connection, "prepare_threshold", None) is not None:  # psycopg 3, and its user has nothing against it
+                dbapi_connection.prepare_threshold = ONLY_ON_REQUEST if _leads_to_one_server(dbapi_connection) else None
+
+        @event.listens_for(engine, "handle_error")
+        def _failed(context: ExceptionContext) -> None:
+            if context.connection is None:
+                patience.start_over()
+            elif self.is_useless(context.original_exception):
+                context.is_disconnect = True
+
+
+ONLY_ON_REQUEST = sys.maxsize
+"""How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_anew`."""
+
+
+def _leads_to_one_server(driver: Any) -> bool:
+    """Whether a psycopg connection ends at the server process that takes its statements.
+
+    A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared, or saw another
+    of the same name. It gives its clients a process number of its own, so that it can find out whom a cancel request means.
+    """
+    autocommit, driver.autocommit = driver.autocommit, True
+    (pid,) = driver.execute("SELECT pg_backend_pid()").fetchone()
+    driver.autocommit = autocommit
+    return bool(pid == driver.info.backend_pid)
+
+
+def plan_anew(engine: Engine) -> None:
+    """Have statements that are prepared on connections of this engine planned each time they are run.
+
+    A plan for any parameters, which the server may come to keep, might be made while a table is empty, and stay when there are a
+    million rows in it, until somebody analyses it.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _connected(dbapi_connection: Any, record: Any) -> None:
+        if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
+            dbapi_connection.autocommit = True
+            dbapi_connection.execute("SET plan_cache_mode = force_custom_plan")
+            dbapi_connection.autocommit = False
+
+
+IDLE_SECONDS = 10.0
+
+
+def look_at_idle_connections(engine: Engine) -> None:
+    """Have a pooled connection that died while it was idle replaced before it is used.
+
+    What a server or a proxy has closed can be told without asking it: its socket is readable, though nothing was asked. Only
+    after a longer rest, in which a firewall may have forgotten the connection, it is asked for a sign of life, which costs
+    a round trip.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info["sqlq_rests_since"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
+        since = record.info.pop("sqlq_rests_since", None)
+        if since is None:
+            return
+        try:
+            fresh = time.monotonic() - since < IDLE_SECONDS
+            sound = not _readable(dbapi_connection) and (fresh or engine.dialect.do_ping(dbapi_connection))
+        except Exception as error:  # the driver's, whose class depends on it
+            raise DisconnectionError from error
+        if not sound:
+            raise DisconnectionError
+
+
+def _readable(dbapi_connection: Any) -> bool:
+    looker = select_module.poll()
+    looker.register(dbapi_connection.fileno(), select_module.POLLIN)
+    return bool(looker.poll(0))
+
+
+def _numbers(values: Sequence[int | None]) -> str:
+    """Return an array of numbers as text, which costs a driver a hundredth of what a list does."""
+    return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether a database refused to write because it is a standby."""
+    return _state_of(getattr(error, "orig", error)) == _READ_ONLY
+
+
+def _state(error: DBAPIError) -> str | None:
+    return _state_of(error.orig) or None
+
+
+def _state_of(error: BaseException | None) -> str:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+
+
+@cache
+def _claim(schema: str | None) -> str:
+    """Claim from the queues named, in their order and whatever priorities are in them.
+
+    Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are nested loops: what is not
+    claimed is not read.
+    """
+    prefix = _prefix(schema)
+    levels = f"""unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
+      CROSS JOIN LATERAL (
+            WITH RECURSIVE levels (priority) AS (
+                  (SELECT priority FROM {prefix}.jobs
+                    WHERE queue = wanted.queue AND reserved_at IS NULL
+                      AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                                       WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)
+                    ORDER BY priority DESC LIMIT 1)
+                  UNION ALL
+                  SELECT (SELECT j.priority FROM {prefix}.jobs j
+                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL AND j.priority < levels.priority
+                           ORDER BY j.priority DESC LIMIT 1)
+                    FROM levels WHERE levels.priority IS NOT NULL)
+            SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
+    return _claim_from(prefix, levels)
+
+
+@cache
+def _claim_beyond(schema: str | None) -> str:
+    """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
+    prefix = _prefix(schema)
+    levels = """unnest(CAST(%(queues)s AS varchar[]), CAST(%(priorities)s AS smallint[]), CAST(%(moments)s AS bigint[]),
+                   CAST(%(ids)s AS bigint[])) WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
+    beyond = f"""
+               AND (available_at, id) > (timestamptz 'epoch' + level.moment * interval '1 microsecond', level.id)
+               AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
+    return _claim_from(prefix, levels, beyond)
+
+
+def _claim_from(prefix: str, levels: str, beyond: str = "") -> str:
+    """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed is not locked.
+
+    MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more than the limit; and an array,
+    for which each row is found by its primary key, where a join would read the whole table for a large batch.
+    """
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    columns = ", ".join(str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED)
+    return f"""
+WITH due AS MATERIALIZED (
+     SELECT ready.id
+       FROM {levels}
+      CROSS JOIN LATERAL (
+            SELECT id FROM {prefix}.jobs
+             WHERE queue = level.queue AND priority = level.priority
+               AND reserved_at IS NULL AND available_at <= statement_timestamp(){beyond}
+             ORDER BY available_at, id
+             LIMIT %(most)s
+               FOR UPDATE SKIP LOCKED) AS ready
+      LIMIT %(most)s)
+UPDATE {prefix}.jobs
+   SET reserved_at = statement_timestamp(),
+       reserved_by = %(owner)s,
+       lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
+       lease_token = lease_token + 1,
+       attempts = attempts + 1
+ WHERE id = ANY(ARRAY(SELECT id FROM due))
+RETURNING {columns}
+"""
+
+
+def _prefix(schema: str | None) -> str:
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    quoted: str = dialect.identifier_preparer.quote_schema(str(schema))  # doubles %, as drivers want it
+    return quoted
+
+
+@cache
+def _move(dialect: Dialect, batch: Batch, target: Table, skip_locked: bool) -> Insert:
+    found = held(dialect, batch, skip_locked=skip_locked)
+    # all that the row takes along is returned by the DELETE itself: joining its rows to `held` again costs the square of a batch
+    carried = (*(jobs.c[name] for name in CARRIED), *batch.carried(found))
+    gone = delete(jobs).where(jobs.c.id == found.c.id).returning(*carried).cte("gone")
+    source = select(*(gone.c[name] for name in (*CARRIED, *batch.extra)))
+    return insert(target).from_select([*CARRIED, *batch.extra], source).returning(target.c.id, target.c.lease_token)

@@ -1,0 +1,277 @@
+"""The cold path: ended jobs, listings, counts and pruning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    MetaData,
+    Row,
+    Select,
+    Table,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    union_all,
+)
+
+from sqlq.job import ErrorText, JobDetails, State
+from sqlq.retry import error_record
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, after, failed_jobs, finished_jobs, jobs, now
+from sqlq.settings import ERROR_BYTES
+from sqlq.store.jobs import DIALECTS
+
+BATCH = 1_000
+CARRIED_BATCH = 100
+"""Of a move that carries whole rows through this process, payloads of up to 1 MiB included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs are meant: some ids, a task's, a queue's, or, with none of these given, all."""
+
+    ids: tuple[int, ...] = ()
+    task: str | None = None
+    queue: str | None = None
+
+    def where(self, source: Table) -> ColumnElement[bool]:
+        chosen: ColumnElement[bool] = true()
+        if self.ids:
+            chosen &= source.c.id.in_(self.ids)
+        if self.task is not None:
+            chosen &= source.c.task == self.task
+        if self.queue is not None:
+            chosen &= source.c.queue == self.queue
+        return chosen
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------
+
+_LIVE_STATE = case(
+    (jobs.c.reserved_at.is_not(None), State.RUNNING.value),
+    (jobs.c.available_at <= now(), State.AVAILABLE.value),
+    else_=State.SCHEDULED.value,
+)
+_ENDED_STATE = case((finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value)
+_DETAILS = {"result": null(), "reason": null(), "exception": null(), "message": null(), "traceback": null()}
+
+
+def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
+    columns = [c for c in source.c if c.name in CARRIED]
+    extra = [source.c[name] if name in source.c else nothing.label(name) for name, nothing in _DETAILS.items()]
+    return select(*columns, *extra, state.label("state"), ended_at.label("ended_at"))
+
+
+_LIVE = _details(jobs, _LIVE_STATE, null())
+_FINISHED = _details(finished_jobs, _ENDED_STATE, finished_jobs.c.finished_at)
+_FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
+
+_PLACES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
+    State.SCHEDULED: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at > now())),
+    State.AVAILABLE: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at <= now())),
+    State.RUNNING: (_LIVE, jobs, jobs.c.reserved_at.is_not(None)),
+    State.FAILED: (_FAILED, failed_jobs, true()),
+    State.FINISHED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "completed"),
+    State.CANCELLED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "cancelled"),
+}
+
+
+def details(conn: Connection, id: int) -> JobDetails | None:
+    """Return everything about a job, in whichever table it is."""
+    for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
+        row = conn.execute(query.where(source.c.id == id)).one_or_none()
+        if row is not None:
+            return _job(row)
+    return None
+
+
+def listing(
+    conn: Connection, *, state: State | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
+) -> list[JobDetails]:
+    """Return jobs, the newest first, at most `limit` of them."""
+    places = [_PLACES[state]] if state else [(_LIVE, jobs, true()), (_FAILED, failed_jobs, true()), (_FINISHED, finished_jobs, true())]
+    chosen = Selection(task=task, queue=queue)
+    found: list[JobDetails] = []
+    for query, source, belongs in places:
+        rows = conn.execute(query.where(belongs, chosen.where(source)).order_by(source.c.id.desc()).limit(limit))
+        found += [_job(row) for row in rows]
+    return sorted(found, key=lambda job: -job.id)[:limit]
+
+
+def _job(row: Row[Any]) -> JobDetails:
+    return JobDetails(
+        id=row.id,
+        queue=row.queue,
+        task=row.task,
+        state=State(row.state),
+        payload=_decoded(row.payload),
+        priority=row.priority,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        releases=row.releases,
+        unique_key=row.unique_key,
+        created_at=row.created_at,
+        available_at=row.available_at,
+        reserved_at=row.reserved_at,
+        reserved_by=row.reserved_by,
+        lease_token=row.lease_token,
+        ended_at=row.ended_at,
+        result=None if row.result is None else _decoded(row.result),
+        reason=row.reason,
+        exception=row.exception,
+        message=row.message,
+        traceback=row.traceback,
+        errors=_errors(row.errors),
+    )
+
+
+def _decoded(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def _errors(text: str | None) -> list[Any]:
+    found = _decoded(text) if text else []
+    return [record if isinstance(record, dict) else {"message": record} for record in (found if isinstance(found, list) else [found])]
+
+
+def count_failed(conn: Connection, chosen: Selection) -> int:
+    """Count the failed jobs of a selection."""
+    return int(conn.scalar(select(func.count()).select_from(failed_jobs).where(chosen.where(failed_jobs))) or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A row of the view queue_stats; the wait is in seconds, None when nothing waits."""
+
+    queue: str
+    available: int
+    scheduled: int
+    running: int
+    failed: int
+    oldest_wait_seconds: float | None
+    paused: bool
+
+
+def stats(conn: Connection) -> list[QueueStats]:
+    """Return what each queue holds, by name."""
+    rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
+    return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
+
+
+# a Table and not a table(): the schema_translate_map passes over the latter
+_QUEUE_STATS = Table(
+    "queue_stats",
+    MetaData(schema=TOKEN_SCHEMA),
+    *(Column(name) for name in ("queue", "available", "scheduled", "running", "failed", "oldest_wait_seconds", "paused")),
+)
+
+
+def states(conn: Connection, queues: Collection[str]) -> dict[str, int]:
+    """Return how many jobs of these queues are in which state."""
+    query = select(_JOB_STATES.c.state, func.count()).where(_JOB_STATES.c.queue.in_(queues)).group_by(_JOB_STATES.c.state)
+    return {row.state: row[1] for row in conn.execute(query)}
+
+
+_JOB_STATES = Table("job_states", MetaData(schema=TOKEN_SCHEMA), Column("queue"), Column("state"))
+
+
+def enqueued(conn: Connection, task: str, schema: str | None) -> Sequence[Sequence[Any]]:
+    """Return id, task, queue, payload, priority and unique key of a task's jobs, the oldest first, on anybody's connection."""
+    names = ("id", "task", "queue", "payload", "priority", "unique_key")
+    places = (select(*(place.c[name] for name in names)).where(place.c.task == task) for place in (jobs, finished_jobs, failed_jobs))
+    return conn.execute(union_all(*places).order_by("id"), execution_options={"schema_translate_map": {TOKEN_SCHEMA: schema}}).all()
+
+
+# -- mending (T13, T15) --------------------------------------------------------------------------------------------------
+
+
+def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
+    """Move a batch of failed jobs back to be run again; return the ids moved, and those whose unique key is held by a live
+    job, which stay.
+
+    At most 1,000 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker of the failed
+    attempt still matches nothing; what the last attempt failed of joins the errors of the earlier ones.
+    """
+    rows = conn.execute(
+        select(failed_jobs)
+        .where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
+        .order_by(failed_jobs.c.id)
+        .limit(CARRIED_BATCH)
+        .with_for_update(skip_locked=True)
+    ).all()
+    if not rows:
+        return [], []
+    dialect = DIALECTS[conn.dialect.name]
+    statement = dialect.passing_over_live_keys(dialect.insert(jobs).values(available_at=now())).returning(jobs.c.id)
+    # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
+    ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
+    moved = sorted(conn.scalars(statement, [_again(row) for row in ordered]))
+    conn.execute(delete(failed_jobs).where(failed_jobs.c.id.in_(moved)))
+    return moved, [row.id for row in rows if row.id not in set(moved)]
+
+
+_RESET = ("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors")
+
+
+def _again(row: Row[Any]) -> dict[str, Any]:
+    kept = {name: getattr(row, name) for name in CARRIED if name not in _RESET}
+    return {**kept, "attempts": 0, "releases": 0, "errors": _errors_with_the_last(row)}
+
+
+def _errors_with_the_last(row: Row[Any]) -> str:
+    """The errors of earlier attempts and what the job failed of; a full record keeps the oldest, as in a retry."""
+    if len(row.errors or "") > ERROR_BYTES:
+        return str(row.errors)
+    record = error_record(row.attempts, row.reason, ErrorText(row.exception or "", row.message or ""), row.failed_at)
+    return json.dumps([*_errors(row.errors), json.loads(record)], ensure_ascii=False)
+
+
+def forget_failed(conn: Connection, chosen: Selection) -> list[int]:
+    """Delete a batch of failed jobs for good and return their ids, at most 1,000."""
+    ids = (
+        select(failed_jobs.c.id).where(chosen.where(failed_jobs)).order_by(failed_jobs.c.id).limit(BATCH).with_for_update(skip_locked=True)
+    )
+    return sorted(conn.scalars(delete(failed_jobs).where(failed_jobs.c.id.in_(ids)).returning(failed_jobs.c.id)))
+
+
+def erase(conn: Connection, queues: Collection[str]) -> None:
+    """Delete every job of these queues, whatever its state; for queues that nobody else uses."""
+    for source in (jobs, finished_jobs, failed_jobs):
+        conn.execute(delete(source).where(source.c.queue.in_(queues)))
+
+
+def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
+    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return how many."""
+    return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
+
+
+def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> int:
+    """Delete failed jobs that failed longer ago than that, the oldest first; return how many."""
+    return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
+
+
+def _prune(conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int) -> int:
+    old = (
+        select(source.c.id)
+        .where(ended_at < after(bindparam("ago_ms", type_=BigInteger)))
+        .order_by(ended_at)
+        .limit(bindparam("most", type_=Integer))
+        .with_for_update(skip_locked=True)
+    )
+    return conn.execute(delete(source).where(source.c.id.in_(old)), {"ago_ms": -older_than_ms, "most": limit}).rowcount

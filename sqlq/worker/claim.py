@@ -1,0 +1,185 @@
+"""STAGE 2: how much to claim, and from which queues.
+
+A worker never hoards: it holds what its slots run and what they will start within a tenth of a second by their own
+measured pace, nothing more, so that another worker finds its share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sqlq.job import ClaimedJob
+from sqlq.store import cluster, jobs
+from sqlq.store.database import Database
+from sqlq.store.dialect import Place
+
+AHEAD_SECONDS = 0.1
+LARGEST_BATCH = 1_000
+MEASURE_SECONDS = 0.01
+REST_SECONDS = 0.25
+QUEUES_KNOWN_SECONDS = 1.0
+QUEUES_KEPT_SECONDS = 600.0
+"""A queue in which nothing waits any more is claimed from for so long without looking for it."""
+DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
+"""A claim takes some milliseconds, most of them to flush it to disk; one that takes longer has read much that is of no use."""
+ANEW_ONCE_IN = 20
+PLACES_KEPT = 10_000
+
+
+class Pace:
+    """How many jobs a worker ends in a second, measured over the last few tenths of one."""
+
+    def __init__(self) -> None:
+        self._per_second = 0.0
+        self._ended = 0
+        self._at = time.monotonic()
+
+    def measure(self, ended: int) -> float:
+        """Take the number of jobs ended so far; return the pace. It at most doubles, or halves, with each measurement,
+        so that neither a pause in the claims nor a burst of short jobs is taken for the rule."""
+        moment = time.monotonic()
+        elapsed = moment - self._at
+        if elapsed >= MEASURE_SECONDS:
+            seen = (ended - self._ended) / elapsed
+            # after a rest the old pace says nothing, and whoever claimed by it would hold what others have slots for
+            least = self._per_second / 2 if elapsed < REST_SECONDS else 0.0
+            self._per_second = min(max(seen, least), 2 * self._per_second + 1 / MEASURE_SECONDS)
+            self._ended, self._at = ended, moment
+        return self._per_second
+
+
+class Frontier:
+    """How far claims have come in each queue and priority, for while it is dear to begin anew (PostgreSQL).
+
+    A transaction that stays open keeps the server from clearing away what was claimed since it began, and a claim that begins at the
+    head of a queue reads all of that again. While that takes long, claims begin where the last one ended. What is due before that
+    place, because it was committed late or its worker was lost, and what is in a queue or priority that is not known yet, is found
+    by the claims from the head: a twentieth of the time is given to them.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, int], tuple[int, int]] = {}
+        self._dear_seconds = 0.0
+        """How long the claim from the head took, if it and the one before it took long."""
+        self._was_dear = False
+        self._begun_at = float("-inf")
+
+    def begins_anew(self) -> bool:
+        """Whether the next claim is one from the head."""
+        return time.monotonic() - self._begun_at >= self._dear_seconds * ANEW_ONCE_IN
+
+    def began_anew(self, claimed: Sequence[ClaimedJob], seconds: float) -> None:
+        """Note a claim from the head: behind its last job of each priority everything is due later, or somebody else's."""
+        is_dear = seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
+        self._dear_seconds = seconds if is_dear and self._was_dear else 0.0
+        self._was_dear = is_dear
+        self._begun_at = time.monotonic()
+        self.went_on(claimed)
+
+    def went_on(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Note what was claimed, in the order of the queue."""
+        if len(self._places) > PLACES_KEPT:
+            self._places.clear()
+        self._places |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
+
+    def places(self, names: Sequence[str]) -> list[Place]:
+        """Return where to go on in these queues, in the order in which jobs should start."""
+        order = {name: i for i, name in enumerate(names)}
+        known = [(*level, *place) for level, place in self._places.items() if level[0] in order]
+        return sorted(known, key=lambda place: (order[place[0]], -place[1]))
+
+
+class Claimer:
+    """Claims for one worker; `queues` None means every queue there is, in rotation."""
+
+    def __init__(
+        self, database: Database, owner: str, queues: Sequence[str] | None, concurrency: int, lease_ms: int, *, drain: bool = False
+    ) -> None:
+        self._database = database
+        self._owner = owner
+        self._fixed = None if queues is None else list(dict.fromkeys(queues))
+        self._concurrency = concurrency
+        self._lease_ms = lease_ms
+        self._drain = drain
+        self._pace = Pace()
+        self._frontier = Frontier()
+        self._seen: dict[str, float] = {}
+        """The queues there are, and those there were: when each last held a job."""
+        self._looked_at = float("-inf")
+        self._short = True
+        """Whether the last claim found less than it looked for."""
+        self._turn = 0
+
+    def demand(self, running: int, ready: int, ended: int) -> int:
+        """Return how many jobs to claim now: none while more than half of what is held ahead is still there."""
+        ahead = int(self._pace.measure(ended) * AHEAD_SECONDS)
+        free = self._concurrency - running
+        if free <= 0 and ready * 2 > ahead:
+            return 0
+        return min(max(0, free + ahead - ready), LARGEST_BATCH)
+
+    def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
+        """Claim at most `limit` jobs, in a transaction that is committed when this returns.
+
+        Where all queues are served they have to be found first. A look at which there are costs as much as a claim, so a claim
+        from those known of old comes before it, for whoever is waited for; but not on SQLite, where a claim takes the write lock
+        and a look does not, and not when it is `quiet`, so that nothing is likely to be found.
+        """
+        if self._fixed is not None:
+            return self._claim(self._fixed, limit)
+        looks_first = quiet or (self._short and self._is_sqlite) or time.monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS
+        names = self._look() if looks_first else list(self._seen)
+        claimed = self._claim(self._in_turn(names), limit)
+        if not claimed and not looks_first:
+            claimed = self._claim([name for name in self._look() if name not in names], limit)
+        self._short = len(claimed) < limit
+        return claimed
+
+    def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
+        if not names:
+            return []
+        database = self._database
+        if not self._frontier.begins_anew():
+            claimed = self._go_on(names, limit)
+            if claimed or not self._drain:
+                return claimed
+        statement = database.dialect.claiming(database.schema, names, limit, self._owner, self._lease_ms)
+        if statement is not None and database.takes_single_statements:
+            begun = time.monotonic()
+            claimed = jobs.claimed(database.run_alone(*statement), names, limit)
+            self._frontier.began_anew(claimed, time.monotonic() - begun)
+            return claimed
+        with database.begin() as conn:
+            return jobs.claim(conn, names, limit=limit, owner=self._owner, lease_ms=self._lease_ms)
+
+    def _go_on(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
+        places = self._frontier.places(names)
+        if not places:
+            return []
+        database = self._database
+        statement = database.dialect.claiming_beyond(database.schema, places, limit, self._owner, self._lease_ms)
+        claimed = jobs.claimed(database.run_alone(*statement), names, limit)
+        self._frontier.went_on(claimed)
+        return claimed
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._database.engine.dialect.name == "sqlite"
+
+    def _in_turn(self, names: Sequence[str]) -> list[str]:
+        """Each in its turn, so that a busy one starves no other."""
+        if not names:
+            return []
+        ordered = sorted(names, key=repr)  # SQLite lets in bytes, too
+        self._turn += 1
+        first = self._turn % len(ordered)
+        return ordered[first:] + ordered[:first]
+
+    def _look(self) -> list[str]:
+        with self._database.look() as conn:
+            found = cluster.queue_names(conn)
+        self._looked_at = time.monotonic()
+        kept = {name: at for name, at in self._seen.items() if at > self._looked_at - QUEUES_KEPT_SECONDS}
+        self._seen = kept | dict.fromkeys(found, self._looked_at)
+        return found

@@ -1,0 +1,148 @@
+"""What processes of one worker tell each other: JSON lines over a socket pair whose end means that the other is gone.
+
+supervisor ◄──► child (a worker) ◄──► isolate (one job at a time)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+
+Message = dict[str, Any]
+
+_SENT: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted)
+}
+
+
+class Link:
+    """One end of a socket pair. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._lines = end.makefile("rb")
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+
+    @classmethod
+    def pair(cls) -> tuple[Link, socket.socket]:
+        """Return one end as a Link, and the other to be handed to a new process and then closed."""
+        here, there = socket.socketpair()
+        return cls(here), there
+
+    @classmethod
+    def inherited(cls, fd: int) -> Link:
+        """Return the end that this process was started with."""
+        end = socket.socket(fileno=fd)
+        end.set_inheritable(False)
+        return cls(end)
+
+    def send(self, **message: Any) -> None:
+        """Send a message, waiting for the other side to take it; nothing happens when it is gone."""
+        with self._lock:
+            try:
+                self._socket.sendall(_line(message))
+            except OSError:
+                pass
+
+    def offer(self, *, droppable: bool = False, **message: Any) -> None:
+        """Send a message without waiting, because the other side may be stopped; what does not fit follows with the next
+        `offer` or `flush`. A droppable message is left out while earlier ones have not been taken."""
+        with self._lock:
+            self._flush()
+            if not (droppable and self._unsent):
+                self._unsent += _line(message)
+                self._flush()
+
+    def flush(self) -> None:
+        """Send what earlier offers left."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None when the other side is gone."""
+        try:
+            line = self._lines.readline()
+        except (OSError, ValueError):
+            return None
+        if not line.endswith(b"\n"):  # it died in the middle of a word
+            return None
+        message: Message = json.loads(line)
+        return message
+
+    def close(self) -> None:
+        """Close this end, which ends a `receive` in either process."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._lines.close()
+        self._socket.close()
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a process of the same worker, which inherits these descriptors and is told by its link when to stop.
+
+    A terminal, or systemd, sends SIGINT and SIGTERM to all processes of a group. The new one starts with both blocked, until
+    `ignore_signals` has dealt with them, so that none meets it half started.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """Let SIGINT and SIGTERM pass. By handlers that do nothing: what is ignored outright would stay so in the programs that a
+    handler starts."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def packed(value: Any) -> Any:
+    """Return a claimed job or an outcome as JSON."""
+    if isinstance(value, datetime):
+        return {"is": "datetime", "at": value.isoformat()}
+    if isinstance(value, ClaimedJob):
+        names: Iterable[str] = value._fields
+    elif dataclasses.is_dataclass(value):
+        names = (field.name for field in dataclasses.fields(value))
+    else:
+        return value
+    return {"is": type(value).__name__, **{name: packed(getattr(value, name)) for name in names}}
+
+
+def unpacked(value: Any) -> Any:
+    """Return what `packed` was given."""
+    if not isinstance(value, dict):
+        return value
+    fields = {name: unpacked(field) for name, field in value.items()}
+    kind = fields.pop("is")
+    return datetime.fromisoformat(fields["at"]) if kind == "datetime" else _SENT[kind](**fields)

@@ -1,0 +1,69 @@
+"""Patience with a database that is away: wait with jitter, and say so now and then instead of each time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import ClassVar
+
+from sqlq.clock import readable
+from sqlq.store.postgresql import is_read_only
+
+log = logging.getLogger("sqlq.worker")
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
+"""The longest wait, and a connection attempt that is given up, leave a worker back at work within five seconds."""
+SAY_EVERY_SECONDS = 60.0
+
+
+class Outage:
+    """The trouble one loop of a worker has with the database. All loops of a worker meet the same outage at the same
+    time, so what is said about it is said once for all of them."""
+
+    _lock = threading.Lock()
+    _said_at: ClassVar[dict[str, float]] = {}
+    """When each kind of trouble was last spoken of."""
+    _since: float | None = None
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._failures = 0
+
+    def met(self, error: BaseException) -> float:
+        """Note a failure; return how many seconds to wait before trying again.
+
+        A connection that broke is followed at once by the first other try, of which nothing is said: pooled connections are
+        not asked for a sign of life before they are used, since that would cost each claim and settle a round trip.
+        """
+        self._failures += 1
+        if self._failures == 1 and getattr(error, "connection_invalidated", True):  # a driver's own error: LISTEN's connection broke
+            log.debug("a connection broke while %s: %s", self._doing, error)
+            return 0.0
+        moment = time.monotonic()
+        with Outage._lock:
+            if Outage._since is None:
+                Outage._since = moment
+            trouble = "takes no writes, as a standby does not" if is_read_only(error) else "does not answer"
+            if moment - Outage._said_at.get(trouble, -SAY_EVERY_SECONDS) >= SAY_EVERY_SECONDS:
+                Outage._said_at[trouble] = moment
+                log.warning(
+                    "the database %s (while %s: %s); trying again until it does",
+                    *(trouble, self._doing, (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0]),
+                    extra={"event": "database_away"},
+                )
+        seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
+        return seconds * random.uniform(0.5, 1.0)
+
+    def over(self) -> None:
+        """Note that the database answered."""
+        if self._failures == 0:
+            return
+        self._failures = 0
+        with Outage._lock:
+            if Outage._since is not None:
+                away_ms = (time.monotonic() - Outage._since) * 1000
+                Outage._since = None
+                Outage._said_at.clear()
+                log.warning("the database is back after %s", readable(away_ms), extra={"event": "database_back"})

@@ -1,0 +1,277 @@
+"""A job while a handler runs it, and how the handler finds it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlq.enqueue import AnyAsyncSession, SyncSession, connection_of, refuse_loose_savepoint
+from sqlq.errors import ConfigurationError, LeaseLostError
+from sqlq.job import ClaimedJob
+from sqlq.retry import scrubbed
+from sqlq.settings import RESULT_BYTES
+from sqlq.store import jobs
+from sqlq.store.dialect import Right
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+    from sqlq.task import Task
+
+log = logging.getLogger("sqlq.worker")
+
+_current: ContextVar[RunningJob] = ContextVar("sqlq_current_job")
+
+
+def current_job() -> RunningJob:
+    """Return the job that the calling handler runs.
+
+    Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in threads a
+    handler starts by itself. Raises `ConfigurationError` outside a handler.
+
+    >>> sqlq.current_job().id  # doctest: +SKIP
+    42
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise ConfigurationError("current_job() was called outside a handler: there is no job here") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What completing a job needs to know of the place it lives in: the schema, and whether finished jobs are kept."""
+
+    schema: str | None
+    keep_finished: bool
+
+
+class RunningJob:
+    """The job a handler runs.
+
+    `id`, `task`, `queue`, `attempts` (1 in the first attempt) and `max_attempts` say what it is. `lease_token` rises with
+    every claim and can fence external effects; `id` can serve as their idempotency key.
+    """
+
+    # What most jobs never change stands here and not in each job: a worker makes ten thousands of them in a second.
+    started: float | None = None
+    deadline: float | None = None
+    timed_out = False
+    cancelled_at: float | None = None
+    heeded = False
+    """Whether the handler has seen that it should stop."""
+    completed = False
+    """Whether the handler called `complete()`."""
+    given_up = False
+    """Whether the worker has settled this attempt without waiting for its handler."""
+    kill: Callable[[], None] | None = None
+    """Ends the process the handler runs in, where it has one of its own."""
+    _stop: Callable[[], object] | None = None
+
+    def __init__(
+        self, claimed: ClaimedJob, task: Task[..., Any] | None, trusted_until: float, home: Home | None = None, *, isolated: bool = False
+    ) -> None:
+        self.claimed = claimed
+        self.right: Right = (claimed.id, claimed.lease_token)
+        """Id and lease token: what entitles to write to this job's row."""
+        self.task_found = task
+        self.trusted_until = trusted_until
+        """Until when, by this machine's monotonic clock, the lease is certainly ours."""
+        self.home = home
+        """None where there is no row to complete: in `sqlq.testing.inline`."""
+        self.isolated = isolated
+        """Whether the handler runs in a process of its own."""
+        self.claimed_at = time.monotonic()
+        self.cancel_requested = claimed.cancel_requested_at is not None
+        """Whether an operator asked for the job's end."""
+
+    @property
+    def id(self) -> int:
+        return self.claimed.id
+
+    @property
+    def task(self) -> str:
+        return self.claimed.task
+
+    @property
+    def queue(self) -> str:
+        return self.claimed.queue
+
+    @property
+    def attempts(self) -> int:
+        return self.claimed.attempts
+
+    @property
+    def max_attempts(self) -> int:
+        return self.claimed.max_attempts
+
+    @property
+    def lease_token(self) -> int:
+        return self.claimed.lease_token
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler should stop: its timeout has passed, its lease was lost, an operator cancelled the job, or the
+        worker is shutting down and the grace time is over. A `def` handler that runs long should look now and then, and return
+        when it is so: having seen this, it has not finished by returning, but is given back (or cancelled, or timed out). An
+        `async def` handler is cancelled, and one in a process of its own is asked, and then killed."""
+        if self.asked_to_stop:
+            self.heeded = True
+        return self.heeded
+
+    @property
+    def asked_to_stop(self) -> bool:
+        return self.cancelled_at is not None
+
+    # -- exactly-once effects ------------------------------------------------------------------------------------------
+
+    def complete(self, session: SyncSession, result: Any = None) -> None:
+        """Complete this job in the handler's own transaction, so that its writes and the completion commit together.
+
+        The job then is finished exactly when that transaction commits, whatever becomes of this process or of the reply to
+        its COMMIT: no other attempt can commit as well. Best the last write before the commit, since the job's row is locked
+        from here on. What the handler returns afterwards does not count; `result` is stored instead, by the same rules.
+
+        Raises `LeaseLostError` when the job belongs to somebody else by now: let it through, so that the transaction rolls
+        back. Raises `ConfigurationError` in a transaction stricter than READ COMMITTED, where a heartbeat since its snapshot
+        would make it fail. A handler that completes and does not commit has failed, and is tried again.
+
+        >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
+        ...     session.add(Payment(order_id=order_id))
+        ...     sqlq.current_job().complete(session)
+        """
+        conn = connection_of(session)
+        text = result_text(result, self.claimed)
+        if self.home is None:
+            self.completed = True
+            return
+        refuse_loose_savepoint(conn)
+        level = jobs.stricter_isolation(conn)
+        if level is not None:
+            raise ConfigurationError(
+                f"complete() was called in a transaction at {level}, where the heartbeats of this job make the commit fail: "
+                "use READ COMMITTED for it, as in session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
+            )
+        self.completed = True
+        if not jobs.complete(conn, self.right, text, schema=self.home.schema, keep_finished=self.home.keep_finished):
+            raise LeaseLostError(
+                f"job {self.id} belongs to somebody else by now: this attempt came too late, and its transaction must roll back"
+            )
+
+    async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
+        """`complete` with an AsyncSession or AsyncConnection."""
+        target: Any = session
+        if hasattr(target, "registry"):  # an async_scoped_session, which has no run_sync
+            target = target()
+        if not hasattr(target, "run_sync"):
+            raise ConfigurationError(
+                f"acomplete takes an AsyncSession or AsyncConnection, not a {type(target).__name__}: use complete for that"
+            )
+        await target.run_sync(lambda sync: self.complete(sync, result))
+
+    @contextmanager
+    def completing(self, sessions: Engine | sessionmaker[Session], result: Any = None) -> Iterator[Session]:
+        """Open a session, run the block in its transaction, complete the job and commit; an exception rolls all of it back.
+
+        >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
+        ...     session.add(Payment(order_id=order_id))
+        """
+        from sqlalchemy.orm import Session
+
+        with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
+            yield session
+            self.complete(session, result)
+
+    @asynccontextmanager
+    async def acompleting(
+        self, sessions: AsyncEngine | async_sessionmaker[AsyncSession], result: Any = None
+    ) -> AsyncIterator[AsyncSession]:
+        """`completing` with an AsyncEngine or async_sessionmaker."""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        async with AsyncSession(sessions) if not callable(sessions) else sessions() as session, session.begin():
+            yield session
+            await self.acomplete(session, result)
+
+    # -- for the worker ------------------------------------------------------------------------------------------------
+
+    def on_cancel(self, stop: Callable[[], object] | None) -> None:
+        """Say what makes the handler stop; called at once where that was asked for already."""
+        self._stop = stop
+        if stop is not None and self.asked_to_stop:
+            stop()
+
+    def cancel(self) -> None:
+        """Ask the handler to stop. A thread cannot be made to; a coroutine is, and a process."""
+        if self.cancelled_at is None:
+            self.cancelled_at = time.monotonic()
+        if self._stop is not None:
+            self._stop()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on this process's event loop."""
+        return self.task_found is not None and self.task_found.is_async and not self.isolated
+
+    def is_trusted(self) -> bool:
+        return time.monotonic() < self.trusted_until
+
+    def begin(self) -> None:
+        """Mark the start of the attempt, in the thread or asyncio task that runs it."""
+        self.mark_started()
+        _current.set(self)
+
+    def mark_started(self) -> None:
+        self.started = time.monotonic()
+        if self.claimed.timeout_ms is not None:
+            self.deadline = self.started + self.claimed.timeout_ms / 1000
+
+    def seconds(self) -> float:
+        return 0.0 if self.started is None else time.monotonic() - self.started
+
+    def fields(self, event: str) -> dict[str, object]:
+        """What a log line about this job carries."""
+        return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts, "event": event}
+
+
+def result_text(result: Any, job: ClaimedJob) -> str | None:
+    """Return a handler's result as JSON; one that is not JSON, or too large, is dropped with a warning: the job is done."""
+    if result is None:
+        return None
+    try:
+        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        if "\\u0000" in text or any("\ud800" <= c <= "\udfff" for c in text):
+            text = json.dumps(_storable(result), ensure_ascii=False, allow_nan=False)
+    except Exception as error:
+        why = f"is not JSON ({scrubbed(str(error), 200)})"
+    else:
+        size = len(text.encode())
+        if size <= RESULT_BYTES:
+            return text
+        why = f"takes {size:,} bytes as JSON, more than {RESULT_BYTES:,}"
+    log.warning(
+        "job %d: %s finished, but its result %s; null is stored",
+        *(job.id, job.task, why),
+        extra={"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempts, "event": "result_dropped"},
+    )
+    return None
+
+
+def _storable(value: Any) -> Any:
+    match value:
+        case str():
+            return scrubbed(value, max(len(value) * 4, 64))
+        case dict():
+            return {(_storable(k) if isinstance(k, str) else k): _storable(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_storable(v) for v in value]
+        case _:
+            return value

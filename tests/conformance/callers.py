@@ -1,0 +1,119 @@
+"""Callers: every kind of session on every driver, behind one face, so that one test is the contract for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import sqlq
+from sqlq import Job, NewJob
+
+DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
+    "postgresql": {"psycopg": (Session, scoped_session, Connection), "psycopg2": (Session, scoped_session, Connection)},
+    "sqlite": {"pysqlite": (Session, scoped_session, Connection)},
+}
+ASYNC_DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
+    "postgresql": {"asyncpg": (AsyncSession, async_scoped_session, AsyncConnection), "psycopg_async": (AsyncSession, AsyncConnection)},
+    "sqlite": {"aiosqlite": (AsyncSession, async_scoped_session, AsyncConnection)},
+}
+WAYS = [
+    pytest.param(database, (driver, kind), id=f"{driver}-{kind.__name__}")
+    for databases in (DRIVERS, ASYNC_DRIVERS)
+    for database, drivers in databases.items()
+    for driver, kinds in drivers.items()
+    for kind in kinds
+]
+every_way = pytest.mark.parametrize(("database_url", "way"), WAYS, indirect=["database_url"])
+
+Way = tuple[str, type[Any]]
+
+
+class Caller:
+    """Somebody in a transaction of their own, who enqueues in it. Asynchronous ones run on a loop of theirs."""
+
+    def __init__(self, url: str, way: Way, *, configured: bool = True, **options: Any) -> None:
+        driver, kind = way
+        parsed = make_url(url)
+        parsed = parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}")
+        self._runner = asyncio.Runner() if "async" in driver or driver == "aiosqlite" else None
+        self.engine: Any = create_async_engine(parsed, **options) if self._runner else create_engine(parsed, **options)
+        if configured and parsed.get_backend_name() == "sqlite":
+            sqlq.configure_sqlite(self.engine)
+        makers: dict[type[Any], Callable[[], Any]] = {
+            Session: lambda: Session(self.engine),
+            scoped_session: lambda: scoped_session(sessionmaker(self.engine)),
+            Connection: self.engine.connect,
+            AsyncSession: lambda: AsyncSession(self.engine),
+            async_scoped_session: lambda: async_scoped_session(async_sessionmaker(self.engine), scopefunc=lambda: None),
+            AsyncConnection: self.engine.connect,
+        }
+        self.session = makers[kind]()
+        if kind is AsyncConnection:
+            self._do(self.session.start())
+
+    def _do(self, result: Any) -> Any:
+        async def wait() -> Any:
+            return await result
+
+        return self._runner.run(wait()) if self._runner and hasattr(result, "__await__") else result
+
+    def enqueue(self, app: sqlq.App, job: NewJob) -> Job:
+        if self._runner:
+            return self._runner.run(app.aenqueue(job, session=self.session))
+        return app.enqueue(job, session=self.session)
+
+    def enqueue_many(self, app: sqlq.App, jobs: Sequence[NewJob]) -> list[Job]:
+        if self._runner:
+            return self._runner.run(app.aenqueue_many(jobs, session=self.session))
+        return app.enqueue_many(jobs, session=self.session)
+
+    def execute(self, statement: str) -> Any:
+        return self._do(self.session.execute(text(statement)))
+
+    @contextmanager
+    def savepoint(self) -> Iterator[Any]:
+        """A savepoint, released at the end unless `.rollback()` of what it gives was called."""
+        savepoint = _Savepoint(self, self._do(self.session.begin_nested()))
+        yield savepoint
+        if not savepoint.over:
+            self._do(savepoint.transaction.commit())
+
+    def commit(self) -> None:
+        self._do(self.session.commit())
+
+    def rollback(self) -> None:
+        self._do(self.session.rollback())
+
+    def in_transaction(self) -> bool:
+        session = self.session() if isinstance(self.session, (scoped_session, async_scoped_session)) else self.session
+        return bool(session.in_transaction())
+
+    def close(self) -> None:
+        self._do(self.session.close())
+        self._do(self.engine.dispose())
+        if self._runner:
+            self._runner.close()
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Savepoint:
+    def __init__(self, caller: Caller, transaction: Any) -> None:
+        self._caller = caller
+        self.transaction = transaction
+        self.over = False
+
+    def rollback(self) -> None:
+        self._caller._do(self.transaction.rollback())
+        self.over = True

@@ -1,0 +1,397 @@
+"""Cancelling by an operator (T10, T11, T12): what each job becomes, what its owner can still do, and who wins a race."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text, update
+
+import sqlq
+from sqlq import admin
+from sqlq.errors import ConfigurationError, SchemaVersionError
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.schema.tables import jobs as jobs_table
+from sqlq.store import cluster, jobs, operators
+from sqlq.store.jobs import Fate
+from tests.waiting import wait_until
+
+ERROR = ErrorText("ValueError", "no", "Traceback …")
+EVERY_OUTCOME: list[Outcome] = [Completed("1"), Cancelled("no"), Retried(0, ERROR), Failed("error", ERROR), Released()]
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+class Play:
+    """An App with two tasks, and the worker's hand."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.tasks = {name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")}
+
+    def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
+        return [job.id for job in self.app.enqueue_many([self.tasks[task].new(i).set(**options) for i in range(count)])]
+
+    def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
+        with self.app.database.begin() as conn:
+            return jobs.claim(conn, cluster.queue_names(conn), limit=limit, owner="worker", lease_ms=lease_ms)
+
+    def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
+        with self.app.database.begin() as conn:
+            done = jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)], keep_finished=keep_finished)
+        return {id for id, _ in done}
+
+    def extend(self, job: ClaimedJob) -> dict[tuple[int, int], bool]:
+        with self.app.database.begin() as conn:
+            return jobs.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
+
+    def fate(self, job: ClaimedJob, *, keep_finished: bool = True) -> Fate:
+        right = (job.id, job.lease_token)
+        with self.app.database.read() as conn:
+            return jobs.fates(conn, [right], keep_finished=keep_finished)[right]
+
+    def requested(self) -> dict[int, Any]:
+        with self.app.database.read() as conn:
+            return {id: at for id, at in conn.execute(text("SELECT id, cancel_requested_at FROM jobs")) if at is not None}
+
+    def states(self, ids: Sequence[int]) -> list[str]:
+        return [str(self.app.get(id).state) for id in ids]
+
+
+@pytest.fixture
+def play(app: sqlq.App) -> Play:
+    return Play(app)
+
+
+@contextmanager
+def locked(engine: Engine, id: int) -> Iterator[Connection]:
+    """Somebody's transaction that holds a job's row."""
+    with engine.connect() as conn, conn.begin():
+        conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": id})
+        yield conn
+
+
+def waits_for_a_lock(engine: Engine) -> bool:
+    with engine.connect() as conn:
+        return bool(conn.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
+
+
+# -- what each job becomes -----------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None:
+    (retried,) = play.enqueue(priority=7, timeout="30s", unique_key="k")
+    (owner,) = play.claim()
+    assert play.settle(owner, Retried(0, ERROR)) == {retried}
+    (scheduled,) = play.enqueue(delay="1h")
+    before = play.app.get(retried)
+
+    assert play.app.cancel([retried, scheduled]) == {retried: "cancelled", scheduled: "cancelled"}
+
+    after = play.app.get(retried)
+    assert (after.state, after.reason, after.ended_at is not None) == ("cancelled", "cancelled by an operator", True)
+    kept = ("id", "task", "queue", "payload", "priority", "attempts", "lease_token", "unique_key", "errors", "created_at", "available_at")
+    assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
+    assert play.states([scheduled]) == ["cancelled"]
+    assert play.claim() == [], "it is not run any more"
+    (again,) = play.enqueue(unique_key="k")
+    assert again not in (retried, scheduled), "its unique key is free"
+    assert play.app.cancel([retried]) == {retried: "ended"}
+
+
+def test_a_running_job_is_asked_and_still_its_owners(play: Play) -> None:
+    (id,) = play.enqueue()
+    (owner,) = play.claim()
+    assert play.app.cancel([id]) == {id: "requested"}
+    first = play.requested()
+    assert list(first) == [id]
+    assert play.app.cancel([id]) == {id: "requested"}
+    assert play.requested() == first, "the first request counts"
+    assert play.states([id]) == ["running"]
+    assert play.extend(owner) == {(id, owner.lease_token): True}, "the owner is fenced by nothing, and told at its heartbeat"
+    assert play.settle(owner, Completed("1")) == {id}
+    assert play.states([id]) == ["finished"]
+
+
+def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_an_operator_retries_it(play: Play) -> None:
+    (id,) = play.enqueue()
+    (owner,) = play.claim()
+    play.app.cancel([id])
+    play.settle(owner, Failed("error", ERROR))
+    assert play.app.retry_failed([id]) == [id]
+    assert play.requested() == {}
+
+
+@pytest.mark.parametrize("keep_finished", [True, False])
+@pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
+def test_after_a_forced_cancel_the_old_owner_changes_nothing(play: Play, outcome: Outcome, keep_finished: bool) -> None:
+    (id,) = play.enqueue()
+    (owner,) = play.claim()
+    assert play.app.cancel([id], force=True) == {id: "cancelled"}
+    ended = play.app.get(id)
+    assert (ended.state, ended.lease_token, ended.reserved_by) == ("cancelled", owner.lease_token + 1, "worker")
+    assert "while it ran" in str(ended.reason)
+    assert play.settle(owner, outcome, keep_finished=keep_finished) == set()
+    assert play.extend(owner) == {}
+    assert play.fate(owner, keep_finished=keep_finished) is Fate.LOST
+    with play.app.database.begin() as conn:
+        assert jobs.rescue(conn) == []
+    assert play.app.get(id) == ended
+    assert [job.id for job in play.app.list()] == [id]
+
+
+def test_force_ends_waiting_jobs_without_touching_their_tokens(play: Play) -> None:
+    ids = play.enqueue(2)
+    (running,) = play.claim(limit=1)
+    assert play.app.cancel(ids, force=True) == dict.fromkeys(ids, "cancelled")
+    assert [play.app.get(id).lease_token for id in ids] == [running.lease_token + 1, 0]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(app: sqlq.App, is_async: bool) -> None:
+    async def waits_async() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    def waits() -> None:
+        started.set()
+        wait_until(lambda: sqlq.current_job().cancelled, timeout=30, what="the request")
+
+    started = threading.Event()
+    id = app.enqueue(app.task(name="waits")(waits_async if is_async else waits).new()).id
+    worker = app.worker(lease="1s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        assert started.wait(20)
+        assert app.cancel([id]) == {id: "requested"}
+        wait_until(lambda: app.get(id).state == "cancelled", timeout=30, what="the job cancelled")
+    finally:
+        worker.stop()
+        thread.join(30)
+    assert (app.get(id).reason, app.get(id).attempts) == ("cancelled by an operator", 1)
+
+
+# -- which jobs are meant ------------------------------------------------------------------------------------------------
+
+
+def test_what_became_of_each_id(play: Play) -> None:
+    finished, failed, running, waiting, elsewhere = (play.enqueue(queue=queue)[0] for queue in "abcde")
+    claimed = {job.queue: job for job in play.claim()}
+    play.settle(claimed["a"], Completed())
+    play.settle(claimed["b"], Failed("error", ERROR))
+    for queue in "de":
+        play.settle(claimed[queue], Released())
+    assert play.app.cancel([finished, failed, running, waiting, 4711]) == {
+        finished: "ended",
+        failed: "ended",
+        running: "requested",
+        waiting: "cancelled",
+        4711: "unknown",
+    }
+    assert play.app.cancel([elsewhere], queue="d") == {elsewhere: "passed over"}
+    assert play.app.cancel([elsewhere], task="pack") == {elsewhere: "passed over"}
+    assert play.states([finished, failed, running, waiting, elsewhere]) == ["finished", "failed", "running", "cancelled", "available"]
+
+
+def test_by_task_and_by_queue(play: Play) -> None:
+    send = play.enqueue(2)
+    pack = play.enqueue(2, "pack")
+    boxes = play.enqueue(2, "pack", queue="boxes")
+    assert play.app.cancel(task="pack", queue="boxes") == dict.fromkeys(boxes, "cancelled")
+    assert play.app.cancel(task="pack") == dict.fromkeys(pack, "cancelled")
+    assert play.app.cancel(queue="nowhere") == {}
+    assert play.app.cancel(send[:1], task="send", queue="default") == {send[0]: "cancelled"}
+    assert play.app.cancel(queue="default") == {send[1]: "cancelled"}
+
+
+def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "BATCH", 3)
+    sizes: list[int] = []
+    late: list[int] = []
+    original = operators.cancel
+
+    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> operators.Cancelled:
+        sizes.append(len(ids))
+        return original(conn, ids, **how)
+
+    monkeypatch.setattr(operators, "cancel", counted)
+    find_live = operators.live
+
+    def busy(conn: Connection, *args: Any, **how: Any) -> list[int]:
+        found = find_live(conn, *args, **how)
+        if len(late) < 20:
+            late.extend(play.enqueue())
+        return found
+
+    monkeypatch.setattr(operators, "live", busy)
+    ids = play.enqueue(7)
+    assert play.app.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
+    assert sizes == [3, 3, 1]
+    assert set(play.states(late)) == {"available"}
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ({}, "name the jobs that are meant: by id, by task or by queue"),
+        ({"ids": []}, "name the jobs that are meant"),
+        ({"ids": 7}, "give a list"),
+        ({"ids": "7"}, "give a list"),
+        ({"ids": [1, "2"]}, "'2' is not the id of a job"),
+        ({"ids": [1, 0]}, "0 is not the id of a job"),
+        ({"ids": [1], "task": ""}, "task is '': it must be text"),
+        ({"queue": "a\0b"}, "NUL"),
+        ({"queue": "x" * 256}, "queue has 256 characters"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_changes_nothing(play: Play, how: dict[str, Any], complaint: str) -> None:
+    ids = play.enqueue(2)
+    for force in (False, True):
+        with pytest.raises(ConfigurationError, match=complaint):
+            play.app.cancel(**how, force=force)
+    assert play.states(ids) == ["available", "available"]
+
+
+def test_tables_that_are_missing_are_said_to_be(empty_database_url: str) -> None:
+    app = sqlq.App(empty_database_url)
+    for call in (lambda: app.cancel([1]), lambda: app.pause("q"), lambda: app.resume("q"), lambda: app.prune(failed="1d"), app.workers):
+        with pytest.raises((SchemaVersionError, ConfigurationError), match="migrate"):
+            call()
+    app.close()
+
+
+# -- races: the row's lock decides ---------------------------------------------------------------------------------------
+
+
+@on_postgresql
+@pytest.mark.parametrize("force", [False, True])
+def test_a_claim_that_came_first_makes_of_a_cancel_a_request(play: Play, engine: Engine, force: bool) -> None:
+    first, second, third = play.enqueue(3)
+    with ThreadPoolExecutor(1) as pool:
+        with play.app.database.begin() as conn:
+            claimed = jobs.claim(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
+            assert [job.id for job in claimed] == [first, second]
+            cancelling = pool.submit(play.app.cancel, [first, second, third], force=force)
+            wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the claim")
+            assert play.states([third]) == ["cancelled"], "a locked row holds up no other"
+        done = cancelling.result(20)
+    if force:
+        assert done == dict.fromkeys((first, second, third), "cancelled")
+        assert all(play.settle(job, Completed()) == set() for job in claimed)
+    else:
+        assert done == {first: "requested", second: "requested", third: "cancelled"}
+        assert set(play.requested()) == {first, second}
+        assert all(play.settle(job, Completed()) == {job.id} for job in claimed)
+
+
+@on_postgresql
+def test_a_cancel_that_came_first_leaves_nothing_to_claim(play: Play) -> None:
+    first, second = play.enqueue(2)
+    with play.app.database.begin() as conn:
+        assert operators.cancel(conn, [first]).ended == [first]
+        assert [job.id for job in play.claim()] == [second], "the claim passes over the locked row and waits for nothing"
+    assert play.states([first, second]) == ["cancelled", "running"]
+
+
+@on_postgresql
+@pytest.mark.parametrize("force", [False, True])
+def test_a_settle_that_came_first_wins(play: Play, engine: Engine, force: bool) -> None:
+    (id,) = play.enqueue()
+    (owner,) = play.claim()
+    with ThreadPoolExecutor(1) as pool:
+        with play.app.database.begin() as conn:
+            assert jobs.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
+            cancelling = pool.submit(play.app.cancel, [id], force=force)
+            wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
+        assert cancelling.result(20) == {id: "ended"}
+    assert play.app.get(id).result == 1
+
+
+@on_postgresql
+def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play) -> None:
+    (id,) = play.enqueue()
+    (owner,) = play.claim()
+    with play.app.database.begin() as conn:
+        assert operators.cancel(conn, [id], force=True).ended == [id]
+        assert play.settle(owner, Completed("1")) == set(), "the settle passes over the locked row"
+        assert play.fate(owner) is Fate.HELD, "not committed yet: not known to be lost"
+    assert play.settle(owner, Completed("1")) == set()
+    assert play.fate(owner) is Fate.LOST
+    assert play.states([id]) == ["cancelled"]
+
+
+@on_postgresql
+@pytest.mark.parametrize("force", [False, True])
+def test_a_row_that_stays_locked_is_said_to_be(play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PATIENCE_SECONDS", 0.05)
+    held, other, free = play.enqueue(3)
+    with locked(engine, held), locked(engine, other):
+        assert play.app.cancel(queue="default", force=force) == {held: "locked", other: "locked", free: "cancelled"}
+    assert play.states([held, other, free]) == ["available", "available", "cancelled"]
+    assert play.app.cancel([held]) == {held: "cancelled"}
+
+
+@on_sqlite
+def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> None:
+    """Whichever has the write lock first: the claim's row is running when the cancel looks at it."""
+    (id,) = play.enqueue()
+    with ThreadPoolExecutor(1) as pool:
+        with play.app.database.begin() as conn:
+            assert jobs.claim(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
+            begins = threading.Event()
+            event.listen(play.app.database.engine, "begin", lambda conn: begins.set())
+            cancelling = pool.submit(play.app.cancel, [id])
+            assert begins.wait(10)
+        assert cancelling.result(20) == {id: "requested"}
+
+
+def test_workers_and_operators_in_each_others_way_lose_nothing(play: Play) -> None:
+    """Claims, settles and cancels of the same jobs at once: each job ends exactly once, and as somebody was told."""
+    ids = play.enqueue(60)
+    settled: set[int] = set()
+
+    def work() -> None:
+        while claimed := play.claim(limit=3):
+            for job in claimed:
+                # as a worker does: a settle passes over a row that somebody has locked, and is repeated
+                while not (done := play.settle(job, Completed())) and play.fate(job) is Fate.HELD:
+                    pass
+                settled.update(done)
+
+    def end(part: Sequence[int], *, force: bool) -> dict[int, Any]:
+        return {id: word for i in range(0, len(part), 4) for id, word in play.app.cancel(part[i : i + 4], force=force).items()}
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(work), pool.submit(work)]
+        told = [pool.submit(end, ids[:40], force=False), pool.submit(end, ids[20:], force=True)]
+        for future in running:
+            future.result(60)
+        answers = [future.result(60) for future in told]
+    work()
+    states = dict(zip(ids, play.states(ids), strict=True))
+    cancelled = {id for answer in answers for id, word in answer.items() if word == "cancelled"}
+    assert {id for id, state in states.items() if state == "cancelled"} == cancelled
+    assert {id for id, state in states.items() if state == "finished"} == settled
+    assert cancelled | settled == set(ids)
+    assert not cancelled & settled
+
+
+def test_ids_are_cancelled_in_ascending_order_of_their_locks(play: Play) -> None:
+    ids = play.enqueue(3)
+    asked: list[str] = []
+
+    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        asked.append(statement)
+
+    with play.app.database.begin() as conn:
+        conn.execute(update(jobs_table).values(priority=1))
+        event.listen(conn, "before_cursor_execute", collect)
+        operators.cancel(conn, list(reversed(ids)))
+    assert "ORDER BY" in asked[0]
+    assert asked[0].split("ORDER BY")[1].split()[0].endswith("jobs.id")

@@ -1,0 +1,431 @@
+"""What the doctor sees: each trouble it knows, made on purpose, and a database in which all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, event, make_url, text
+from sqlalchemy.exc import IntegrityError
+
+import sqlq
+from sqlq import doctor
+from sqlq.doctor import Doctor, Finding, Verdict, filesystem
+from sqlq.job import ErrorText, Failed, Released, Settlement
+from sqlq.store import cluster, health, jobs
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+class Patient:
+    """An App, a task, and what the doctor says."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.task = app.task(name="send")(lambda: None)
+        self.is_postgresql = app.database.engine.dialect.name == "postgresql"
+
+    def examine(self, *, deep: bool = False) -> list[Finding]:
+        return Doctor(self.app.database, deep=deep).examine()
+
+    def about(self, check: str) -> Finding:
+        (found,) = (finding for finding in self.examine() if finding.check == check)
+        return found
+
+    def enqueue(self, queue: str = "mail") -> int:
+        return self.app.enqueue(self.task.new().set(queue=queue)).id
+
+    def claim(self, queue: str = "mail") -> Any:
+        with self.app.database.begin() as conn:
+            (job,) = jobs.claim(conn, [queue], limit=1, owner="w", lease_ms=30_000)
+        return job
+
+    def settle(self, job: Any, outcome: Any) -> None:
+        with self.app.database.begin() as conn:
+            assert jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+
+    def serve(self, names: Sequence[str] | None = None, version: str = sqlq.__version__) -> None:
+        with self.app.database.begin() as conn:
+            cluster.register(conn, id=str(uuid4()), host="here", pid=1, version=version, queues=names, concurrency=1)
+
+    def set_back(self, column: str, hours: int = 1) -> None:
+        """Let a moment of all jobs lie in the past."""
+        earlier = f"- interval '{hours} hours'" if self.is_postgresql else f"- {hours} * 3600000"
+        with self.app.database.begin() as conn:
+            conn.execute(text(f"UPDATE jobs SET {column} = coalesce({column}, created_at) {earlier}"))
+
+
+@pytest.fixture
+def patient(app: sqlq.App) -> Patient:
+    return Patient(app)
+
+
+def test_nothing_to_say_where_all_is_well(patient: Patient) -> None:
+    patient.serve()
+    patient.enqueue()
+    patient.claim()
+    patient.enqueue()
+    found = patient.examine()
+    assert len(found) == len({finding.check for finding in found}) == (19 if patient.is_postgresql else 14)
+    # the tests' own server saves the disk that trouble
+    amiss = [finding for finding in found if finding.verdict is not Verdict.OK and "fsync is off" not in finding.said]
+    assert amiss == []
+    assert all(finding.remedy for finding in found if finding.verdict is Verdict.MEND)
+
+
+# -- the queue -----------------------------------------------------------------------------------------------------------
+
+
+def test_due_jobs_and_no_worker(patient: Patient) -> None:
+    assert patient.about("workers").verdict is Verdict.LOOK
+    patient.enqueue()
+    found = patient.about("workers")
+    assert (found.verdict, found.said) == (Verdict.MEND, "no worker is alive, and 1 job is due")
+    assert "sqlq --app" in str(found.remedy)
+    patient.app.pause("mail")
+    assert patient.about("workers").verdict is Verdict.LOOK, "nothing is to be run from a paused queue"
+
+
+def test_a_queue_nobody_serves(patient: Patient) -> None:
+    patient.serve(["other"])
+    patient.enqueue()
+    found = patient.about("queues")
+    assert (found.verdict, found.said) == (Verdict.MEND, "no worker serves mail (1 due)")
+    assert "-q mail" in str(found.remedy)
+    patient.serve()
+    assert patient.about("queues").verdict is Verdict.OK
+
+
+def test_a_queue_that_waits_too_long_though_it_is_served(patient: Patient) -> None:
+    patient.serve()
+    patient.enqueue("other")
+    patient.enqueue()
+    with patient.app.database.begin() as conn:
+        conn.execute(text("UPDATE jobs SET priority = 1 WHERE queue = 'other'"))
+    patient.set_back("available_at")
+    found = patient.about("queues")
+    assert found.verdict is Verdict.LOOK
+    assert "due for 60 min" in found.said
+
+
+def test_a_paused_queue_in_which_jobs_wait(patient: Patient) -> None:
+    patient.serve()
+    patient.enqueue()
+    patient.app.pause("mail")
+    patient.app.pause("empty")
+    found = patient.about("paused")
+    assert (found.verdict, found.said, found.remedy) == (Verdict.LOOK, "mail is paused, and 1 job waits in it", "sqlq resume mail")
+
+
+def test_leases_nobody_rescues(patient: Patient) -> None:
+    ids = [patient.enqueue() for _ in range(7)]
+    for _ in ids:
+        patient.claim()
+    assert patient.about("leases").verdict is Verdict.OK
+    patient.set_back("lease_expires_at")
+    found = patient.about("leases")
+    assert found.verdict is Verdict.MEND
+    assert "7 running jobs have lost their workers, the first 59." in found.said
+    assert found.said.endswith(f"{', '.join(map(str, ids[:5]))}, …")
+    assert "start a worker" in str(found.remedy)
+    patient.serve()
+    assert "logs" in str(patient.about("leases").remedy)
+
+
+def test_a_request_to_cancel_that_nobody_heeds(patient: Patient) -> None:
+    id = patient.enqueue()
+    patient.claim()
+    patient.app.cancel([id])
+    assert patient.about("cancels").verdict is Verdict.OK
+    patient.set_back("cancel_requested_at")
+    found = patient.about("cancels")
+    assert (found.verdict, found.remedy) == (Verdict.LOOK, f"sqlq cancel --force {id}")
+
+
+def test_tasks_that_workers_do_not_know(patient: Patient) -> None:
+    patient.enqueue()
+    patient.settle(patient.claim(), Released(0, unknown_task=True))
+    patient.set_back("unknown_since", hours=4)
+    found = patient.about("tasks")
+    assert found.verdict is Verdict.MEND
+    assert found.said == "no worker that met it knows the task send: 1 job was put back, first 4 h ago, and will fail in 20 h"
+
+
+def test_failed_jobs(patient: Patient) -> None:
+    patient.enqueue()
+    patient.settle(patient.claim(), Failed("error", ErrorText("ValueError", "no")))
+    found = patient.about("failed")
+    assert (found.verdict, found.said) == (Verdict.LOOK, "1 job has failed for good")
+
+
+def test_workers_of_another_version(patient: Patient) -> None:
+    patient.serve(version="0.0.9")
+    patient.serve()
+    found = patient.about("workers")
+    assert found.verdict is Verdict.LOOK
+    assert found.said == f"2 workers are alive; some run sqlq 0.0.9, this is {sqlq.__version__}"
+
+
+def test_an_index_that_is_missing(patient: Patient, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("DROP INDEX jobs_claim"))
+    found = patient.about("indexes")
+    assert (found.verdict, found.said) == (Verdict.MEND, "these indexes are missing: jobs_claim; claims read whole tables")
+
+
+@pytest.mark.parametrize("revision", [None, "0000", "9999"])
+def test_tables_at_another_revision_end_the_examination(patient: Patient, engine: Engine, revision: str | None) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("DROP TABLE sqlq_version") if revision is None else text(f"UPDATE sqlq_version SET version_num = '{revision}'"))
+    last = patient.examine()[-1]
+    assert (last.check, last.verdict) == ("migrations", Verdict.MEND)
+    assert "migrate" in last.said
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------------------------
+
+
+@on_postgresql
+def test_transactions_that_hold_back_vacuum(patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine.connect() as conn:
+        conn.execute(text("SET application_name = 'report'"))
+        pid = conn.scalar(text("SELECT pg_backend_pid() FROM pg_current_xact_id()"))
+        assert patient.about("transactions").verdict is Verdict.OK, "it is young"
+        monkeypatch.setattr(doctor, "OLD_TRANSACTION_S", 0.0)
+        found = patient.about("transactions")
+        assert found.verdict is Verdict.LOOK
+        assert f"pid {pid} (report, idle in transaction) has had a transaction open" in found.said
+        assert f"pg_terminate_backend({pid})" in str(found.remedy)
+        monkeypatch.setattr(doctor, "VERY_OLD_TRANSACTION_S", 0.0)
+        assert patient.about("transactions").verdict is Verdict.MEND
+
+
+@on_postgresql
+def test_prepared_transactions_that_were_forgotten(patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gid = f"shop {uuid4().hex}"
+    with engine.connect() as conn:
+        conn.execute(text("SELECT pg_current_xact_id()"))
+        conn.exec_driver_sql(f"PREPARE TRANSACTION '{gid}'")
+    try:
+        assert patient.about("prepared").verdict is Verdict.OK
+        monkeypatch.setattr(doctor, "OLD_TRANSACTION_S", 0.0)
+        assert gid in patient.about("prepared").said
+    finally:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            conn.exec_driver_sql(f"ROLLBACK PREPARED '{gid}'")
+
+
+@on_postgresql
+def test_an_index_left_invalid_by_a_build_that_failed(patient: Patient, engine: Engine) -> None:
+    patient.enqueue()
+    patient.enqueue()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn, pytest.raises(IntegrityError):
+        conn.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY jobs_once ON jobs (task)")
+    found = patient.about("indexes")
+    assert (found.verdict, found.remedy) == (Verdict.MEND, "REINDEX INDEX CONCURRENTLY jobs_once")
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    ("options", "check", "verdict", "words"),
+    [
+        ("-c synchronous_commit=off", "durability", Verdict.LOOK, "synchronous_commit is off"),
+        ("-c default_transaction_read_only=on", "primary", Verdict.MEND, "read-only"),
+        ("-c track_counts=off", "autovacuum", Verdict.MEND, "autovacuum is off"),
+    ],
+)
+def test_settings(database_url: str, options: str, check: str, verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = health.setting
+    monkeypatch.setattr(health, "setting", lambda conn, name: "on" if name == "fsync" else told(conn, name))
+    app = sqlq.App(make_url(database_url).update_query_dict({"options": options}))
+    (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == check)
+    assert found.verdict is verdict
+    assert words in found.said
+    app.close()
+
+
+@on_postgresql
+def test_fsync_off_is_to_be_mended(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "setting", lambda conn, name: "off")
+    found = patient.about("durability")
+    assert found.verdict is Verdict.MEND
+    assert "lose acknowledged jobs" in found.said
+
+
+@on_postgresql
+def test_autovacuum_that_was_turned_off_for_a_table(patient: Patient, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off, fillfactor = 90)"))
+    found = patient.about("autovacuum")
+    assert (found.verdict, found.remedy) == (Verdict.MEND, "ALTER TABLE jobs RESET (autovacuum_enabled)")
+
+
+@on_postgresql
+def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "FREE_CONNECTIONS", 1_000)
+    found = patient.about("connections")
+    assert found.verdict is Verdict.LOOK
+    assert "of 197 connections are in use" in found.said
+
+
+@on_postgresql
+def test_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "dead_rows", lambda conn: health.Rows(10, 60_000, None))
+    found = patient.about("dead rows")
+    assert found.verdict is Verdict.LOOK
+    assert found.said == "the table jobs has about 10 live and 60,000 dead rows"
+
+
+@on_postgresql
+def test_a_listen_that_hears_nothing(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a pooler that gives each statement another session: the LISTEN is gone."""
+    monkeypatch.setattr(doctor, "LISTEN_SECONDS", 0.1)
+
+    @event.listens_for(patient.app.database.engine, "before_cursor_execute", retval=True)
+    def swallow(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> tuple[str, Any]:
+        return ("SELECT 1" if statement.startswith("LISTEN") else statement), parameters
+
+    found = patient.about("listen")
+    assert found.verdict is Verdict.LOOK
+    assert "PgBouncer in transaction mode" in found.said
+
+
+@on_postgresql
+def test_a_driver_that_cannot_listen(database_url: str) -> None:
+    app = sqlq.App(make_url(database_url).set(drivername="postgresql+psycopg2"))
+    (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == "listen")
+    assert found.verdict is Verdict.LOOK
+    app.close()
+
+
+@pytest.fixture
+def poor(database_url: str) -> Iterator[Callable[[str], sqlq.App]]:
+    """Makes Apps of a role with no rights but those given."""
+    owner = create_engine(database_url, poolclass=NullPool)
+    role = f"poor_{uuid4().hex[:12]}"
+    apps: list[sqlq.App] = []
+
+    def make(grants: str) -> sqlq.App:
+        with owner.begin() as conn:
+            conn.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+            if grants:
+                conn.exec_driver_sql(f"{grants} TO {role}")
+        apps.append(sqlq.App(make_url(database_url).set(username=role, password=role)))
+        return apps[0]
+
+    yield make
+    for app in apps:
+        app.close()
+    with owner.begin() as conn:
+        conn.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@on_postgresql
+def test_what_a_role_may_not_see_is_said_to_be_unseen(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
+    with engine.connect():  # a session of another role
+        found = Doctor(poor("GRANT SELECT ON sqlq_version").database).examine()
+    unseen = {finding.check: finding for finding in found if finding.said.startswith("could not look: permission denied")}
+    assert unseen.keys() == {"workers", "queues", "paused", "leases", "cancels", "tasks", "failed"}
+    assert {finding.verdict for finding in unseen.values()} == {Verdict.LOOK}
+    assert {finding.remedy for finding in unseen.values()} == {"GRANT that to the role in the URL"}
+    assert {finding.check for finding in found if finding.verdict is Verdict.OK} > {"connection", "migrations", "listen", "indexes"}
+
+
+@on_postgresql
+def test_a_role_that_may_see_nothing_of_sqlq(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
+    with engine.connect() as conn:
+        conn.execute(text("SELECT 1"))
+        found = Doctor(poor("").database).examine()
+    last = found[-1]
+    assert (last.check, last.verdict) == ("migrations", Verdict.LOOK)
+    assert "may not read" in last.said
+    assert any("sessions of other roles" in finding.said for finding in found)
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------------------
+
+
+@on_sqlite
+@pytest.mark.parametrize(("level", "verdict"), [("OFF", Verdict.MEND), ("NORMAL", Verdict.LOOK), ("EXTRA", Verdict.OK)])
+def test_synchronous(patient: Patient, level: str, verdict: Verdict) -> None:
+    @event.listens_for(patient.app.database.engine, "connect")
+    def careless(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.execute(f"PRAGMA synchronous = {level}").close()
+
+    found = patient.about("synchronous")
+    assert found.verdict is verdict
+    assert level in found.said
+
+
+@on_sqlite
+def test_a_file_that_is_not_in_wal_mode(patient: Patient) -> None:
+    @event.listens_for(patient.app.database.engine, "connect")
+    def another(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.execute("PRAGMA journal_mode = DELETE").close()
+
+    assert patient.about("journal").verdict is Verdict.MEND
+
+
+@on_sqlite
+def test_a_log_that_has_grown(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LARGE_LOG_BYTES", 1)
+    patient.enqueue()
+    assert patient.about("journal").verdict is Verdict.LOOK
+
+
+@on_sqlite
+def test_a_file_on_a_network_filesystem(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "filesystem", lambda file, mounts: "nfs4")
+    found = patient.about("file")
+    assert found.verdict is Verdict.MEND
+    assert "nfs4" in found.said
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("/x/jobs.db", "ext4"),
+        ("/srv/shop/jobs.db", "nfs4"),
+        ("/srv/shopping/jobs.db", "xfs"),
+        ("/srv/two words/jobs.db", "cifs"),
+        ("/over/jobs.db", "fuse.sshfs"),
+    ],
+)
+def test_the_filesystem_of_a_file(file: str, kind: str) -> None:
+    mounts = """/dev/sda1 / ext4 rw 0 0
+/dev/sda2 /srv xfs rw 0 0
+host:/shop /srv/shop nfs4 rw,vers=4.2 0 0
+//host/share /srv/two\\040words cifs rw 0 0
+/dev/sda3 /over ext4 rw 0 0
+me@host: /over fuse.sshfs rw 0 0
+odd
+"""
+    assert filesystem(Path(file), mounts) == kind
+    assert filesystem(Path(file), "") is None
+
+
+@on_sqlite
+def test_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with patient.app.database.begin() as conn:
+        for i in range(300):
+            conn.execute(text("INSERT INTO jobs (task, queue, payload) VALUES ('t', :queue, '{}')"), {"queue": f"queue {i:0200}"})
+    with patient.app.database.engine.connect() as conn:
+        conn.exec_driver_sql("ROLLBACK")
+        conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+        (page, size) = conn.exec_driver_sql(
+            "SELECT i.rootpage, s.page_size FROM sqlite_master i, pragma_page_size s WHERE name = 'jobs_claim'"
+        ).one()
+    patient.app.close()
+    with Path(str(patient.app.database.engine.url.database)).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    found = patient.about("integrity")
+    assert found.verdict is Verdict.MEND
+    assert "the file is damaged" in found.said
+    monkeypatch.setattr(doctor, "CHECKED_BYTES", 1)
+    assert patient.about("integrity").verdict is Verdict.OK, "a large file is not read"
+    assert [f.verdict for f in patient.examine(deep=True) if f.check == "integrity"] == [Verdict.MEND]

@@ -1,0 +1,255 @@
+"""Pausing and resuming queues, pruning by age, and which workers there are, on every database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Engine, Table, literal, select, text, update
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.schema.tables import after, failed_jobs, finished_jobs, queues, workers
+from sqlq.store import cluster, jobs, records
+from sqlq.worker.claim import Claimer
+from tests.waiting import wait_until
+
+BOOM = Failed("error", ErrorText("ValueError", "boom"))
+
+
+class Play:
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.task = app.task(name="send", max_attempts=3)(lambda n=0: None)
+
+    def enqueue(self, count: int = 1, **options: Any) -> list[int]:
+        return [job.id for job in self.app.enqueue_many([self.task.new(i).set(**options) for i in range(count)])]
+
+    def claim(self, names: Sequence[str], owner: str = "worker") -> list[ClaimedJob]:
+        with self.app.database.begin() as conn:
+            return jobs.claim(conn, names, limit=100, owner=owner, lease_ms=30_000)
+
+    def end(self, outcome: Outcome, count: int = 1) -> list[int]:
+        ids = self.enqueue(count)
+        with self.app.database.begin() as conn:
+            jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in self.claim_in(conn)])
+        return ids
+
+    @staticmethod
+    def claim_in(conn: Any) -> list[ClaimedJob]:
+        return jobs.claim(conn, ["default"], limit=100, owner="worker", lease_ms=30_000)
+
+    def age(self, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
+        with self.app.database.begin() as conn:
+            for id, ago in zip(ids, seconds, strict=True):
+                conn.execute(update(table).where(table.c.id == id).values({column: after(literal(-ago * 1000, BigInteger))}))
+
+    def register(self, id: str, names: Sequence[str] | None, silent: int = 0) -> None:
+        with self.app.database.begin() as conn:
+            cluster.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
+            conn.execute(update(workers).where(workers.c.id == id).values(seen_at=after(literal(-silent * 1000, BigInteger))))
+
+
+@pytest.fixture
+def play(app: sqlq.App) -> Play:
+    return Play(app)
+
+
+@contextmanager
+def working(app: sqlq.App, **options: Any) -> Iterator[None]:
+    """A worker at work in a thread of this process."""
+    worker = app.worker(**options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+# -- pausing -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on(play: Play) -> None:
+    mail, other = play.enqueue(queue="mail"), play.enqueue(queue="other")
+    assert play.app.pause("mail") is True
+    assert play.app.pause("mail") is False
+    more = play.enqueue(queue="mail")
+    assert [job.id for job in play.claim(["mail", "other"])] == other
+    assert play.claim(["mail"]) == [], "not even by name"
+    assert [play.app.get(id).state for id in mail + more] == ["available", "available"]
+    assert play.app.resume("mail") is True
+    assert play.app.resume("mail") is False
+    assert [job.id for job in play.claim(["mail"])] == mail + more
+    assert play.app.pause("mail") is True, "the row of a resumed queue is used again"
+    assert play.claim(["mail"]) == []
+
+
+def test_what_runs_when_its_queue_is_paused_is_settled_as_ever(play: Play) -> None:
+    (id,) = play.enqueue(queue="mail")
+    (owner,) = play.claim(["mail"])
+    play.app.pause("mail")
+    with play.app.database.begin() as conn:
+        assert jobs.extend(conn, [(id, owner.lease_token)], lease_ms=1)
+        assert jobs.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
+    assert play.app.get(id).state == "finished"
+
+
+@pytest.mark.parametrize("named", [["mail"], ["mail", "other"], None], ids=str)
+def test_a_worker_that_is_at_work_already_stops_and_goes_on(
+    app: sqlq.App, named: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    task = app.task(name="t", queue="mail")(ran.append)
+    with working(app, queues=named):
+        app.enqueue(task.new(1))
+        wait_until(lambda: ran == [1], what="the first job")
+        app.pause("mail")
+        app.enqueue(task.new(2))
+        looks = threading.Semaphore(0)
+        # the worker claims in vain: four times, and nothing has run
+        claim = Claimer.claim
+
+        def counted(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
+            found = claim(claimer, limit, quiet=quiet)
+            looks.release()
+            return found
+
+        monkeypatch.setattr(Claimer, "claim", counted)
+        for _ in range(4):
+            assert looks.acquire(timeout=20)
+        assert ran == [1]
+        app.resume("mail")
+        wait_until(lambda: ran == [1, 2], what="the job that waited for the resume")
+
+
+def test_drain_ends_although_a_paused_queue_holds_jobs(app: sqlq.App) -> None:
+    task = app.task(name="t", queue="mail")(lambda: None)
+    app.enqueue(task.new())
+    app.pause("mail")
+    assert app.worker(["mail"], drain=True).run().completed == 0
+    assert app.worker(drain=True).run().completed == 0
+    app.resume("mail")
+    assert app.worker(drain=True).run().completed == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_idle_workers_are_woken_by_a_resume(play: Play) -> None:
+    play.app.pause("mail")
+    with play.app.database.connect(isolation_level="AUTOCOMMIT") as conn:
+        cluster.listen(conn)
+        play.app.resume("mail")
+        driver: Any = conn.connection.driver_connection
+        assert list(driver.notifies(timeout=10, stop_after=1))
+        conn.invalidate()
+
+
+def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
+    play.enqueue(queue="waiting")
+    play.enqueue(queue="running")
+    play.claim(["running"])
+    with play.app.database.begin() as conn:
+        jobs.insert(conn, [play.task.new().set(queue="failing")], play.app.database.schema)
+        (job,) = jobs.claim(conn, ["failing"], limit=1, owner="w", lease_ms=1)
+        jobs.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
+    play.register("w", ["served"])
+    names = ["waiting", "running", "failing", "served", "maill"]
+    done = play.app.admin.pause(names)
+    assert [(d.queue, d.changed, d.known) for d in done] == [(name, True, name != "maill") for name in sorted(names)]
+    assert [(d.queue, d.changed, d.known) for d in play.app.admin.pause(["maill"])] == [("maill", False, True)]
+
+
+def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
+    play.enqueue(queue="mail")
+    for name in ("mail", "empty"):
+        play.app.pause(name)
+    play.register("w", ["mail"])
+    assert [(s.queue, s.paused, s.served) for s in play.app.admin.status()] == [("empty", True, False), ("mail", True, True)]
+
+
+@pytest.mark.parametrize("names", ["mail", [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]])
+def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any) -> None:
+    for switch in (play.app.admin.pause, play.app.admin.resume):
+        with pytest.raises(ConfigurationError, match=r"the queues are the text 'mail'|name at least one queue|queue (is|has) "):
+            switch(names)
+    with play.app.database.read() as conn:
+        assert conn.execute(select(queues)).all() == []
+
+
+# -- pruning (T15) -------------------------------------------------------------------------------------------------------
+
+
+def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "BATCH", 2)
+    finished = play.end(Completed(), 4)
+    (cancelled,) = play.end(Cancelled("no"))
+    failed = play.end(BOOM, 5)
+    (waiting,) = play.enqueue(delay="1h")
+    play.age(finished_jobs, "finished_at", [*finished, cancelled], [100, 90, 80, 10, 70])
+    play.age(failed_jobs, "failed_at", failed, [100, 90, 80, 70, 10])
+
+    assert play.app.prune(finished="1m") == (4, 0)
+    assert {job.id for job in play.app.list()} == {finished[3], waiting, *failed}
+    assert play.app.prune(failed=timedelta(minutes=1), finished="1d") == (0, 4)
+    assert {job.id for job in play.app.list()} == {finished[3], waiting, failed[4]}
+    assert play.app.prune(failed="1m", finished="1m") == (0, 0)
+    assert play.app.prune(failed="0s", finished="0s") == (1, 1)
+    assert [job.id for job in play.app.list()] == [waiting]
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ({}, "say what to prune"),
+        ({"finished": "7"}, "finished is '7': give a timedelta"),
+        ({"finished": "0s", "failed": "soon"}, "failed is 'soon': give a timedelta"),
+        ({"failed": "-1d"}, "failed is '-1d'"),
+        ({"failed": "0s", "finished": "200000d"}, "finished is '200000d': it must lie between"),
+        ({"finished": 7}, "finished is 7: give a timedelta"),
+    ],
+)
+def test_bad_ages_are_one_sentence_and_nothing_is_pruned(play: Play, how: dict[str, Any], complaint: str) -> None:
+    ids = play.end(Completed()) + play.end(BOOM)
+    with pytest.raises(ConfigurationError, match=complaint):
+        play.app.prune(**how)
+    assert sorted(job.id for job in play.app.list()) == ids
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_pruning_passes_over_a_failed_job_somebody_else_works_on(play: Play, engine: Engine) -> None:
+    ids = play.end(BOOM, 3)
+    with engine.connect() as rival:
+        rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
+        assert play.app.prune(failed="0s") == (0, 2)
+    assert play.app.prune(failed="0s") == (0, 1)
+
+
+# -- workers -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_worker_with_what_it_holds(play: Play) -> None:
+    play.register("w1", ["a", "b"])
+    play.register("w2", None, silent=60)
+    play.register("w3", None, silent=600)
+    a, b = play.enqueue(2, queue="a")
+    (c,) = play.enqueue(queue="c")
+    play.claim(["a"], owner="w1")
+    play.claim(["c"], owner="w3")
+    found = {worker.id: worker for worker in play.app.workers()}
+    assert list(found) == ["w1", "w2"]
+    one = found["w1"]
+    assert (one.host, one.pid, one.version, one.queues, one.concurrency, one.alive) == ("here", 7, "0", ("a", "b"), 2, True)
+    assert [(job.id, job.task, job.queue) for job in one.jobs] == [(a, "send", "a"), (b, "send", "a")]
+    assert one.jobs[0].since.tzinfo is not None
+    assert 0 <= one.silent_seconds < 60
+    assert (found["w2"].queues, found["w2"].jobs) == (None, [])
+    assert 60 <= found["w2"].silent_seconds < 120
+    silent = play.app.admin.workers(silent=True)
+    assert [(worker.id, worker.alive, [job.id for job in worker.jobs]) for worker in silent if worker.id == "w3"] == [("w3", False, [c])]

@@ -1,0 +1,616 @@
+"""A job is in the database if and only if the transaction it was enqueued in committed (G1), by whatever session and driver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, MetaData, NullPool, StaticPool, create_engine, event, make_url, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import sqlq
+from sqlq import State
+from sqlq.schema.tables import jobs as jobs_table
+from tests.conformance.callers import Caller, Way, every_way
+from tests.conftest import sqlite_url
+from tests.servers import PostgreSQL, async_database_url
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send", queue="mail", max_attempts=3, priority=2, timeout="30s")
+    def send(order_id: int = 0, **more: Any) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+def watch(database_url: str) -> Iterator[Engine]:
+    """A connection of somebody else, who sees what is committed."""
+    engine = create_engine(database_url, poolclass=NullPool)
+    yield engine
+    engine.dispose()
+
+
+def committed(engine: Engine) -> list[int]:
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT id FROM jobs ORDER BY id")))
+
+
+def row(engine: Engine, id: int) -> dict[str, Any]:
+    with engine.connect() as conn:
+        return dict(conn.execute(text("SELECT * FROM jobs WHERE id = :id"), {"id": id}).mappings().one())
+
+
+# -- the caller's transaction ------------------------------------------------------------------------------------------
+
+
+@every_way
+def test_a_commit_makes_the_job_and_nothing_before_it_does(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way) as caller:
+        job = caller.enqueue(app, send.new(7))
+        assert (job.queue, job.task, job.state, job.created) == ("mail", "shop.send", State.AVAILABLE, True)
+        assert caller.in_transaction()
+        assert committed(watch) == []
+        caller.commit()
+        assert committed(watch) == [job.id]
+        assert caller.execute("SELECT 1").scalar() == 1
+
+
+@every_way
+def test_a_rollback_leaves_nothing(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+    with Caller(database_url, way) as caller:
+        caller.enqueue(app, send.new(7))
+        caller.enqueue_many(app, [send.new(8), send.new(9).set(unique_key="nine")])
+        caller.rollback()
+        caller.execute("SELECT 1")
+        caller.commit()
+        assert committed(watch) == []
+        assert caller.enqueue(app, send.new(9).set(unique_key="nine")).created
+        caller.commit()
+        assert len(committed(watch)) == 1
+
+
+@every_way
+def test_a_close_leaves_nothing(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+    with Caller(database_url, way) as caller:
+        caller.enqueue(app, send.new(7))
+    assert committed(watch) == []
+
+
+@every_way
+def test_savepoints_keep_or_undo_their_own_jobs(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way) as caller:
+        with caller.savepoint():
+            first = caller.enqueue(app, send.new(1))
+        with caller.savepoint() as undone:
+            caller.enqueue(app, send.new(2))
+            undone.rollback()
+        with caller.savepoint():
+            with caller.savepoint() as inner:
+                caller.enqueue(app, send.new(3).set(unique_key="three"))
+                inner.rollback()
+            last = caller.enqueue(app, send.new(4).set(unique_key="three"))
+        assert last.created
+        caller.commit()
+        assert committed(watch) == [first.id, last.id]
+
+
+@every_way
+def test_an_outer_rollback_undoes_released_savepoints(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way) as caller:
+        with caller.savepoint():
+            caller.enqueue(app, send.new(1))
+        caller.rollback()
+        assert committed(watch) == []
+
+
+@every_way
+def test_the_business_write_and_the_job_share_their_fate(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    with Caller(database_url, way) as caller:
+        for id, end in ((1, caller.rollback), (2, caller.commit)):
+            caller.execute(f"INSERT INTO orders (id) VALUES ({id})")
+            caller.enqueue(app, send.new(id))
+            end()
+    with watch.connect() as conn:
+        assert list(conn.scalars(text("SELECT id FROM orders"))) == [2]
+        assert [json.loads(p) for p in conn.scalars(text("SELECT payload FROM jobs"))] == [{"args": [2]}]
+
+
+@pytest.mark.parametrize("kind", [Session, Connection])
+def test_nothing_of_the_callers_is_ended(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, kind: type[Any]) -> None:
+    ended: list[str] = []
+    for name in ("commit", "rollback"):
+        event.listen(engine, name, lambda conn, name=name: ended.append(name))
+    event.listen(engine, "checkin", lambda *_: ended.append("checkin"))
+    with kind(engine) if kind is Session else engine.connect() as session:
+        for unique in (None, "k"):
+            app.enqueue(send.new(1).set(unique_key=unique), session=session)
+            app.enqueue_many([send.new(1), send.new(1).set(unique_key=unique)] * 3, session=session)
+            with pytest.raises(sqlq.EnqueueError):
+                app.enqueue(None, session=session)  # type: ignore[arg-type]
+        assert ended == []
+        session.commit()
+    assert ended == ["commit", "checkin"] or ended == ["commit", "rollback", "checkin"]
+
+
+@on_sqlite
+@pytest.mark.parametrize("way", [("pysqlite", Session), ("pysqlite", Connection), ("aiosqlite", AsyncSession)])
+def test_a_savepoint_that_may_be_the_outermost_is_refused(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way, configured=False) as caller:
+        with caller.savepoint(), pytest.raises(sqlq.EnqueueError, match=r"call sqlq.configure_sqlite\(engine\) once"):
+            caller.enqueue(app, send.new(1))
+        job = caller.enqueue(app, send.new(2))
+        caller.commit()
+        assert committed(watch) == [job.id]
+
+
+@on_sqlite
+def test_a_write_after_somebody_elses_is_refused_in_a_sentence(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, engine: Engine
+) -> None:
+    sqlq.configure_sqlite(engine)
+    with Session(engine) as session:
+        session.execute(text("SELECT count(*) FROM jobs")).all()
+        first = app.enqueue(send.new(1))
+        with pytest.raises(sqlq.EnqueueError, match=r"sqlq.configure_sqlite\(engine, immediate=True\), or run this one again"):
+            app.enqueue(send.new(2), session=session)
+        assert session.execute(text("SELECT count(*) FROM jobs")).scalar() == 0
+        session.rollback()
+        second = app.enqueue(send.new(2), session=session)
+        session.commit()
+    assert committed(watch) == [first.id, second.id]
+
+
+@on_sqlite
+def test_a_transaction_that_begins_with_the_write_lock_is_never_refused(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, engine: Engine
+) -> None:
+    sqlq.configure_sqlite(engine, immediate=True)
+    with Session(engine) as session:
+        session.execute(text("SELECT count(*) FROM jobs")).all()
+        beside = sqlq.App(engine=engine)
+        with beside.database.read() as reader:
+            assert reader.execute(text("SELECT count(*) FROM jobs")).scalar() == 0
+        beside.close()
+        app.enqueue(send.new(2), session=session)
+        session.commit()
+    assert len(committed(watch)) == 1
+
+
+@on_postgresql
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("way", [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession)])
+def test_every_isolation_level_will_do(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way, level: str
+) -> None:
+    with Caller(database_url, way, isolation_level=level) as caller:
+        assert caller.execute("SHOW transaction_isolation").scalar() == level.lower()
+        first = caller.enqueue(app, send.new(1).set(unique_key="k"))
+        again = caller.enqueue(app, send.new(1).set(unique_key="k"))
+        assert (again.id, again.created) == (first.id, False)
+        caller.commit()
+        assert not caller.enqueue(app, send.new(1).set(unique_key="k")).created
+        caller.commit()
+    assert committed(watch) == [first.id]
+
+
+@on_postgresql
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_two_phase_commit(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, driver: str, commits: bool) -> None:
+    engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
+    with Session(engine, twophase=True) as session:
+        app.enqueue(send.new(1), session=session)
+        session.prepare()
+        assert committed(watch) == []
+        if commits:
+            session.commit()
+        else:
+            session.rollback()
+    engine.dispose()
+    assert len(committed(watch)) == commits
+
+
+# -- no session, and engines -------------------------------------------------------------------------------------------
+
+
+def test_without_a_session_the_job_is_committed_on_return(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+    one = app.enqueue(send.new(1))
+    two, three = app.enqueue_many([send.new(2), send.new(3)])
+    four = asyncio.run(app.aenqueue(send.new(4)))
+    (five,) = asyncio.run(app.aenqueue_many([send.new(5)]))
+    assert committed(watch) == [one.id, two.id, three.id, four.id, five.id]
+    assert app.enqueue_many([]) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"poolclass": NullPool}, {"poolclass": StaticPool}, {"isolation_level": "SERIALIZABLE"}])
+def test_an_app_beside_an_engine(database_url: str, watch: Engine, options: dict[str, Any]) -> None:
+    engine = create_engine(database_url, **options)
+    app = sqlq.App(engine=engine)
+    task = app.task(name="shop.send")(print)
+    one = app.enqueue(task.new())
+    with Session(engine) as session, session.begin():
+        two = app.enqueue(task.new(), session=session)
+    assert committed(watch) == [one.id, two.id]
+    app.close()
+    engine.dispose()
+
+
+def test_an_app_beside_an_async_engine(database_url: str, watch: Engine) -> None:
+    async def main() -> list[int]:
+        engine = create_async_engine(async_database_url(database_url))
+        app = sqlq.App(engine=engine)
+        task = app.task(name="shop.send")(print)
+        one = await app.aenqueue(task.new())
+        async with AsyncSession(engine) as session, session.begin():
+            two = await app.aenqueue(task.new(), session=session)
+        three = app.enqueue(task.new())
+        app.close()
+        await engine.dispose()
+        return [one.id, two.id, three.id]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asyncio.run(main()) == committed(watch)
+
+
+class Base(DeclarativeBase): ...
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_several_binds(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine, tmp_path: Path) -> None:
+    other = create_engine(sqlite_url(tmp_path / "orders.db"))
+    Base.metadata.create_all(other)
+    with Session(binds={Order: other}) as session:
+        session.add(Order(id=1))
+        with pytest.raises(sqlq.EnqueueError, match="this session has several binds and none for the jobs table: add binds="):
+            app.enqueue(send.new(1), session=session)
+        session.commit()
+    with Session(binds={Order: other, jobs_table: engine}) as session:
+        session.add(Order(id=2))
+        job = app.enqueue(send.new(1), session=session)
+        session.commit()
+    with Session(engine, binds={Order: other}) as session:
+        session.add(Order(id=3))
+        more = app.enqueue(send.new(1), session=session)
+        session.commit()
+        assert session.query(Order).count() == 3
+    assert committed(watch) == [job.id, more.id]
+    other.dispose()
+
+
+def test_a_callers_own_schema_map_sends_no_job_elsewhere(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine) -> None:
+    elsewhere = {"__sqlq__": "elsewhere", None: "elsewhere"}
+    with engine.connect().execution_options(schema_translate_map=elsewhere) as conn:
+        one = app.enqueue(send.new(1), session=conn)
+        two = app.enqueue(send.new(2).set(unique_key="k"), session=conn)
+        assert conn.get_execution_options()["schema_translate_map"] == elsewhere
+        conn.commit()
+    assert committed(watch) == [one.id, two.id]
+
+
+@on_postgresql
+def test_a_search_path_sends_no_job_elsewhere(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("CREATE SCHEMA tenant"))
+        conn.execute(text("CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)"))
+    with engine.begin() as conn:
+        conn.execute(text("SET search_path TO tenant"))
+        one = app.enqueue(send.new(1), session=conn)
+        two = app.enqueue(send.new(2).set(unique_key="k"), session=conn)
+    theirs = create_engine(watch.url, connect_args={"options": "-csearch_path=tenant"})
+    with theirs.begin() as conn:
+        three = app.enqueue(send.new(3), session=conn)
+    theirs.dispose()
+    assert committed(watch) == [one.id, two.id, three.id]
+
+
+@on_postgresql
+def test_a_schema_of_its_own(database_url: str, watch: Engine) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("CREATE SCHEMA queue"))
+    app = sqlq.App(database_url, schema="queue")
+    app.migrate()
+    task = app.task(name="shop.send")(print)
+    with watch.begin() as conn:
+        jobs = [app.enqueue(task.new(), session=conn), app.enqueue(task.new())]
+    app.close()
+    assert committed(watch) == []
+    with watch.connect() as conn:
+        assert set(conn.scalars(text("SELECT id FROM queue.jobs"))) == {job.id for job in jobs}
+
+
+# -- another database --------------------------------------------------------------------------------------------------
+
+
+def test_another_database_than_the_apps_warns_once(app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path) -> None:
+    other = create_engine(sqlite_url(tmp_path / "other.db"))
+    theirs = sqlq.App(engine=other)
+    theirs.migrate()
+    with Session(other) as session:
+        with pytest.warns(RuntimeWarning, match="but this App's workers look into .*: they will not see them") as seen:
+            app.enqueue(send.new(1), session=session)
+        assert [warning.filename for warning in seen] == [__file__]
+        app.enqueue(send.new(2), session=session)
+        session.commit()
+    assert len(committed(other)) == 2
+    theirs.close()
+    other.dispose()
+
+
+@on_postgresql
+def test_an_app_whose_own_database_is_missing_warns_too(engine: Engine, tmp_path: Path) -> None:
+    app = sqlq.App(sqlite_url(tmp_path / "missing.db"))
+    task = app.task(name="shop.send")(print)
+    with Session(engine) as session:
+        with pytest.warns(RuntimeWarning, match="missing.db: they will not see them"):
+            app.enqueue(task.new(), session=session)
+        session.commit()
+    assert not (tmp_path / "missing.db").exists()
+
+
+@on_postgresql
+def test_another_database_of_the_same_server_warns(
+    app: sqlq.App, send: sqlq.Task[..., None], postgresql: PostgreSQL, migrated_postgresql: str
+) -> None:
+    url = postgresql.create_database(migrated_postgresql)
+    other = create_engine(url)
+    with Session(other) as session, pytest.warns(RuntimeWarning, match="they will not see them"):
+        app.enqueue(send.new(1), session=session)
+    other.dispose()
+    postgresql.drop_database(url)
+
+
+@on_postgresql
+def test_the_same_database_by_another_name_does_not(app: sqlq.App, send: sqlq.Task[..., None], database_url: str) -> None:
+    other = create_engine(make_url(database_url).set(host="localhost"))
+    with Session(other) as session, session.begin():
+        assert app.enqueue(send.new(1), session=session).created
+    other.dispose()
+
+
+@on_sqlite
+def test_the_same_file_by_another_name_does_not(app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(make_url(database_url).database or "")
+    other = create_engine(sqlite_url(tmp_path / "link.db"))
+    with Session(other) as session, session.begin():
+        assert app.enqueue(send.new(1), session=session).created
+    other.dispose()
+
+
+# -- the row -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_has_its_tasks_options(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+    job = app.enqueue(send.new(7, copy=True))
+    found = row(watch, job.id)
+    expected = {
+        "queue": "mail",
+        "task": "shop.send",
+        "priority": 2,
+        "attempts": 0,
+        "max_attempts": 3,
+        "timeout_ms": 30_000,
+        "unique_key": None,
+        "unique_until": "finish",
+        "reserved_at": None,
+        "reserved_by": None,
+        "lease_expires_at": None,
+        "lease_token": 0,
+        "releases": 0,
+        "losses": 0,
+        "errors": None,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert json.loads(found["payload"]) == {"args": [7], "kwargs": {"copy": True}}
+    assert found["available_at"] == found["created_at"]
+
+
+@every_way
+def test_set_counts_before_the_task(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+    with Caller(database_url, way) as caller:
+        new = send.new("ä\"'%s :x €😀").set(queue="slow", priority=-100, max_attempts=9, timeout="1h")
+        job = caller.enqueue(app, new.set(unique_key="ключ", unique_until="start"))
+        caller.commit()
+    found = row(watch, job.id)
+    assert (job.queue, found["queue"], found["priority"], found["max_attempts"]) == ("slow", "slow", -100, 9)
+    assert (found["timeout_ms"], found["unique_key"], found["unique_until"]) == (3_600_000, "ключ", "start")
+    assert json.loads(found["payload"]) == {"args": ["ä\"'%s :x €😀"]}
+
+
+@every_way
+def test_delays_count_by_the_databases_clock(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+    moment = datetime.now(UTC) + timedelta(hours=3)
+    with Caller(database_url, way) as caller:
+        later = caller.enqueue(app, send.new().set(delay="5m"))
+        then = caller.enqueue(app, send.new().set(available_at=moment))
+        past, keyed = caller.enqueue_many(
+            app, [send.new().set(available_at=moment - timedelta(days=1)), send.new().set(delay="2h", unique_key="k")]
+        )
+        again = caller.enqueue(app, send.new().set(unique_key="k"))
+        caller.commit()
+    assert [job.state for job in (later, then, past, keyed, again)] == ["scheduled", "scheduled", "available", "scheduled", "scheduled"]
+    if watch.dialect.name == "postgresql":
+        seconds, epoch = "extract(epoch FROM available_at - created_at)", "extract(epoch FROM available_at)"
+    else:
+        seconds, epoch = "(available_at - created_at) / 1000.0", "available_at / 1000.0"
+    with watch.connect() as conn:
+        assert conn.scalar(text(f"SELECT {seconds} FROM jobs WHERE id = {later.id}")) == 300
+        assert float(conn.scalar(text(f"SELECT {epoch} FROM jobs WHERE id = {then.id}"))) == pytest.approx(moment.timestamp(), abs=0.001)
+
+
+@every_way
+def test_results_are_in_the_order_given(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+    with Caller(database_url, way) as caller:
+        new = [send.new(i).set(unique_key=f"k{i % 7}" if i % 3 == 0 else None, priority=i % 5) for i in range(2_500)]
+        jobs = caller.enqueue_many(app, new)
+        caller.commit()
+    with watch.connect() as conn:
+        stored = {row.id: row.payload for row in conn.execute(text("SELECT id, payload FROM jobs"))}
+    assert {job.id for job in jobs} == set(stored)
+    assert [job.created for job in jobs] == [i % 3 != 0 or i < 21 for i in range(2_500)]
+    assert all(json.loads(stored[job.id]) == {"args": [i]} for i, job in enumerate(jobs) if job.created)
+    plain = [job.id for i, job in enumerate(jobs) if i % 3]
+    assert plain == sorted(plain)
+
+
+@every_way
+@pytest.mark.parametrize("delay", ["0s", "1h"])
+def test_jobs_that_differ_in_their_arguments_only(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way, delay: str
+) -> None:
+    arguments = ["", "ä\"'%s :x €😀", "\x1f\x1e\n", "[1,  2]", "NULL", "{a,b}", *map(str, range(1_500))]
+    with Caller(database_url, way) as caller:
+        jobs = caller.enqueue_many(app, [send.new(each).set(delay=delay, priority=3, timeout="1m") for each in arguments])
+        # whatever stands in a payload that was written by hand, it stays one job's
+        by_hand = [replace(send.new(), payload=payload) for payload in ('{"args": [1]}', "\x1f", "no JSON")]
+        odd = caller.enqueue_many(app, by_hand)
+        caller.commit()
+    with watch.connect() as conn:
+        rows = conn.execute(text("SELECT id, queue, priority, timeout_ms, payload FROM jobs ORDER BY id")).all()
+    assert [row.id for row in rows] == [job.id for job in (*jobs, *odd)]
+    assert [json.loads(row.payload)["args"] for row in rows[: len(jobs)]] == [[each] for each in arguments]
+    assert [row.payload for row in rows[len(jobs) :]] == [job.payload for job in by_hand]
+    assert {row[1:4] for row in rows[: len(jobs)]} == {("mail", 3, 60_000)}
+    assert {job.state for job in jobs} == {"available" if delay == "0s" else "scheduled"}
+
+
+def test_a_plain_insert_is_a_complete_enqueue(app: sqlq.App, watch: Engine) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("""INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send', '{"args": [7]}')"""))
+        conn.execute(text("INSERT INTO jobs (task) VALUES ('shop.send')"))
+        conn.execute(text("INSERT INTO jobs (task, priority, max_attempts, unique_key) VALUES ('shop.send', 9, 1, 'k')"))
+    with watch.connect() as conn:
+        first, second, third = conn.execute(text("SELECT * FROM jobs ORDER BY id")).mappings()
+        states = list(conn.scalars(text("SELECT state FROM job_states ORDER BY id")))
+    assert (first["queue"], first["payload"], second["queue"], second["payload"]) == ("mail", '{"args": [7]}', "default", "{}")
+    for found in (first, second):
+        assert (found["priority"], found["attempts"], found["max_attempts"], found["lease_token"]) == (0, 0, 5, 0)
+        assert found["available_at"] == found["created_at"]
+    assert states == ["available"] * 3
+    task = app.task(name="shop.send")(print)
+    again = app.enqueue(task.new().set(unique_key="k"))
+    assert (again.id, again.created) == (third["id"], False)
+
+
+# -- tables that are not there -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_unmigrated_database_leaves_the_transaction_usable(empty_database_url: str, is_async: bool) -> None:
+    engine = create_engine(empty_database_url)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    app = sqlq.App(empty_database_url)
+    task = app.task(name="shop.send")(print)
+    if is_async:
+        way: Way = ("asyncpg" if engine.dialect.name == "postgresql" else "aiosqlite", AsyncSession)
+    else:
+        way = ("psycopg" if engine.dialect.name == "postgresql" else "pysqlite", Session)
+    with Caller(empty_database_url, way) as caller:
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        for _ in range(2):
+            with pytest.raises(sqlq.SchemaVersionError, match="does not hold sqlq's tables yet: create them with `sqlq migrate`"):
+                caller.enqueue(app, task.new())
+        caller.execute("INSERT INTO orders (id) VALUES (2)")
+        caller.commit()
+    with pytest.raises(sqlq.SchemaVersionError):
+        app.enqueue(task.new())
+    with engine.connect() as conn:
+        assert conn.scalar(text("SELECT count(*) FROM orders")) == 2
+    app.migrate()
+    assert app.enqueue(task.new()).created
+    app.close()
+    engine.dispose()
+
+
+@on_sqlite
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_missing_file_is_not_made(tmp_path: Path, beside: bool, database_url: str) -> None:
+    url = sqlite_url(tmp_path / "missing.db")
+    app = sqlq.App(engine=create_engine(url)) if beside else sqlq.App(url)
+    task = app.task(name="shop.send")(print)
+    with pytest.raises(sqlq.ConfigurationError, match=r"there is no database file .*missing.db: create it with sqlq -d"):
+        app.enqueue(task.new())
+    assert not (tmp_path / "missing.db").exists()
+
+
+def test_the_metadata_of_the_tables_is_not_the_callers() -> None:
+    assert isinstance(jobs_table.metadata, MetaData)
+    assert jobs_table.metadata is not Base.metadata
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("users_threshold", [5, None])
+def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against_it(database_url: str, users_threshold: int | None) -> None:
+    engine = create_engine(database_url, connect_args={"prepare_threshold": users_threshold})
+    with closing(sqlq.App(engine=engine)) as app:
+        task = app.task(name="t")(lambda: None)
+        for i in range(10):
+            assert app.enqueue(task.new()).id == i + 1
+            app.list()
+        with app.database.read() as conn:
+            prepared = conn.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
+    engine.dispose()
+    assert [statement.split(" (")[0] for statement in prepared] == (["INSERT INTO public.jobs"] if users_threshold else [])
+
+
+def test_options_arrive_without_a_session_as_with_one(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+    moment = datetime.now(UTC) + timedelta(hours=3)
+    options: list[dict[str, Any]] = [{}, {"delay": "5m"}, {"available_at": moment}, {"priority": -7, "timeout": "1m", "max_attempts": 2}]
+    for option in options:
+        app.enqueue(send.new(1).set(**option))
+    with watch.connect() as conn:
+        for option in options:
+            app.enqueue(send.new(1).set(**option), session=conn)
+        conn.commit()
+        waits = "extract(epoch FROM available_at - created_at)" if watch.dialect.name == "postgresql" else "available_at - created_at"
+        seen = [*conn.execute(text(f"SELECT priority, timeout_ms, max_attempts, unique_until, {waits} FROM jobs ORDER BY id"))]
+    assert [job.available_at for job in app.list() if job.available_at > moment - timedelta(seconds=1)] == [
+        pytest.approx(moment, abs=timedelta(milliseconds=1))
+    ] * 2
+    for alone, joined in zip(seen[:4], seen[4:], strict=True):
+        assert alone[:4] == joined[:4]
+        assert float(alone[4]) == pytest.approx(float(joined[4]), rel=0.01)
+
+
+def test_an_insert_on_the_driver_fails_as_any_other(app: sqlq.App) -> None:
+    """Whatever the database refuses comes as SQLAlchemy's error, and the connection is good for the next."""
+    task = app.task(name="t")(lambda: None)
+    with app.database.begin() as conn:
+        conn.execute(text("ALTER TABLE jobs RENAME TO elsewhere"))
+    with pytest.raises((ProgrammingError, OperationalError), match="jobs"):
+        app.enqueue(task.new())
+    with app.database.begin() as conn:
+        conn.execute(text("ALTER TABLE elsewhere RENAME TO jobs"))
+    assert app.enqueue(task.new()).created

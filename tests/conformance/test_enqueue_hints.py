@@ -1,0 +1,160 @@
+"""A committed enqueue wakes idle workers on PostgreSQL by one NOTIFY that costs the producer nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.store import cluster
+from tests.conformance.callers import Caller, Way
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+ways = pytest.mark.parametrize(
+    "way", [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession), ("asyncpg", AsyncConnection)], ids=str
+)
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send")
+    def send(order_id: int = 0) -> None: ...
+
+    return send
+
+
+class Listener:
+    """An idle worker's ear."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self._app = app
+        self._conn = app.database.connect(isolation_level="AUTOCOMMIT")
+        cluster.listen(self._conn)
+
+    def hears_one(self) -> bool:
+        driver: Any = self._conn.connection.dbapi_connection
+        return len(list(driver.notifies(timeout=10, stop_after=1))) == 1
+
+    def hears_no_more(self) -> bool:
+        """Whether nothing comes before a last word of our own, which is sent after all the App had to say."""
+        self._app.enqueuer.close()
+        with self._app.database.begin() as conn:
+            conn.execute(text("SELECT pg_notify(:channel, 'last')"), {"channel": cluster.channel(self._app.database.schema)})
+        driver: Any = self._conn.connection.dbapi_connection
+        return [heard.payload for heard in driver.notifies(timeout=10, stop_after=1)] == ["last"]
+
+    def close(self) -> None:
+        self._conn.invalidate()
+        self._conn.close()
+
+
+@pytest.fixture
+def listener(app: sqlq.App) -> Iterator[Listener]:
+    listener = Listener(app)
+    yield listener
+    listener.close()
+
+
+@ways
+def test_a_commit_is_heard_once(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way) -> None:
+    with Caller(database_url, way) as caller:
+        for _ in range(3):
+            caller.enqueue_many(app, [send.new(1), send.new(2)])
+            caller.enqueue(app, send.new(3))
+            caller.commit()
+            assert listener.hears_one()
+            assert listener.hears_no_more()
+            caller.execute("SELECT 1")
+            caller.commit()
+            assert listener.hears_no_more()
+
+
+@ways
+def test_a_rollback_is_not_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way) -> None:
+    with Caller(database_url, way) as caller:
+        caller.enqueue(app, send.new(1))
+        caller.rollback()
+        with caller.savepoint():
+            caller.enqueue(app, send.new(1))
+        caller.rollback()
+        assert listener.hears_no_more()
+
+
+def test_an_enqueue_without_a_session_is_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener) -> None:
+    app.enqueue(send.new(1))
+    assert listener.hears_one()
+    assert listener.hears_no_more()
+
+
+def test_two_phase_commits_are_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:
+    with Session(engine, twophase=True) as session:
+        app.enqueue(send.new(1), session=session)
+        session.prepare()
+        session.commit()
+    assert listener.hears_one()
+
+
+def test_connections_made_before_the_first_enqueue_are_heard(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+) -> None:
+    with engine.connect() as one, engine.connect() as two:
+        for conn in (one, two):
+            app.enqueue(send.new(1), session=conn)
+            conn.commit()
+            assert listener.hears_one()
+            assert listener.hears_no_more()
+
+
+def test_an_engine_with_options_of_its_own_is_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:
+    for _ in range(2):
+        with engine.execution_options(isolation_level="SERIALIZABLE").begin() as conn:
+            app.enqueue(send.new(1), session=conn)
+        assert listener.hears_one()
+        assert listener.hears_no_more()
+
+
+def test_nothing_is_added_to_the_callers_transaction(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
+    statements: list[str] = []
+    with Session(engine) as session:
+        app.enqueue(send.new(1), session=session)
+        session.commit()
+        event.listen(engine, "before_cursor_execute", lambda conn, cursor, statement, *rest: statements.append(statement))
+        app.enqueue(send.new(2), session=session)
+        session.commit()
+    assert len(statements) == 1
+    assert statements[0].startswith("INSERT INTO public.jobs ")
+
+
+def test_a_hint_that_cannot_be_sent_disturbs_nobody(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    def broken(database: object) -> None:
+        tried.set()
+        raise RuntimeError("no way to the server")
+
+    monkeypatch.setattr(cluster, "notify", broken)
+    with Session(engine) as session:
+        app.enqueue(send.new(1), session=session)
+        session.commit()
+    assert tried.wait(10)
+    assert app.enqueue(send.new(2)).created
+
+
+def test_apps_that_are_gone_leave_the_engine_quiet(app: sqlq.App, database_url: str, listener: Listener) -> None:
+    engine = create_engine(database_url)
+    for _ in range(2):
+        other = sqlq.App(engine=engine)
+        with Session(engine) as session, session.begin():
+            other.enqueue(other.task(name="shop.send")(print).new(), session=session)
+        assert listener.hears_one()
+        assert listener.hears_no_more()
+        other.close()
+    engine.dispose()

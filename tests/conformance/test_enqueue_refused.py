@@ -1,0 +1,141 @@
+"""Bad input gets one clear sentence before any write, and the caller's transaction goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+import sqlq
+from sqlq import ArgumentsError, ConfigurationError, EnqueueError
+from tests.conformance.callers import Caller, Way
+from tests.servers import async_database_url
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+def unnamed() -> None: ...
+
+
+unnamed.__module__ = "__main__"
+
+
+class Bad:
+    """What a caller may get wrong, given an App with a task and an open session."""
+
+    def __init__(self, app: sqlq.App, task: sqlq.Task[..., Any], session: Any) -> None:
+        self.app, self.task, self.session = app, task, session
+
+    def enqueue(self, job: Any, session: Any = None) -> None:
+        self.app.enqueue(job, session=session or self.session)
+
+    def with_argument(self, value: Any) -> None:
+        self.enqueue(self.task.new(1, note=value))
+
+    def with_options(self, **options: Any) -> None:
+        self.enqueue(self.task.new(1).set(**options))
+
+    def in_a_batch(self, job: Any) -> None:
+        """The jobs before a bad one are not written either."""
+        self.app.enqueue_many([self.task.new(1), self.task.new(2).set(unique_key="k"), job], session=self.session)
+
+
+BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
+    "no argument": (lambda bad: bad.task.new(), ArgumentsError, "missing a required argument: 'order_id'"),
+    "too many arguments": (lambda bad: bad.task.new(1, 2, 3), ArgumentsError, "too many positional arguments"),
+    "an unknown argument": (lambda bad: bad.task.new(1, nota=1), ArgumentsError, "unexpected keyword argument 'nota'"),
+    "None for an id": (lambda bad: bad.task.new(None), ArgumentsError, "order_id is None, .* session.flush"),
+    "NaN": (lambda bad: bad.with_argument({"a": [float("nan")]}), ArgumentsError, r"shop.send: note\['a'\]\[0\] is nan"),
+    "infinity": (lambda bad: bad.with_argument(float("-inf")), ArgumentsError, "note is -inf, which JSON does not have"),
+    "bytes": (lambda bad: bad.with_argument([b"x"]), ArgumentsError, r"note\[0\] is b'x' of type bytes"),
+    "a set": (lambda bad: bad.with_argument({1}), ArgumentsError, r"note is \{1\} of type set"),
+    "NUL": (lambda bad: bad.with_argument("a\0b"), ArgumentsError, "note holds a NUL"),
+    "a lone surrogate": (lambda bad: bad.with_argument("\ud800"), ArgumentsError, "note holds a NUL or a lone surrogate"),
+    "a cycle": (lambda bad: bad.with_argument(CYCLE), ArgumentsError, "contains itself"),
+    "a key that is no text": (lambda bad: bad.with_argument({1: 2}), ArgumentsError, "note has the key 1, but JSON's keys are text"),
+    "too large": (lambda bad: bad.with_argument("x" * 2_000_000), ArgumentsError, "the arguments take 2,000,0.. bytes as JSON"),
+    "a naive moment": (lambda bad: bad.with_options(available_at=datetime(2030, 1, 1)), EnqueueError, "has no time zone"),  # noqa: DTZ001
+    "a bad delay": (lambda bad: bad.with_options(delay="5 minutes"), EnqueueError, "delay is '5 minutes': give a timedelta"),
+    "a bad timeout": (lambda bad: bad.with_options(timeout=5), EnqueueError, "timeout is 5: give a timedelta"),
+    "a priority out of range": (lambda bad: bad.with_options(priority=101), EnqueueError, "priority is 101: it must be a whole number"),
+    "an unknown option": (lambda bad: bad.with_options(que="mail"), TypeError, "unexpected keyword argument 'que'"),
+    "an unknown option of a task": (lambda bad: cast(Any, bad.app).task(que="mail"), ConfigurationError, "@app.task has no option que"),
+    "a function from __main__": (lambda bad: bad.app.task(unnamed), ConfigurationError, "unnamed is defined in __main__"),
+    "a lambda": (lambda bad: bad.app.task(lambda: None), ConfigurationError, "is a lambda"),
+    "a duplicate name": (lambda bad: bad.app.task(name="shop.send")(unnamed), ConfigurationError, "two tasks are named 'shop.send'"),
+    "the task itself": (lambda bad: bad.enqueue(bad.task), EnqueueError, "not a Task: write app.enqueue"),
+    "the task's result": (lambda bad: bad.enqueue(bad.task(1)), EnqueueError, "not a NoneType: calling a task runs it here and now"),
+    "a list": (lambda bad: bad.enqueue([bad.task.new(1)]), EnqueueError, "not a list: write app.enqueue"),
+    "a name": (lambda bad: bad.enqueue("shop.send"), EnqueueError, "not a str: write"),
+    "one bad job of a batch": (lambda bad: bad.in_a_batch(bad.task), EnqueueError, "not a Task"),
+    "a bad job at the end of a batch": (lambda bad: bad.in_a_batch(bad.task.new(1, object())), ArgumentsError, "of type object"),
+    "an engine": (lambda bad: bad.enqueue(bad.task.new(1), bad.session.get_bind()), EnqueueError, "session is .*Engine.*: pass"),
+    "a sessionmaker": (
+        lambda bad: bad.enqueue(bad.task.new(1), sessionmaker()),
+        EnqueueError,
+        "session is .*sessionmaker.*: pass",
+    ),
+    "a URL": (lambda bad: bad.enqueue(bad.task.new(1), "sqlite:///shop.db"), EnqueueError, "session is .*str.*: pass a Session"),
+    "an asynchronous session": (lambda bad: bad.enqueue(bad.task.new(1), AsyncSession()), EnqueueError, "write await app.aenqueue"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_a_mistake_costs_nothing(app: sqlq.App, engine: Engine, mistake: str) -> None:
+    go_wrong, kind, message = BAD[mistake]
+
+    @app.task(name="shop.send")
+    def send(order_id: int, note: Any = None) -> None: ...
+
+    with Session(engine) as session:
+        first = app.enqueue(send.new(1), session=session)
+        with pytest.raises(kind, match=message) as refusal:
+            go_wrong(Bad(app, send, session))
+        sentence = str(refusal.value)
+        assert "\n" not in sentence
+        assert len(sentence) < 500
+        last = app.enqueue(send.new(2), session=session)
+        session.commit()
+        assert list(session.scalars(text("SELECT id FROM jobs ORDER BY id"))) == [first.id, last.id]
+    assert list(app.tasks) == ["shop.send"]
+
+
+def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine) -> None:
+    @app.task(name="shop.send")
+    async def send(order_id: int) -> None: ...
+
+    way: Way = ("asyncpg" if engine.dialect.name == "postgresql" else "aiosqlite", AsyncSession)
+    with Caller(database_url, way) as caller:
+        first = caller.enqueue(app, send.new(1))
+        with pytest.raises(EnqueueError, match=r"not a coroutine: calling a task runs it here and now; write app.enqueue"):
+            caller.enqueue(app, send(1))  # type: ignore[arg-type]
+        with pytest.raises(EnqueueError, match="not a Task"):
+            caller.enqueue_many(app, [send.new(1), send])  # type: ignore[list-item]
+        last = caller.enqueue(app, send.new(2))
+        caller.commit()
+        assert list(caller.execute("SELECT id FROM jobs ORDER BY id").scalars()) == [first.id, last.id]
+
+
+def test_a_synchronous_session_is_refused_where_an_asynchronous_one_belongs(app: sqlq.App, database_url: str, engine: Engine) -> None:
+    import asyncio
+
+    task = app.task(name="shop.send")(functools.partial(print))
+    for session in (Session(engine), engine, create_async_engine(async_database_url(database_url))):
+        with pytest.raises(EnqueueError, match=r"aenqueue takes an AsyncSession or AsyncConnection, not .*(Session|Engine)"):
+            asyncio.run(app.aenqueue(task.new(), session=session))  # type: ignore[arg-type]
+
+
+def test_a_session_on_an_unsupported_database_is_refused(app: sqlq.App) -> None:
+    engine = create_engine("sqlite://")
+    engine.dialect.name = "mysql"
+    task = app.task(name="shop.send")(print)
+    with engine.connect() as conn, pytest.raises(sqlq.UnsupportedDatabaseError, match="this session is connected to mysql"):
+        app.enqueue(task.new(), session=conn)
+    engine.dispose()

@@ -1,0 +1,266 @@
+"""At most one live job per unique key in a queue (G9): alone, in batches, and against rivals whose transactions are open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq import Job, NewJob
+from sqlq.store import jobs
+from tests.waiting import wait_until
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send")
+    def send(order_id: int = 0) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+def remind(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.remind")
+    def remind() -> None: ...
+
+    return remind
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """A user's engine, whose transactions on SQLite begin with the write lock, so that two of them meet there."""
+    engine = create_engine(database_url)
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine, immediate=True)
+    yield engine
+    engine.dispose()
+
+
+def count(app: sqlq.App) -> int:
+    with app.database.read() as conn:
+        return conn.exec_driver_sql("SELECT count(*) FROM jobs").scalar() or 0
+
+
+def claim_all(app: sqlq.App) -> dict[int, int]:
+    with app.database.begin() as conn:
+        return {job.id: job.lease_token for job in jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)}
+
+
+def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:
+    with app.database.begin() as conn:
+        assert jobs.settle(conn, [sqlq.job.Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
+
+
+# -- one after the other -----------------------------------------------------------------------------------------------
+
+
+def test_a_duplicate_answers_with_the_live_job(app: sqlq.App, send: sqlq.Task[..., None], remind: sqlq.Task[..., None]) -> None:
+    first = app.enqueue(send.new(1).set(unique_key="k", delay="1h"))
+    again = app.enqueue(remind.new().set(unique_key="k"))
+    assert again == Job(first.id, "default", "shop.send", sqlq.State.SCHEDULED, created=False)
+    assert count(app) == 1
+
+
+def test_a_key_is_unique_within_its_queue_only(app: sqlq.App, send: sqlq.Task[..., None]) -> None:
+    new = send.new(1).set(unique_key="k")
+    made = [app.enqueue(job).created for job in (new, new.set(queue="other"), new.set(unique_key="K"), new.set(unique_key="k "))]
+    assert made == [True] * 4
+
+
+@pytest.mark.parametrize(("until", "state", "created"), [("finish", "running", False), ("start", "available", True)])
+def test_a_key_is_held_until_the_finish_or_the_start(
+    app: sqlq.App, send: sqlq.Task[..., None], until: Any, state: str, created: bool
+) -> None:
+    new = send.new(1).set(unique_key="k", unique_until=until)
+    first = app.enqueue(new)
+    assert not app.enqueue(new).created
+    tokens = claim_all(app)
+    second = app.enqueue(new)
+    assert (second.state, second.created, second.id == first.id) == (state, created, not created)
+    settle(app, first, tokens[first.id], sqlq.job.Completed())
+    assert app.enqueue(new).created is not created
+
+
+def test_a_retried_job_holds_its_key_again_but_not_one_it_let_go(app: sqlq.App, send: sqlq.Task[..., None]) -> None:
+    held, free = send.new().set(unique_key="held"), send.new().set(unique_key="free", unique_until="start")
+    first, second = app.enqueue(held), app.enqueue(free)
+    tokens = claim_all(app)
+    newer = app.enqueue(free)
+    error = sqlq.job.ErrorText("ValueError", "no")
+    for job in (first, second):
+        settle(app, job, tokens[job.id], sqlq.job.Retried(0, error))
+    assert app.enqueue(held).id == first.id
+    assert app.enqueue(free).id == newer.id
+
+
+def test_duplicates_within_a_batch(app: sqlq.App, send: sqlq.Task[..., None], remind: sqlq.Task[..., None], engine: Engine) -> None:
+    old = app.enqueue(send.new().set(unique_key="old"))
+    new = [
+        send.new(1).set(unique_key="b"),
+        send.new(2),
+        remind.new().set(unique_key="b"),
+        send.new(3).set(unique_key="a"),
+        remind.new().set(unique_key="old"),
+        remind.new().set(unique_key="b", queue="other"),
+        remind.new().set(unique_key="old"),
+    ]
+    with Session(engine) as session, session.begin():
+        done = app.enqueue_many(new, session=session)
+    assert [job.created for job in done] == [True, True, False, True, False, True, False]
+    assert [job.task for job in done] == ["shop.send"] * 5 + ["shop.remind", "shop.send"]
+    assert done[2].id == done[0].id
+    assert done[4].id == done[6].id == old.id
+    assert count(app) == 5
+
+
+def test_a_batch_of_more_keys_than_a_statement_takes_parameters(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
+    new = [send.new(i).set(unique_key=f"k{i}") for i in range(17_000)]
+    first = app.enqueue_many(new)
+    with Session(engine) as session, session.begin():
+        again = app.enqueue_many(new, session=session)
+    assert all(job.created for job in first)
+    assert [(job.id, job.created) for job in again] == [(job.id, False) for job in first]
+
+
+# -- at the same time --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def waiting_for_locks(engine: Engine) -> int:
+    """How many sessions of this test's database wait for another's transaction (PostgreSQL)."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with engine.connect() as conn:
+        return conn.scalar(text(waiting)) or 0
+
+
+def enqueue_in_own_transaction(app: sqlq.App, engine: Engine, new: NewJob) -> Job:
+    with Session(engine) as session, session.begin():
+        job = app.enqueue(new, session=session)
+        assert session.execute(text("SELECT 1")).scalar() == 1
+        return job
+
+
+def meet(app: sqlq.App, engine: Engine, pool: ThreadPoolExecutor, new: NewJob, *, rival_commits: bool) -> tuple[Job, Job]:
+    """Enqueue `new` beside a rival that enqueued it, and ends its transaction only when this one waits for it."""
+    with Session(engine) as rival:
+        theirs = app.enqueue(new, session=rival)
+        future = pool.submit(enqueue_in_own_transaction, app, engine, new)
+        if engine.dialect.name == "postgresql":
+            wait_until(lambda: waiting_for_locks(engine) == 1, what="the second producer waits for the first")
+        assert not future.done()
+        if rival_commits:
+            rival.commit()
+        else:
+            rival.rollback()
+        return theirs, future.result(10)
+
+
+def test_a_rival_that_commits_wins(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor) -> None:
+    theirs, mine = meet(app, engine, pool, send.new(1).set(unique_key="k"), rival_commits=True)
+    assert (mine.id, mine.created) == (theirs.id, False)
+    assert count(app) == 1
+
+
+def test_a_rival_that_rolls_back_leaves_the_key(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
+    theirs, mine = meet(app, engine, pool, send.new(1).set(unique_key="k"), rival_commits=False)
+    assert mine.created
+    assert mine.id != theirs.id or engine.dialect.name == "sqlite"  # there nothing of a rollback is left, the sequence included
+    assert count(app) == 1
+
+
+def test_of_many_at_once_one_is_created(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor) -> None:
+    for key in range(10):
+        start = threading.Barrier(8)
+
+        def racer(key: int = key, start: threading.Barrier = start) -> Job:
+            start.wait(10)
+            return enqueue_in_own_transaction(app, engine, send.new().set(unique_key=f"k{key}"))
+
+        futures: list[Future[Job]] = [pool.submit(racer) for _ in range(8)]
+        done = [future.result(30) for future in futures]
+        assert sum(job.created for job in done) == 1
+        assert len({job.id for job in done}) == 1
+
+
+@on_postgresql
+@pytest.mark.parametrize("rival_commits", [True, False])
+def test_batches_with_reversed_keys_do_not_deadlock(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor, rival_commits: bool
+) -> None:
+    """Each batch takes its keys in one order, whatever order they were given in.
+
+    A rival holds the key in the middle until both batches wait; had they come from both ends, each would then hold what
+    the other wants next.
+    """
+    new = [send.new(i).set(unique_key=f"k{i}") for i in range(9)]
+
+    def producer(batch: list[NewJob]) -> list[Job]:
+        with Session(engine) as session, session.begin():
+            return app.enqueue_many(batch, session=session)
+
+    with Session(engine) as rival:
+        app.enqueue(new[4], session=rival)
+        one, two = pool.submit(producer, new), pool.submit(producer, new[::-1])
+        wait_until(lambda: waiting_for_locks(engine) == 2, what="both batches wait")
+        if rival_commits:
+            rival.commit()
+        else:
+            rival.rollback()
+    first, second = one.result(30), two.result(30)[::-1]
+    assert [job.id for job in first] == [job.id for job in second]
+    assert sum(a.created + b.created for a, b in zip(first, second, strict=True)) == 9 - rival_commits
+    assert count(app) == 9
+
+
+@on_postgresql
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_under_stricter_isolation_the_databases_own_error_passes(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, level: str
+) -> None:
+    new = send.new(1).set(unique_key="k")
+    strict = engine.execution_options(isolation_level=level)
+    with Session(strict) as session:
+        session.execute(text("SELECT count(*) FROM jobs")).all()
+        first = app.enqueue(new)
+        with pytest.raises(DBAPIError, match="could not serialize access"):
+            app.enqueue(new, session=session)
+        session.rollback()
+        again = app.enqueue(new, session=session)
+        assert (again.id, again.created) == (first.id, False)
+
+
+@on_postgresql
+def test_a_key_that_was_freed_between_the_insert_and_the_look_is_taken(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rival's job ends in the moment after the insert met it: it must not be answered with, nor be missed."""
+    first = app.enqueue(send.new(1).set(unique_key="k"))
+    freed: list[int] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "reserved_at IS NOT NULL" in statement and statement.startswith("SELECT") and not freed:
+            freed.append(first.id)
+            settle(app, first, claim_all(app)[first.id], sqlq.job.Completed())
+
+    job = enqueue_in_own_transaction(app, engine, send.new(2).set(unique_key="k"))
+    assert freed == [first.id]
+    assert job.created
+    assert job.id != first.id

@@ -1,0 +1,414 @@
+"""The cold path: looking at jobs in whatever state, running failed ones again, forgetting and pruning, on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Engine, func, insert, literal, select, text, update
+
+import sqlq
+from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues, workers
+from sqlq.store import cluster, records
+from sqlq.store import jobs as hot
+
+BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
+
+
+class Play:
+    """An App with a task, and the worker's hand: claims and settles without running anything."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.tasks = {name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")}
+
+    def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
+        new = self.tasks[task].new
+        return [job.id for job in self.app.enqueue_many([new(i).set(**options) for i in range(count)])]
+
+    def claim(self, limit: int = 10_000, owner: str = "worker") -> list[ClaimedJob]:
+        with self.app.database.begin() as conn:
+            return hot.claim(conn, cluster.queue_names(conn), limit=limit, owner=owner, lease_ms=30_000)
+
+    def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
+        with self.app.database.begin() as conn:
+            settled = hot.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed])
+        return {id for id, _ in settled}
+
+    def end(self, outcome: Outcome = BOOM) -> list[int]:
+        """Claim what is due, and end it."""
+        claimed = self.claim()
+        assert self.settle(claimed, outcome) == {job.id for job in claimed}
+        return sorted(job.id for job in claimed)
+
+    def failed(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
+        ids = self.enqueue(count, task, **options)
+        assert self.end() == ids
+        return ids
+
+    def states(self, ids: Sequence[int]) -> list[str]:
+        return [str(self.app.get(id).state) for id in ids]
+
+
+@pytest.fixture
+def play(app: sqlq.App) -> Play:
+    return Play(app)
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
+    (finished,) = play.enqueue()
+    play.end(Completed('{"sent": ["ü", 1]}'))
+    (cancelled,) = play.enqueue()
+    play.end(Cancelled("not wanted"))
+    (failed,) = play.failed()
+    (running,) = play.enqueue()
+    play.claim()
+    (scheduled,) = play.enqueue(delay="1h")
+    (available,) = play.enqueue()
+    expected = ["finished", "cancelled", "failed", "running", "scheduled", "available"]
+    assert play.states([finished, cancelled, failed, running, scheduled, available]) == expected
+    assert play.app.get(finished).result == {"sent": ["ü", 1]}
+    assert play.app.get(cancelled).reason == "not wanted"
+    found = play.app.get(failed)
+    assert (found.exception, found.message, found.traceback, found.reason) == ("ValueError", "boom", "Traceback …", "error")
+    assert found.payload == {"args": [0]}
+    assert found.ended_at is not None
+    assert found.ended_at.tzinfo is not None
+    assert found.ended_at >= found.created_at
+    assert play.app.get(running).reserved_by == "worker"
+    assert play.app.get(available).ended_at is None
+
+
+def test_what_cannot_be_decoded_is_shown_as_it_is_stored(play: Play, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')"))
+    (job,) = play.app.list()
+    assert job.payload == "{broken"
+    assert job.errors == [{"message": "also broken"}]
+    play.end(Completed("not json"))
+    assert play.app.get(job.id).result == "not json"
+
+
+def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
+    finished = play.enqueue(2)
+    play.end(Completed())
+    failed = play.failed(2, "pack", queue="boxes")
+    waiting = play.enqueue(2, "pack")
+    later = play.enqueue(1, delay="1d")
+    everything = [*later, *reversed(waiting), *reversed(failed), *reversed(finished)]
+
+    def ids(**how: Any) -> list[int]:
+        return [job.id for job in play.app.list(**how)]
+
+    assert ids() == everything
+    assert ids(limit=3) == everything[:3]
+    assert ids(state="failed") == list(reversed(failed))
+    assert ids(state="available") == list(reversed(waiting))
+    assert ids(state="scheduled") == later
+    assert ids(state="finished", limit=1) == [finished[1]]
+    assert ids(state="running") == []
+    assert ids(state="cancelled") == []
+    assert ids(task="pack") == [*reversed(waiting), *reversed(failed)]
+    assert ids(queue="boxes") == list(reversed(failed))
+    assert ids(queue="default", task="pack", state="available") == list(reversed(waiting))
+    assert ids(task="pack", queue="nowhere") == []
+
+
+@pytest.mark.parametrize("how", [{"state": "broken"}, {"limit": 0}, {"limit": 1_000_000}])
+def test_a_list_of_what_does_not_exist_is_refused(play: Play, how: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"state is 'broken': it is one of scheduled, |limit is \d+: it must lie between"):
+        play.app.list(**how)
+
+
+def test_a_job_that_never_was(play: Play) -> None:
+    with pytest.raises(JobNotFoundError, match="there is no job 4711"):
+        play.app.get(4711)
+    for wrong in ("7", 0, -1, 2**63, True, None):
+        with pytest.raises(ConfigurationError, match="is not the id of a job"):
+            play.app.get(wrong)  # type: ignore[arg-type]
+
+
+# -- failed jobs run again (T13) -----------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(play: Play) -> None:
+    (id,) = play.enqueue(priority=7, timeout="30s", unique_key="k")
+    play.settle(play.claim(), Retried(0, ErrorText("OSError", "first")))
+    play.settle(play.claim(), Released(0))
+    with play.app.database.begin() as conn:
+        conn.execute(update(jobs).values(losses=2))
+    last = play.claim()
+    play.settle(last, BOOM)
+    failed = play.app.get(id)
+
+    assert play.app.retry_failed([id]) == [id]
+
+    with play.app.database.read() as conn:
+        row = conn.execute(select(jobs, (jobs.c.available_at <= now()).label("due"))).one()
+        assert conn.scalar(select(func.count()).select_from(failed_jobs)) == 0
+    assert (row.id, row.attempts, row.releases, row.losses, bool(row.due)) == (id, 0, 0, 0, True)
+    assert (row.reserved_at, row.reserved_by, row.lease_expires_at) == (None, None, None)
+    assert (row.lease_token, row.priority, row.timeout_ms, row.max_attempts, row.unique_key) == (3, 7, 30_000, 3, "k")
+    job = play.app.get(id)
+    assert job.created_at == failed.created_at
+    assert [(e["attempt"], e["reason"], e["exception"], e["message"]) for e in job.errors] == [
+        (1, "error", "OSError", "first"),
+        (2, "error", "ValueError", "boom"),
+    ]
+    assert job.errors[1]["at"].startswith(failed.ended_at.isoformat()[:19])  # type: ignore[union-attr]
+
+    assert play.settle(last, Completed()) == set(), "the owner of the attempt that failed must match nothing"
+    (claimed,) = play.claim()
+    assert (claimed.lease_token, claimed.attempts) == (4, 1)
+    assert play.settle(last, Completed()) == set()
+    assert play.settle([claimed], BOOM) == {id}
+    assert play.app.retry_failed([id]) == [id]
+    assert [e["attempt"] for e in play.app.get(id).errors] == [1, 2, 1]
+
+
+def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(play: Play) -> None:
+    held = play.failed(unique_key="k") + play.failed(unique_key="k")
+    other = play.failed(unique_key="other")
+    elsewhere = play.failed(unique_key="k", queue="elsewhere")
+    play.enqueue(unique_key="k")
+    done = play.app.admin.move_failed_back(all=True)
+    assert (done.moved, done.held) == (other + elsewhere, held)
+    assert play.states(held) == ["failed", "failed"]
+    play.end(Completed())
+    assert play.app.retry_failed(all=True) == held[:1], "the first takes the key, so the second stays"
+    assert play.states(held) == ["available", "failed"]
+
+
+def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(play: Play, engine: Engine) -> None:
+    odd, full = play.failed(2)
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE failed_jobs SET errors = 'not json' WHERE id = :id"), {"id": odd})
+        conn.execute(text("UPDATE failed_jobs SET errors = :errors WHERE id = :id"), {"id": full, "errors": f'["{"x" * 70_000}"]'})
+    play.app.retry_failed(all=True)
+    first, last = play.app.get(odd).errors
+    assert (first, last["message"]) == ({"message": "not json"}, "boom")
+    assert play.app.get(full).errors == [{"message": "x" * 70_000}]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_jobs_with_unique_keys_come_back_in_the_order_of_their_keys(play: Play) -> None:
+    """As enqueue_many inserts them: in another order the two would deadlock, and the victim might be the caller's transaction."""
+    (b,) = play.failed(unique_key="b")
+    (a,) = play.failed(unique_key="a")
+    assert play.app.retry_failed(all=True) == [b, a]
+    with play.app.database.read() as conn:
+        stored = conn.execute(text("SELECT id FROM jobs ORDER BY ctid")).scalars().all()
+    assert stored == [a, b]
+
+
+def test_which_failed_jobs_run_again_is_said_by_id_task_queue_or_all(play: Play) -> None:
+    a = play.failed(2)
+    b = play.failed(2, "pack")
+    c = play.failed(2, "pack", queue="boxes")
+    assert play.app.retry_failed([a[0], 4711]) == [a[0]]
+    assert play.app.retry_failed([a[0]]) == [], "it is not failed any more"
+    assert play.app.retry_failed([*a, *b], task="pack", queue="default") == b
+    assert play.app.retry_failed(queue="boxes") == c
+    assert play.app.retry_failed(task="nothing") == []
+    assert play.app.retry_failed(all=True) == a[1:]
+    assert play.app.list(state="failed") == []
+
+
+@pytest.mark.parametrize("name", ["retry_failed", "forget_failed"])
+def test_nothing_said_means_nothing_done(play: Play, name: str) -> None:
+    ids = play.failed(2)
+    verb = getattr(play.app.admin, name)
+    with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
+        verb()
+    with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
+        verb([])
+    with pytest.raises(ConfigurationError, match="give one of the two"):
+        verb(ids, all=True)
+    with pytest.raises(ConfigurationError, match="give a list"):
+        verb(ids[0])
+    with pytest.raises(ConfigurationError, match="is not the id of a job"):
+        verb([ids[0], "2"])
+    assert play.states(ids) == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("name", ["retry_failed", "forget_failed"])
+def test_many_go_in_bounded_batches(play: Play, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "BATCH", 3)
+    monkeypatch.setattr(records, "CARRIED_BATCH", 3)
+    sizes: list[int] = []
+    original = getattr(records, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        sizes.append(len(result[0] if name == "retry_failed" else result))
+        return result
+
+    monkeypatch.setattr(records, name, counted)
+    ids = play.failed(7)
+    verb = getattr(play.app.admin, name)
+    assert verb(all=True) == ids
+    assert max(sizes) == 3
+    assert play.app.list(state="failed") == []
+    if name == "retry_failed":
+        assert play.end() == ids
+    else:
+        ids = play.failed(7)
+    assert verb(ids) == ids
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_failed_job_somebody_else_works_on_is_passed_over(play: Play, engine: Engine) -> None:
+    ids = play.failed(3)
+    with engine.connect() as rival:
+        rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
+        assert play.app.retry_failed(all=True) == [ids[0], ids[2]]
+        assert play.app.admin.forget_failed(all=True) == []
+    assert play.app.admin.forget_failed(all=True) == [ids[1]]
+
+
+def test_forgotten_jobs_are_gone(play: Play) -> None:
+    a, b = play.failed(2), play.failed(1, "pack")
+    assert play.app.admin.forget_failed([a[0], 4711]) == [a[0]]
+    assert play.app.admin.forget_failed(task="pack") == b
+    assert [job.id for job in play.app.list()] == a[1:]
+    with pytest.raises(JobNotFoundError):
+        play.app.get(a[0])
+
+
+# -- pruning (T15) -------------------------------------------------------------------------------------------------------
+
+
+def _age(play: Play, ids: Sequence[int], seconds: Sequence[int]) -> None:
+    with play.app.database.begin() as conn:
+        for id, ago in zip(ids, seconds, strict=True):
+            moment = after(literal(-ago * 1000, BigInteger))
+            conn.execute(update(finished_jobs).where(finished_jobs.c.id == id).values(finished_at=moment))
+
+
+def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(play: Play) -> None:
+    ids = play.enqueue(5)
+    play.end(Completed())
+    failed = play.failed()
+    _age(play, ids, [70, 10, 90, 80, 50])
+
+    def prune(limit: int) -> int:
+        with play.app.database.begin() as conn:
+            return records.prune(conn, finished_older_than_ms=60_000, limit=limit)
+
+    assert prune(2) == 2
+    assert sorted(job.id for job in play.app.list(state="finished")) == [ids[0], ids[1], ids[4]]
+    assert [prune(2), prune(2)] == [1, 0]
+    assert sorted(job.id for job in play.app.list(state="finished")) == [ids[1], ids[4]]
+    assert play.states(failed) == ["failed"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
+    ids = play.enqueue(4)
+    play.end(Completed())
+    _age(play, ids, [90, 80, 70, 60])
+    with play.app.database.begin() as one:
+        assert records.prune(one, finished_older_than_ms=1_000, limit=2) == 2
+        with play.app.database.begin() as two:
+            two.execute(text("SET LOCAL lock_timeout = '2s'"))
+            assert records.prune(two, finished_older_than_ms=1_000, limit=10) == 2
+    assert play.app.list() == []
+
+
+# -- queues and workers --------------------------------------------------------------------------------------------------
+
+
+def _register(app: sqlq.App, id: str, names: Sequence[str] | None) -> None:
+    with app.database.begin() as conn:
+        cluster.register(conn, id=id, host="here", pid=1, version="0", queues=names, concurrency=2)
+
+
+def _silent(app: sqlq.App, id: str, seconds: int) -> None:
+    with app.database.begin() as conn:
+        conn.execute(update(workers).where(workers.c.id == id).values(seen_at=after(literal(-seconds * 1000, BigInteger))))
+
+
+def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Play) -> None:
+    play.failed(2, queue="b")
+    play.enqueue(1, queue="a")
+    play.claim()
+    play.enqueue(3, queue="a")
+    play.enqueue(2, queue="a", delay="1h")
+    play.enqueue(1, queue="c", delay="1h")
+    with play.app.database.begin() as conn:
+        conn.execute(insert(queues).values(queue="c", paused_at=now()))
+    _register(play.app, "w1", ["a", "empty"])
+    found = {status.queue: status for status in play.app.admin.status()}
+    assert list(found) == ["a", "b", "c", "empty"]
+    a = found["a"]
+    assert (a.available, a.scheduled, a.running, a.failed, a.paused, a.served) == (3, 2, 1, 0, False, True)
+    assert a.oldest_wait_seconds is not None
+    assert 0 <= a.oldest_wait_seconds < 60
+    b = found["b"]
+    assert (b.available, b.scheduled, b.running, b.failed, b.oldest_wait_seconds, b.served) == (0, 0, 0, 2, None, False)
+    assert (found["c"].paused, found["c"].scheduled, found["c"].oldest_wait_seconds) == (True, 1, None)
+    assert found["empty"].served
+
+    _register(play.app, "w2", None)
+    assert all(status.served for status in play.app.admin.status()), "w2 serves every queue"
+    _silent(play.app, "w1", 120)
+    _silent(play.app, "w2", 120)
+    assert [(status.queue, status.served) for status in play.app.admin.status()] == [("a", False), ("b", False), ("c", False)]
+    assert play.app.admin.workers() == []
+
+
+def test_workers_register_are_seen_leave_and_are_swept_out(play: Play) -> None:
+    app = play.app
+    for id in ("w1", "w2", "w3"):
+        _register(app, id, None)
+    _silent(app, "w1", 80)
+    _silent(app, "w2", 3600)
+    assert {worker.id for worker in app.admin.workers()} == {"w1", "w3"}
+    with app.database.begin() as conn:
+        assert cluster.seen(conn, "w2")
+    assert {worker.id for worker in app.admin.workers()} == {"w1", "w2", "w3"}
+    with app.database.begin() as conn:
+        cluster.leave(conn, "w3")
+        cluster.sweep(conn, silent_ms=60_000)
+    assert {worker.id for worker in app.admin.workers()} == {"w2"}
+    with app.database.begin() as conn:
+        assert not cluster.seen(conn, "w1"), "one that was swept out is told so"
+
+
+def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) -> None:
+    for name in ("b", "ä", "A", "a b"):
+        play.enqueue(2, queue=name)
+    play.enqueue(1, queue="later", delay="1d")
+    with play.app.database.begin() as conn:
+        hot.claim(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
+    with play.app.database.read() as conn:
+        assert sorted(cluster.queue_names(conn)) == sorted(["ä", "A", "a b", "later"])
+
+
+def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
+    with play.app.database.read() as conn:
+        assert cluster.queue_names(conn) == []
+    assert play.app.admin.status() == []
+
+
+# -- queues of one's own (the demo) --------------------------------------------------------------------------------------
+
+
+def test_queues_are_counted_and_erased_alone(play: Play) -> None:
+    play.failed(1, queue="mine")
+    play.enqueue(2, queue="mine")
+    play.end(Completed())
+    play.enqueue(1, queue="mine")
+    play.enqueue(1, queue="mine", delay="1h")
+    others = play.enqueue(1, queue="others")
+    with play.app.database.begin() as conn:
+        assert records.states(conn, ["mine"]) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
+        records.erase(conn, ["mine"])
+        assert records.states(conn, ["mine"]) == {}
+    assert [job.id for job in play.app.list()] == others

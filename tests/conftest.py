@@ -1,0 +1,126 @@
+"""What every test can ask for: servers, databases and an App on each kind of database.
+
+`database_url`, and what rests on it (`engine`, `app`), gives every test twice, once for SQLite and once for PostgreSQL. A test for one of
+them alone says so:
+
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+A database that cannot be had is a failure, never a skip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine, make_url
+
+import sqlq
+from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
+
+DATABASES = ["sqlite", "postgresql"]
+
+
+def pytest_configure() -> None:
+    """Forget the settings of the shell's own sqlq, so that no test sees, or touches, the database they name."""
+    for name in [name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")]:
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """The PostgreSQL of this session: one of the tests' own, or the one SQLQ_TEST_POSTGRESQL_URL names."""
+    if url := os.environ.get("SQLQ_TEST_POSTGRESQL_URL"):
+        yield PostgreSQL(make_url(url))
+    else:
+        with own_postgresql() as server:
+            yield server
+
+
+@pytest.fixture(scope="session")
+def restartable_postgresql(postgresql: PostgreSQL) -> Iterator[OwnPostgreSQL]:
+    """A server that may be stopped and crashed: the session's, unless that is somebody else's."""
+    if isinstance(postgresql, OwnPostgreSQL):
+        yield postgresql
+    else:
+        with own_postgresql() as server:
+            yield server
+
+
+@pytest.fixture(params=DATABASES)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with nothing in it: a file that does not exist yet, or a new database of the server."""
+    if request.param == "sqlite":
+        yield sqlite_url(tmp_path / "empty.db")
+    else:
+        with _fresh(request.getfixturevalue("postgresql")) as url:
+            yield url
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with sqlq's tables and no jobs, for this test alone."""
+    if request.param == "sqlite":
+        file = tmp_path / "sqlq.db"
+        shutil.copyfile(request.getfixturevalue("migrated_sqlite"), file)
+        yield sqlite_url(file)
+    else:
+        with _fresh(request.getfixturevalue("postgresql"), template=request.getfixturevalue("migrated_postgresql")) as url:
+            yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """A user's engine: made as they would, without anything of sqlq's."""
+    engine = create_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def app(database_url: str) -> Iterator[sqlq.App]:
+    """An App on the test's database."""
+    app = sqlq.App(database_url)
+    yield app
+    app.close()
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with sqlq's tables, to be copied."""
+    file = tmp_path_factory.mktemp("migrated") / "sqlq.db"
+    _migrate(sqlite_url(file))
+    assert [path.name for path in file.parent.iterdir()] == [file.name], "a log beside the file means that a copy of it lacks something"
+    return file
+
+
+@pytest.fixture(scope="session")
+def migrated_postgresql(postgresql: PostgreSQL) -> Iterator[str]:
+    """The URL of a database with sqlq's tables, to be a template."""
+    with _fresh(postgresql) as url:
+        _migrate(url)
+        yield url
+
+
+def sqlite_url(file: Path) -> str:
+    """Return the URL of a SQLite file."""
+    return URL.create("sqlite", database=str(file)).render_as_string()
+
+
+@contextmanager
+def _fresh(server: PostgreSQL, template: str | None = None) -> Iterator[str]:
+    url = server.create_database(template)
+    try:
+        yield url
+    finally:
+        server.drop_database(url)
+
+
+def _migrate(url: str) -> None:
+    app = sqlq.App(url)
+    app.migrate()
+    app.close()

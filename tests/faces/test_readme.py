@@ -1,0 +1,664 @@
+"""Every block of the README is run: its commands as processes, its Python and SQL on both databases, its GRANTs with real roles.
+
+A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block without one fails a test.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import configparser
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, make_url, text
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import sqlq
+from sqlq.doctor import Doctor
+from sqlq.job import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.schema import version
+from sqlq.store import cluster, jobs, records
+from sqlq.testing import drain
+from tests.servers import PostgreSQL, async_database_url
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    name: str
+    language: str
+    text: str
+    line: int
+
+
+def _blocks() -> list[Block]:
+    found = []
+    for match in re.finditer(r"^(?:<!-- (\w+): ([\w.]+) -->\n)?```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+        kind, name, language, content = match.groups()
+        found.append(Block(kind or "", name or "", language, content, README.count("\n", 0, match.start()) + 1))
+    return found
+
+
+BLOCKS = _blocks()
+ELSEWHERE = {
+    # which test runs a kind of block; tests take theirs through `block` and `blocks`, which note what was taken
+    "quickstart": "test_quick_start",
+    "install": "test_the_two_commands",
+    "python": "test_python",
+    "sh": "test_commands",
+    "testing": "test_testing",
+    "sql": "test_enqueue_in_sql, test_questions, test_grants",
+    "alembic": "test_inside_an_alembic_of_ones_own",
+    "deploy": "test_deploying",
+}
+
+
+def block(kind: str, name: str) -> str:
+    (found,) = [b.text for b in BLOCKS if (b.kind, b.name) == (kind, name)]
+    return found
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    assert len(BLOCKS) == README.count("\n```") / 2, "a fence is not closed, or not at the start of its line"
+    assert not [f"README.md:{b.line}" for b in BLOCKS if b.kind not in ELSEWHERE]
+    source = Path(__file__).read_text()
+    unused = [f"{b.kind}: {b.name}" for b in BLOCKS if f'"{b.name}"' not in source]
+    assert not unused, f"no test takes these blocks: {unused}"
+    for tests in ELSEWHERE.values():
+        for name in tests.split(", "):
+            assert callable(globals()[name])
+
+
+def test_links_lead_somewhere() -> None:
+    headings = {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in README.splitlines() if line.startswith("#")
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        if target.startswith("#"):
+            assert target[1:] in headings, target
+        elif not target.startswith("http"):
+            assert (ROOT / target).exists(), target
+
+
+# -- commands ------------------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """A directory with the quick start's shop.py, and a shell in which `sqlq` and `python` are those of this environment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        programs = directory / ".programs"
+        programs.mkdir()
+        for name, command in (("python", ""), ("sqlq", " -m sqlq")):
+            (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{command} "$@"\n')
+            (programs / name).chmod(0o755)
+        self.environment = os.environ | {
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        (directory / "shop.py").write_text(block("quickstart", "shop.py"))
+
+    def run(self, script: str, ends_with: int = 0, **environment: str) -> str:
+        done = subprocess.run(
+            ["sh", "-e", "-c", script],
+            cwd=self.directory,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == ends_with, f"{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_quick_start(desk: Desk) -> None:
+    lines = block("quickstart", "sh").splitlines()
+    said = [desk.run(line) for line in lines]
+    assert re.search(r"^mail +1 ", said[2], re.MULTILINE), said[2]
+    assert "sending the receipt of order 1" in said[3]
+    assert not any(queue["available"] or queue["failed"] for queue in json.loads(said[4])["queues"])
+    assert len(block("quickstart", "shop.py").splitlines()) + len(lines) <= 30, "it no longer fits a screen"
+
+
+def test_the_two_commands(desk: Desk) -> None:
+    """All but installing, which .ci/run does: each is one line, installs what pyproject.toml has, and runs what exists."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, package, last in (
+        ("demo", ".", [".venv/bin/sqlq", "demo"]),
+        ("tests", "-e .[test]", [".venv/bin/python", "-m", "pytest"]),
+    ):
+        (line,) = block("install", name).splitlines()
+        make, install, run = (shlex.split(part) for part in line.split(" && "))
+        assert make == ["python3", "-m", "venv", ".venv"]
+        assert install == [".venv/bin/pip", "install", *package.split()]
+        assert run == last
+    assert "test" in extras
+    desk.run("sqlq demo")
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/unit"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+
+
+def test_commands(desk: Desk) -> None:
+    up, check, sql, down = block("sh", "migrate").splitlines()
+    desk.run(check, ends_with=1)
+    desk.run(up)
+    desk.run(check)
+    assert "CREATE TABLE jobs" in desk.run(sql)
+    engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send_receipt', 'not JSON')"))
+    engine.dispose()
+    assert "enqueued job 2: shop.send_receipt in queue mail, scheduled" in desk.run(block("sh", "enqueue"))
+    desk.run("sqlq --app shop:app work --drain")
+    listing, show, retry, forget = block("sh", "failed").splitlines()
+    assert "shop.send_receipt" in desk.run(listing)
+    assert "the payload is not JSON" in desk.run(show)
+    assert "moved back 1 job" in desk.run(retry)
+    desk.run("sqlq --app shop:app work --drain")
+    assert "forgot 1 job" in desk.run(forget)
+    workers, pause, cancel, resume, prune, doctor = block("sh", "operate").splitlines()
+    assert "no worker is running" in desk.run(workers)
+    assert "paused mail" in desk.run(pause)
+    engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (id, queue, task) VALUES (1, 'mail', 'shop.send_receipt')"))
+    engine.dispose()
+    assert "cancelled 1 job: 1" in desk.run(cancel)
+    assert "resumed mail" in desk.run(resume)
+    assert "pruned 0 finished jobs and 0 failed jobs" in desk.run(prune)
+    assert "0 things to mend" in desk.run(doctor)
+    desk.run(down)
+    desk.run(check, ends_with=1)
+
+
+def test_testing(desk: Desk) -> None:
+    for name in ("pyproject.toml", "test_shop.py"):
+        (desk.directory / name).write_text(block("testing", name))
+    said = desk.run(
+        "python -m pytest -p sqlq.testing.fixtures -p no:cacheprovider -q", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", SQLQ_TEST_DATABASE_URL=""
+    )
+    assert "3 passed" in said
+
+
+def test_deploying(desk: Desk) -> None:
+    unit = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(block("deploy", "systemd"))
+    started = shlex.split(unit["Service"]["ExecStart"])
+    assert started[0] == "/srv/shop/.venv/bin/sqlq"
+    assert int(unit["Service"]["TimeoutStopSec"]) > 25 + 10
+    dockerfile = block("deploy", "container")
+    (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)
+    (app,) = re.findall(r"^ENV SQLQ_APP=(.+)$", dockerfile, re.MULTILINE)
+    assert "PRIVATE" not in dockerfile
+    desk.run("sqlq --app shop:app migrate")
+    for program in (["sqlq", *started[1:]], json.loads(command)):
+        assert program[0] == "sqlq"
+        process = subprocess.Popen(
+            [sys.executable, "-m", *program],
+            cwd=desk.directory,
+            env=desk.environment | {"SQLQ_APP": app},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr
+        assert "working on" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 0, said
+
+
+# -- Python --------------------------------------------------------------------------------------------------------------
+
+
+class Model(DeclarativeBase):
+    pass
+
+
+class Order(Model):
+    __tablename__ = "orders"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item: Mapped[str]
+
+
+@pytest.fixture
+def names(app: sqlq.App, engine: Engine) -> dict[str, Any]:
+    """What the README's Python finds around it."""
+    Model.metadata.create_all(engine)
+
+    @app.task(name="shop.send_receipt", queue="mail")
+    def send_receipt(order_id: int) -> None: ...
+
+    return {
+        "__name__": "shop",
+        "app": app,
+        "engine": engine,
+        "send_receipt": send_receipt,
+        "Order": Order,
+        "Session": Session,
+        "AsyncSession": AsyncSession,
+        "create_engine": create_engine,
+        "datetime": datetime,
+        "sqlq": sqlq,
+        "text": text,
+        "timezone": SimpleNamespace(utc=UTC),
+    }
+
+
+def run_python(name: str, names: dict[str, Any]) -> None:
+    code = compile(block("python", name), f"README.md ({name})", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    running = eval(code, names)
+    if asyncio.iscoroutine(running):
+        asyncio.run(running)
+
+
+def found(app: sqlq.App) -> list[tuple[str, str, object]]:
+    return [(job.queue, job.state.value, job.payload) for job in reversed(app.list())]
+
+
+def mail(*ids: int) -> list[tuple[str, str, object]]:
+    return [("mail", "available", {"args": [id]}) for id in ids]
+
+
+class TestPython:
+    def test_session(self, names: dict[str, Any]) -> None:
+        run_python("session", names)
+        assert found(names["app"]) == mail(1)
+        with Session(names["engine"]) as session:
+            assert session.get_one(Order, 1).item == "Blue teapot"
+
+    def test_connection(self, names: dict[str, Any]) -> None:
+        run_python("connection", names)
+        assert found(names["app"]) == mail(7, 8)
+
+    def test_async(self, names: dict[str, Any], database_url: str) -> None:
+        names["async_engine"] = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+        run_python("async", names)
+        assert found(names["app"]) == mail(7)
+
+    def test_options(self, names: dict[str, Any]) -> None:
+        run_python("options", names)
+        scheduled = [("later", "scheduled", {"args": [7]}), ("mail", "scheduled", {"args": [7]})]
+        assert found(names["app"]) == mail(7) + scheduled
+        later = names["app"].list(queue="later")[0]
+        assert (later.priority, later.max_attempts) == (10, 3)
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_savepoints(self, names: dict[str, Any], database_url: str) -> None:
+        assert 'create_engine("sqlite:///shop.db")' in block("python", "savepoints")
+        names["create_engine"] = lambda url: create_engine(database_url)
+        run_python("savepoints", names)
+        assert found(names["app"]) == []
+        names["engine"].dispose()
+
+    def test_unique(self, names: dict[str, Any]) -> None:
+        run_python("unique", names)
+        assert found(names["app"]) == mail(7)
+
+    def test_complete(self, names: dict[str, Any]) -> None:
+        run_python("complete", names)
+        app: sqlq.App = names["app"]
+        with names["engine"].begin() as connection:
+            id = connection.execute(text("INSERT INTO orders (item) VALUES ('teapot') RETURNING id")).scalar_one()
+        job = app.enqueue(names["pay_out"].new(id))
+        drain(app)
+        assert app.get(job.id).state == "finished"
+        with names["engine"].connect() as connection:
+            assert connection.execute(text("SELECT item FROM orders WHERE id = :id"), {"id": id}).scalar_one() == "paid"
+
+    @pytest.mark.parametrize(
+        ("answer", "state", "attempts", "waits"),
+        [
+            ("closed", "scheduled", 0, 3600),
+            ("gone", "cancelled", 1, None),
+            ("busy", "scheduled", 1, 30),
+            ("down", "scheduled", 1, 10),
+            ("nonsense", "failed", 1, None),
+            ("12", "finished", 1, None),
+        ],
+    )
+    def test_retries(self, names: dict[str, Any], answer: str, state: str, attempts: int, waits: float | None) -> None:
+        names["ask"] = lambda warehouse: answer
+        run_python("retries", names)
+        app: sqlq.App = names["app"]
+        id = app.enqueue(names["sync_stock"].new("north")).id
+        drain(app)
+        job = app.get(id)
+        assert (job.state, job.attempts, job.max_attempts) == (state, attempts, 8)
+        if waits:
+            assert job.available_at.timestamp() == pytest.approx(datetime.now(UTC).timestamp() + waits, abs=9)
+        if answer == "12":
+            assert job.result == {"items": 12}
+
+
+test_python = TestPython  # for ELSEWHERE
+
+
+@pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
+def test_inside_an_alembic_of_ones_own(empty_database_url: str) -> None:
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        namespace: dict[str, Any] = {}
+        exec(block("alembic", "migration"), namespace)
+        namespace["op"] = Operations(MigrationContext.configure(connection))
+        namespace["upgrade"]()
+    with engine.begin() as connection:
+        version.require(connection, None)
+        contexts = []
+
+        def configure(*, connection: Connection, **options: Any) -> None:
+            contexts.append(MigrationContext.configure(connection, opts=options))
+
+        scope = {"context": SimpleNamespace(configure=configure), "connection": connection, "target_metadata": MetaData(), "sqlq": sqlq}
+        exec(block("alembic", "env"), scope)
+        assert compare_metadata(contexts[0], MetaData()) == []
+        assert compare_metadata(MigrationContext.configure(connection), MetaData()) != [], "without include_name it would drop tables"
+    with engine.begin() as connection:
+        namespace["op"] = Operations(MigrationContext.configure(connection))
+        namespace["downgrade"]()
+        assert version.read(connection, None) is None
+    engine.dispose()
+
+
+# -- SQL -----------------------------------------------------------------------------------------------------------------
+
+
+def test_enqueue_in_sql(names: dict[str, Any]) -> None:
+    app: sqlq.App = names["app"]
+    with names["engine"].begin() as conn:
+        conn.exec_driver_sql(block("sql", "enqueue"))
+        for _ in range(2):
+            conn.exec_driver_sql(block("sql", "unique"))
+    assert found(app) == [*mail(7), ("mail", "available", {"kwargs": {"order_id": 7}})]
+    assert drain(app).completed == 2
+
+
+@pytest.fixture
+def history(names: dict[str, Any]) -> dict[str, int]:
+    """A database with a job in every state; the ids by state."""
+    app: sqlq.App = names["app"]
+
+    @app.task(name="shop.bad", queue="exports", backoff="1h")
+    def bad() -> None:
+        raise LookupError("no such order")
+
+    receipt = names["send_receipt"]
+    ids = {"finished": app.enqueue(receipt.new(1)).id}
+    ids["failed"] = app.enqueue(bad.new().set(max_attempts=1)).id
+    ids["retried"] = app.enqueue(bad.new().set(max_attempts=3)).id
+    app.enqueue_many([receipt.new(i) for i in range(2, 39)])
+    drain(app)
+    ids["running"] = app.enqueue(receipt.new(41)).id
+    with app.database.begin() as conn:
+        cluster.register(conn, id="w1", host="larch", pid=7, version="1", queues=None, concurrency=1)
+        jobs.claim(conn, ["mail"], limit=1, owner="w1", lease_ms=60_000)
+    ids["waiting"] = app.enqueue(receipt.new(42)).id
+    ids["newer"] = app.enqueue(receipt.new(43)).id
+    ids["scheduled"] = app.enqueue(receipt.new(44).set(delay="1h")).id
+    assert ids["waiting"] == 42
+    return ids
+
+
+ANSWERS: Sequence[Callable[[list[dict[str, Any]], dict[str, int]], Any]] = [
+    lambda rows, ids: (
+        [(r["queue"], r["available"], r["scheduled"], r["running"], r["failed"]) for r in rows]
+        == [("exports", 0, 1, 0, 1), ("mail", 2, 1, 1, 0)]
+    ),
+    lambda rows, ids: [(r["id"], r["host"], r["pid"]) for r in rows] == [(ids["running"], "larch", 7)] and rows[0]["since"],
+    lambda rows, ids: [(r["id"], r["error"]) for r in rows] == [(ids["failed"], "LookupError: no such order")],
+    lambda rows, ids: [r["id"] for r in rows] == [ids["waiting"]],
+    lambda rows, ids: [(r["id"], r["state"], r["task"]) for r in rows] == [(42, "available", "shop.send_receipt")],
+    lambda rows, ids: sum(r["done"] for r in rows) == 38 and all(re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d", r["hour"]) for r in rows),
+    lambda rows, ids: [tuple(r.values()) for r in rows] == [("shop.bad", 1, 1), ("shop.send_receipt", 0, 38)],
+    lambda rows, ids: [r["id"] for r in rows] == [ids["retried"], ids["scheduled"]],
+    lambda rows, ids: [(r["queue"], r["jobs"]) for r in rows] == [("exports", 1), ("mail", 39)] and all(r["average"] >= 0 for r in rows),
+    lambda rows, ids: [(r["id"], r["attempts"]) for r in rows] == [(ids["retried"], 1)],
+]
+
+
+def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
+    questions = [b.text for b in BLOCKS if (b.kind, b.name) == ("sql", "question")]
+    assert len(questions) == len(ANSWERS) == 10
+    with names["engine"].connect() as conn:
+        for question, is_right in zip(questions, ANSWERS, strict=True):
+            rows = [dict(row) for row in conn.exec_driver_sql(question).mappings()]
+            assert is_right(rows, history), f"{question}\n{rows}"
+
+
+# -- GRANTs --------------------------------------------------------------------------------------------------------------
+
+ROLES = ("shop_web", "shop_worker", "shop_operator", "shop_reader")
+
+
+@pytest.fixture
+def roles(postgresql: PostgreSQL, database_url: str) -> Iterator[tuple[Engine, dict[str, str]]]:
+    """The owner's engine, and for each of the README's roles the URL of a real one, under a name nobody else uses."""
+    owner = create_engine(database_url)
+    mark = uuid4().hex[:12]
+    urls = {}
+    with owner.begin() as conn:
+        for role in ROLES:
+            conn.exec_driver_sql(f"CREATE ROLE {role}_{mark} LOGIN PASSWORD '{mark}'")
+            urls[role] = make_url(database_url).set(username=f"{role}_{mark}", password=mark).render_as_string(hide_password=False)
+        grants = re.sub(r"\b(shop_(?:web|worker|operator|reader))\b", rf"\1_{mark}", block("sql", "grants"))
+        conn.exec_driver_sql(grants)
+    yield owner, urls
+    with owner.begin() as conn:
+        for role in ROLES:
+            conn.exec_driver_sql(f"DROP OWNED BY {role}_{mark}; DROP ROLE {role}_{mark}")
+    owner.dispose()
+
+
+def enqueue_as(url: str) -> None:
+    engine = create_engine(url, poolclass=NullPool)
+    with closing(sqlq.App(url)) as app:
+        task = app.task(name="shop.note")(lambda text: text)
+        app.enqueue_many([task.new("a"), task.new("b")])
+        with Session(engine) as session, session.begin():
+            assert app.enqueue(task.new("c").set(unique_key="c"), session=session).created
+            assert not app.enqueue(task.new("d").set(unique_key="c"), session=session).created
+    with engine.begin() as conn:
+        conn.exec_driver_sql("INSERT INTO jobs (task) VALUES ('shop.note')")
+
+
+def work_as(url: str) -> None:
+    """Everything a worker writes, each by its own statement."""
+    error = ErrorText("Error", "text")
+    with closing(sqlq.App(url)) as app:
+        database = app.database
+        with database.begin() as conn:
+            version.require(conn, database.schema)
+            cluster.register(conn, id=f"w-{uuid4()}"[:36], host="h", pid=1, version="1", queues=None, concurrency=1)
+            cluster.seen(conn, "w")
+            cluster.leave(conn, "w")
+            cluster.sweep(conn, silent_ms=1)
+            cluster.queue_names(conn)
+            cluster.wake_others(conn)
+        task = app.task(name="shop.note")(lambda text: text)
+        app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
+        for outcome in (Completed("1"), Failed("error", error), Retried(0, error), Released(0)):
+            with database.begin() as conn:
+                (job,) = jobs.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
+                jobs.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
+                jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+                jobs.fates(conn, [(job.id, job.lease_token)])
+        with database.begin() as conn:
+            jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=0)
+        with database.begin() as conn:
+            jobs.rescue(conn)
+            records.prune(conn, finished_older_than_ms=0, limit=10)
+
+
+def operate_as(url: str) -> None:
+    """Everything an operator's commands do; what they find was put there by the database's owner."""
+    with closing(sqlq.App(url)) as app:
+        running, waiting = sorted(job.id for job in app.list(state="running")), sorted(job.id for job in app.list(state="available"))
+        assert app.cancel(running[:1]) == {running[0]: "requested"}
+        assert app.cancel([running[0]], force=True) == {running[0]: "cancelled"}
+        assert app.cancel([waiting[0]]) == {waiting[0]: "cancelled"}
+        queue = f"q-{uuid4()}"
+        assert app.pause(queue)
+        assert not app.pause(queue)
+        assert app.resume(queue)
+        assert app.admin.status()
+        app.workers()
+        (first, second) = sorted(job.id for job in app.list(state="failed"))
+        assert app.retry_failed([first]) == [first]
+        assert app.admin.forget_failed([second]) == [second]
+        app.prune(finished="0s", failed="0s")
+        unseen = [finding for finding in Doctor(app.database).examine() if finding.said.startswith("could not look: ")]
+        assert not unseen, unseen
+
+
+def fill(owner: Engine) -> None:
+    """Put jobs in each state for an operator."""
+    with closing(sqlq.App(engine=owner)) as app:
+        task = app.task(name="shop.note")(lambda text="": text)
+        app.enqueue_many([task.new() for _ in range(5)])
+        with app.database.begin() as conn:
+            *failing, _ = jobs.claim(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
+            jobs.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ErrorText("E", "e"))) for job in failing])
+
+
+def is_refused(flow: Callable[[str], None], url: str) -> bool:
+    try:
+        flow(url)
+    except (ProgrammingError, sqlq.SchemaVersionError) as error:
+        return "permission denied" in str(error) or "may not read" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+class TestGrants:
+    def test_each_role_can_do_its_work(self, roles: tuple[Engine, dict[str, str]]) -> None:
+        owner, urls = roles
+        enqueue_as(urls["shop_web"])
+        work_as(urls["shop_worker"])
+        with owner.begin() as conn:
+            conn.exec_driver_sql("DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs")
+        enqueue_as(urls["shop_web"])
+        app = sqlq.App(urls["shop_worker"])
+
+        @app.task(name="shop.note")
+        def note(text: str = "") -> None:
+            if text == "a":
+                raise LookupError(text)
+            if text == "b":
+                app.enqueue(note.new("from a handler"))
+
+        assert drain(app) == sqlq.testing.Tally(completed=4, retried=1)
+        app.close()
+        with closing(sqlq.App(urls["shop_reader"])) as looking:
+            assert [(queue.queue, queue.scheduled) for queue in looking.admin.status()] == [("default", 1)]
+            with looking.database.engine.connect() as conn:
+                for question in (b.text for b in BLOCKS if (b.kind, b.name) == ("sql", "question")):
+                    conn.exec_driver_sql(question)
+
+    def test_an_operators_role_can_do_all_that_operators_do(self, roles: tuple[Engine, dict[str, str]]) -> None:
+        owner, urls = roles
+        fill(owner)
+        operate_as(urls["shop_operator"])
+
+    def test_what_an_operator_needs_besides(self, roles: tuple[Engine, dict[str, str]]) -> None:
+        owner, urls = roles
+        name = make_url(urls["shop_worker"]).username
+        (grant,) = re.findall(r"With `(GRANT UPDATE, DELETE ON failed_jobs)` the worker's role may", README)
+        with closing(sqlq.App(urls["shop_worker"])) as app:
+            bad = app.task(name="shop.bad", max_attempts=1)(lambda: 1 / 0)
+            app.enqueue_many([bad.new(), bad.new()])
+            assert drain(app).failed == 2
+            with pytest.raises(ProgrammingError, match="permission denied"):
+                app.retry_failed(all=True)
+            with owner.begin() as conn:
+                conn.exec_driver_sql(f"{grant} TO {name}")
+            first, second = (job.id for job in app.list())
+            assert app.retry_failed([first]) == [first]
+            assert app.admin.forget_failed([second]) == [second]
+
+    @pytest.mark.parametrize(
+        ("role", "statement"),
+        [
+            ("shop_web", "UPDATE jobs SET priority = 1"),
+            ("shop_web", "DELETE FROM jobs"),
+            ("shop_web", "SELECT * FROM failed_jobs"),
+            ("shop_web", "DROP TABLE jobs"),
+            ("shop_worker", "DELETE FROM failed_jobs"),
+            ("shop_worker", "UPDATE sqlq_version SET version_num = '0'"),
+            ("shop_worker", "ALTER TABLE jobs ADD COLUMN x int"),
+            ("shop_operator", "INSERT INTO failed_jobs DEFAULT VALUES"),
+            ("shop_operator", "DELETE FROM sqlq_queues"),
+            ("shop_operator", "DELETE FROM sqlq_workers"),
+            ("shop_operator", "DROP TABLE jobs"),
+            ("shop_reader", "SELECT * FROM jobs"),
+            ("shop_reader", "INSERT INTO jobs (task) VALUES ('x')"),
+        ],
+    )
+    def test_and_nothing_else(self, roles: tuple[Engine, dict[str, str]], role: str, statement: str) -> None:
+        engine = create_engine(roles[1][role])
+        with engine.connect() as conn, pytest.raises(ProgrammingError, match=r"permission denied|must be owner"):
+            conn.exec_driver_sql(statement)
+        engine.dispose()
+
+    def test_every_one_of_them_is_needed(self, roles: tuple[Engine, dict[str, str]]) -> None:
+        owner, urls = roles
+        flows = {"shop_web": enqueue_as, "shop_worker": work_as, "shop_operator": operate_as}
+        checked = 0
+        for rights, tables, role in re.findall(
+            r"GRANT ([A-Z, ]+) ON ([\w, ]+) TO (shop_web|shop_worker|shop_operator);", block("sql", "grants")
+        ):
+            name = make_url(urls[role]).username
+            for table in tables.split(", "):
+                for right in rights.split(", "):
+                    with owner.begin() as conn:
+                        conn.exec_driver_sql(f"REVOKE {right} ON {table} FROM {name}")
+                        conn.exec_driver_sql("DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs")
+                    if role == "shop_operator":
+                        fill(owner)
+                    assert is_refused(flows[role], urls[role]), f"{role} does not need {right} ON {table}"
+                    with owner.begin() as conn:
+                        conn.exec_driver_sql(f"GRANT {right} ON {table} TO {name}")
+                    checked += 1
+        assert checked == 36
+
+
+test_grants = TestGrants  # for ELSEWHERE

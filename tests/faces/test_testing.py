@@ -1,0 +1,496 @@
+"""sqlq.testing, as users' tests use it; its fixture also in a real project, with pytest in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import ANY
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.testing import Tally, assert_enqueued, assert_not_enqueued, drain, inline, on_database
+from tests.servers import PostgreSQL, async_database_url
+
+ROOT = Path(__file__).parents[2]
+
+
+class Shop:
+    """Tasks on an App, and what they did."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.done: list[object] = []
+        done = self.done
+
+        @app.task(name="shop.note", queue="notes")
+        def note(text: str, copies: int = 1) -> str:
+            done.append((text, copies))
+            return text.upper()
+
+        @app.task(name="shop.anote")
+        async def anote(text: str) -> str:
+            await asyncio.sleep(0)
+            done.append(text)
+            return text
+
+        @app.task(name="shop.bad", max_attempts=3, backoff="1h")
+        def bad() -> None:
+            done.append(sqlq.current_job().attempts)
+            raise LookupError("no such order")
+
+        @app.task(name="shop.signal", max_attempts=3)
+        def signal(which: str) -> None:
+            done.append(sqlq.current_job().attempts)
+            match which:
+                case "retry":
+                    raise sqlq.Retry("1h")
+                case "once":
+                    if sqlq.current_job().attempts == 1:
+                        raise sqlq.Retry("1h")
+                case "cause":
+                    raise sqlq.Retry("1h") from LookupError("mail server")
+                case "snooze":
+                    raise sqlq.Snooze("1h")
+                case "cancel":
+                    raise sqlq.Cancel("sold out")
+
+        self.note, self.anote, self.bad, self.signal = note, anote, bad, signal
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> Iterator[Shop]:
+    with on_database(app, app.database.engine.url):  # makes it the App that assert_enqueued looks at
+        yield Shop(app)
+
+
+class TestInline:
+    """Needs no database at all: there is no such file."""
+
+    @pytest.fixture
+    def shop(self, tmp_path: Path) -> Shop:
+        return Shop(sqlq.App(f"sqlite:///{tmp_path}/never.db"))
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_written(self, tmp_path: Path) -> Iterator[None]:
+        yield
+        assert not list(tmp_path.iterdir())
+
+    def test_runs_in_the_callers_thread_at_enqueue(self, shop: Shop) -> None:
+        threads = []
+
+        @shop.app.task(name="shop.where")
+        def where() -> None:
+            threads.append(threading.current_thread())
+
+        with inline(shop.app) as ran:
+            job = shop.app.enqueue(where.new())
+            assert threads == [threading.current_thread()]
+        assert (job.state, job.created, job.queue) == ("finished", True, "default")
+        assert [(j.id, j.state, j.attempts) for j in ran.jobs] == [(job.id, "finished", 1)]
+
+    def test_arguments_travel_as_json(self, shop: Shop) -> None:
+        got: list[object] = []
+
+        @shop.app.task(name="shop.items")
+        def items(values: tuple[int, ...]) -> None:
+            got.append(values)
+
+        with inline(shop.app):
+            shop.app.enqueue(items.new((1, 2)))
+        assert got == [[1, 2]]
+
+    def test_many_run_in_order(self, shop: Shop) -> None:
+        with inline(shop.app):
+            shop.app.enqueue_many([shop.note.new(str(i)) for i in range(3)])
+        assert shop.done == [("0", 1), ("1", 1), ("2", 1)]
+
+    def test_delay_is_left_out_and_a_session_is_not_used(self, shop: Shop) -> None:
+        with inline(shop.app), Session() as unbound:
+            shop.app.enqueue(shop.note.new("now").set(delay="1d"), session=unbound)
+        assert shop.done == [("now", 1)]
+
+    def test_async_handler_from_sync_code(self, shop: Shop) -> None:
+        with inline(shop.app) as ran:
+            shop.app.enqueue(shop.anote.new("a"))
+        assert shop.done == ["a"]
+        assert ran.jobs[0].result == "a"
+
+    def test_async_handler_from_sync_code_on_a_loop(self, shop: Shop) -> None:
+        async def main() -> None:
+            shop.app.enqueue(shop.anote.new("a"))
+
+        with inline(shop.app):
+            asyncio.run(main())
+        assert shop.done == ["a"]
+
+    def test_aenqueue_runs_async_handlers_on_the_callers_loop(self, shop: Shop) -> None:
+        loops = []
+
+        @shop.app.task(name="shop.loop")
+        async def loop() -> None:
+            loops.append((asyncio.get_running_loop(), sqlq.current_job().task))
+
+        async def main() -> None:
+            await shop.app.aenqueue(loop.new())
+            await shop.app.aenqueue_many([shop.note.new("sync"), shop.anote.new("async")])
+            assert loops == [(asyncio.get_running_loop(), "shop.loop")]
+
+        with inline(shop.app):
+            asyncio.run(main())
+        assert shop.done == [("sync", 1), "async"]
+
+    def test_exceptions_reach_the_test_at_the_first_attempt(self, shop: Shop) -> None:
+        with inline(shop.app) as ran:
+            with pytest.raises(LookupError, match="no such order"):
+                shop.app.enqueue(shop.bad.new())
+            with pytest.raises(LookupError, match="no such order"):
+                asyncio.run(shop.app.aenqueue(shop.bad.new()))
+        assert [job.state for job in ran.jobs] == ["failed", "failed"]
+        assert shop.done == [1, 1]
+
+    @pytest.mark.parametrize(
+        ("which", "state", "attempts"),
+        [("once", "finished", [1, 2]), ("snooze", "scheduled", [1]), ("cancel", "cancelled", [1])],
+    )
+    def test_signals(self, shop: Shop, which: str, state: str, attempts: list[int]) -> None:
+        with inline(shop.app):
+            assert shop.app.enqueue(shop.signal.new(which)).state == state
+            assert shop.done == attempts
+            assert asyncio.run(shop.app.aenqueue(shop.signal.new(which))).state == state
+
+    @pytest.mark.parametrize(("which", "error"), [("retry", sqlq.Retry), ("cause", LookupError)])
+    def test_a_retry_on_the_last_attempt_reaches_the_test(self, shop: Shop, which: str, error: type[Exception]) -> None:
+        with inline(shop.app), pytest.raises(error, match=r"retry|mail server"):
+            shop.app.enqueue(shop.signal.new(which))
+        assert shop.done == [1, 2, 3]
+
+    def test_handlers_enqueue_inline_too_and_a_unique_key_ends_the_circle(self, shop: Shop) -> None:
+        answers = []
+
+        @shop.app.task(name="shop.chain")
+        def chain() -> None:
+            shop.app.enqueue(shop.note.new("from a job"))
+            answers.append(shop.app.enqueue(chain.new().set(unique_key="one")))
+            assert sqlq.current_job().task == "shop.chain"
+
+        with inline(shop.app):
+            first = shop.app.enqueue(chain.new().set(unique_key="one"))
+            again = shop.app.enqueue(chain.new().set(unique_key="one"))
+        assert shop.done == [("from a job", 1)] * 2
+        assert [(job.id, job.created, job.state) for job in answers] == [(first.id, False, "running"), (again.id, False, "running")]
+        with pytest.raises(sqlq.ConfigurationError, match="outside a handler"):
+            sqlq.current_job()
+
+    def test_refusals_are_those_of_the_real_thing(self, shop: Shop) -> None:
+        @sqlq.App("sqlite:///other.db").task(name="other")
+        def other() -> None: ...
+
+        with inline(shop.app):
+            with pytest.raises(sqlq.UnknownTaskError, match="no task is named 'other'"):
+                shop.app.enqueue(other.new())
+            with pytest.raises(sqlq.EnqueueError, match=r"task\.new"):
+                shop.app.enqueue(None)  # type: ignore[arg-type]
+            with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
+                shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]
+
+    def test_what_ran_can_be_asserted(self, shop: Shop) -> None:
+        with inline(shop.app), Session() as session:
+            shop.app.enqueue(shop.note.new("a"), session=session)
+            assert assert_enqueued(shop.note, args=["a"], session=session).queue == "notes"
+            assert_not_enqueued(shop.bad)
+
+    def test_afterwards_jobs_are_enqueued_again(self, shop: Shop, tmp_path: Path) -> None:
+        with inline(shop.app):
+            pass
+        with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+            shop.app.enqueue(shop.note.new("x"))
+
+
+class TestDrain:
+    def test_runs_what_is_available_and_what_that_enqueues(self, shop: Shop) -> None:
+        @shop.app.task(name="shop.chain")
+        def chain(left: int) -> None:
+            if left:
+                shop.app.enqueue(chain.new(left - 1))
+
+        shop.app.enqueue_many([chain.new(3), shop.note.new("a"), shop.anote.new("b"), shop.bad.new()])
+        shop.app.enqueue(shop.note.new("tomorrow").set(delay="1d"))
+        assert drain(shop.app) == Tally(completed=6, retried=1)
+        assert drain(shop.app) == Tally()
+        assert {str(x) for x in shop.done} == {"('a', 1)", "b", "1"}
+
+    def test_only_some_queues(self, shop: Shop) -> None:
+        shop.app.enqueue_many([shop.note.new("a"), shop.anote.new("b")])
+        assert drain(shop.app, ["notes"]) == Tally(completed=1)
+        assert shop.done == [("a", 1)]
+
+    def test_sees_committed_jobs_only(self, shop: Shop, engine: Engine) -> None:
+        with Session(engine) as session:
+            shop.app.enqueue(shop.note.new("rolled back"), session=session)
+            session.rollback()
+            shop.app.enqueue(shop.note.new("committed"), session=session)
+            session.commit()
+        assert drain(shop.app) == Tally(completed=1)
+        assert shop.done == [("committed", 1)]
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_an_open_transaction_on_sqlite_is_named(self, shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sqlq.store.sqlite.BUSY_TIMEOUT_MS", 50)
+        shop.app.close()
+        with Session(engine) as session:
+            shop.app.enqueue(shop.note.new("open"), session=session)
+            with pytest.raises(sqlq.SqlqError, match="commit it or roll it back"):
+                drain(shop.app)
+
+
+class TestAsserting:
+    def test_a_call_is_found_whichever_way_its_arguments_were_passed(self, shop: Shop) -> None:
+        shop.app.enqueue(shop.note.new(text="a"))
+        shop.app.enqueue(shop.note.new("b", copies=2).set(priority=5, unique_key="k"))
+        assert_enqueued(shop.note)
+        assert_enqueued(shop.note, args=["a"])
+        assert_enqueued(shop.note, args=("a", 1))
+        assert_enqueued(shop.note, kwargs={"text": "a"}, queue="notes")
+        found = assert_enqueued(shop.note, args=["b", ANY])
+        assert (found.args, found.kwargs, found.priority, found.unique_key) == (["b"], {"copies": 2}, 5, "k")
+        assert assert_enqueued("shop.note", args=["b"], kwargs={"copies": ANY}) == found
+        assert_not_enqueued(shop.note, args=["c"])
+        assert_not_enqueued(shop.note, args=["a"], queue="mail")
+        assert_not_enqueued(shop.bad)
+
+    def test_the_message_says_what_there_is(self, shop: Shop) -> None:
+        shop.app.enqueue(shop.note.new("a", copies=2))
+        with pytest.raises(
+            AssertionError, match=r'not enqueued: shop.note\("b"\); .*:\n  shop.note\("a", copies=2\) \(job 1, queue notes\)'
+        ):
+            assert_enqueued(shop.note, args=["b"])
+        with pytest.raises(AssertionError, match=r"not enqueued: shop.bad\(…\) in queue mail; of this task there is:\n  nothing"):
+            assert_enqueued(shop.bad, queue="mail")
+        with pytest.raises(AssertionError, match=r'enqueued, but should not be: shop.note\(…\)\n  shop.note\("a", copies=2\)'):
+            assert_not_enqueued(shop.note)
+
+    def test_arguments_that_fit_no_call_are_the_tests_mistake(self, shop: Shop) -> None:
+        shop.app.enqueue(shop.note.new("a"))
+        with pytest.raises(sqlq.ArgumentsError, match="too many positional"):
+            assert_not_enqueued(shop.note, args=["a", 1, 2])
+        with pytest.raises(sqlq.ArgumentsError, match="give a list"):
+            assert_not_enqueued(shop.note, args="a")
+
+    def test_ended_jobs_were_enqueued_too(self, shop: Shop) -> None:
+        shop.app.enqueue_many([shop.note.new("a"), shop.bad.new().set(max_attempts=1)])
+        drain(shop.app)
+        assert_enqueued(shop.note, args=["a"])
+        assert_enqueued(shop.bad, args=[])
+
+    def test_a_rolled_back_session_is_seen_from_inside_and_leaves_nothing(self, shop: Shop, engine: Engine) -> None:
+        with Session(engine) as session:
+            shop.app.enqueue(shop.note.new("a"), session=session)
+            assert_enqueued(shop.note, args=["a"], session=session)
+            assert_enqueued(shop.note, args=["a"], session=session.connection())
+            session.rollback()
+            assert_not_enqueued(shop.note, session=session)
+        assert_not_enqueued(shop.note)
+        assert drain(shop.app) == Tally()
+
+    def test_an_async_session(self, shop: Shop, database_url: str) -> None:
+        async def main() -> None:
+            engine = create_async_engine(async_database_url(database_url))
+            async with AsyncSession(engine) as session:
+                await shop.app.aenqueue(shop.note.new("a"), session=session)
+                with pytest.raises(sqlq.EnqueueError, match="run_sync"):
+                    assert_enqueued(shop.note, session=session)  # type: ignore[arg-type]
+                await session.run_sync(lambda sync: assert_enqueued(shop.note, args=["a"], session=sync))
+            await engine.dispose()
+
+        asyncio.run(main())
+
+    def test_a_payload_of_another_making_is_not_taken_for_a_call(self, shop: Shop, engine: Engine) -> None:
+        with engine.begin() as conn:
+            for payload in ("not json", '{"args": [1, 2, 3, 4]}'):
+                conn.execute(text("INSERT INTO jobs (task, payload) VALUES ('shop.note', :payload)"), {"payload": payload})
+        assert_enqueued(shop.note)
+        with pytest.raises(AssertionError, match="unreadable payload"):
+            assert_enqueued(shop.note, args=[ANY])
+
+    def test_without_an_app_or_session_it_says_what_to_do(self, app: sqlq.App, engine: Engine) -> None:
+        shop = Shop(app)
+        with pytest.raises(sqlq.ConfigurationError, match="fixture sqlq_app"):
+            assert_enqueued(shop.note)
+        assert_not_enqueued(shop.note, app=app)
+        with Session(engine) as session:
+            assert_not_enqueued(shop.note, session=session)
+
+
+def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
+    app = sqlq.App(f"sqlite:///{tmp_path}/own.db")
+    app.migrate()
+    shop = Shop(app)
+    app.enqueue(shop.note.new("own"))
+    before = app.place
+    with on_database(app, f"sqlite:///{tmp_path}/other.db"):
+        assert_not_enqueued(shop.note)
+        app.enqueue(shop.bad.new())
+        assert [job.task for job in app.list()] == ["shop.bad"]
+    assert app.place == before
+    assert [job.task for job in app.list()] == ["shop.note"]
+    app.close()
+
+
+# -- the plugin, in a project of a user ----------------------------------------------------------------------------------
+
+PROJECT = {
+    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\nfilterwarnings = ["error"]\n{ini}\n',
+    "shop.py": """
+import sqlq
+from sqlalchemy import text
+
+app = sqlq.App("postgresql://nobody@nowhere.invalid/production")
+
+@app.task(queue="mail")
+def send_receipt(order_id: int) -> int:
+    return order_id
+
+def place_order(session, order_id):
+    session.execute(text("SELECT 1"))
+    app.enqueue(send_receipt.new(order_id), session=session)
+""",
+    "test_shop.py": """
+import pytest
+import shop
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
+
+@pytest.fixture
+def session(sqlq_app):
+    engine = create_engine(sqlq_app.database.engine.url)
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+def test_a_rolled_back_session_leaves_nothing(sqlq_app, session):
+    shop.place_order(session, 7)
+    assert_enqueued(shop.send_receipt, args=[7], session=session)
+    session.rollback()
+    assert_not_enqueued(shop.send_receipt)
+
+@pytest.mark.parametrize("again", range(2))
+def test_each_test_begins_with_nothing(sqlq_app, session, again):
+    assert_not_enqueued(shop.send_receipt)
+    shop.place_order(session, again)
+    session.commit()
+    assert_enqueued(shop.send_receipt, args=[again], queue="mail")
+    assert drain(sqlq_app).completed == 1
+
+def test_inline(sqlq_app, session):
+    with inline(sqlq_app) as ran:
+        shop.place_order(session, 9)
+    assert ran.jobs[0].result == 9
+""",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, content in PROJECT.items():
+        (tmp_path / name).write_text(content.replace("{ini}", 'sqlq_app = "shop:app"'))
+    return tmp_path
+
+
+def run_pytest(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # the plugin is named, so that this works in a checkout that is not installed, and other plugins of this environment are left out
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "sqlq.testing.fixtures", "-p", "no:cacheprovider", "-q", *arguments],
+        cwd=project,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_fixture_in_a_project(project: Path) -> None:
+    done = run_pytest(project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
+def test_the_fixture_on_a_server_touches_nothing_but_a_schema_of_its_own(project: Path, postgresql: PostgreSQL) -> None:
+    url = postgresql.create_database()
+    app = sqlq.App(url)
+    app.migrate()
+    shop = Shop(app)
+    app.enqueue(shop.note.new("of somebody else"))
+    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [job.task for job in app.list()] == ["shop.note"]
+    with app.database.engine.connect() as conn:
+        assert not conn.scalars(text("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'sqlq_test%'")).all()
+    app.close()
+    postgresql.drop_database(url)
+
+
+def test_the_fixture_refuses_a_file_with_jobs_in_it(project: Path) -> None:
+    url = f"sqlite:///{project}/mine.db"
+    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    app = sqlq.App(url)
+    shop = Shop(app)
+    app.enqueue(shop.note.new("kept"))
+    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
+    assert done.returncode == 1
+    assert "holds 1 jobs, and a test may not run them" in done.stdout
+    assert [job.task for job in app.list()] == ["shop.note"]
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("ini", "said"),
+    [
+        ("", "the fixture sqlq_app does not know your App"),
+        ('sqlq_app = "shop"', "the fixture sqlq_app does not know your App"),
+        ('sqlq_app = "shoppe:app"', "there is no module 'shoppe'"),
+        ('sqlq_app = "shop:place_order"', "is not a sqlq.App, but a function"),
+    ],
+)
+def test_an_app_that_cannot_be_found_is_one_sentence(project: Path, ini: str, said: str) -> None:
+    (project / "pyproject.toml").write_text(PROJECT["pyproject.toml"].replace("{ini}", ini))
+    done = run_pytest(project)
+    assert done.returncode == 1
+    assert said in done.stdout
+
+
+def test_the_plugin_is_light_and_registered(project: Path) -> None:
+    def loaded_with(module: str) -> str:
+        program = f"import sys, {module}; print([m for m in ('alembic', 'asyncio', 'sqlalchemy', 'sqlq.app') if m in sys.modules])"
+        return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert loaded_with("sqlq.testing.fixtures") == loaded_with("pytest")
+    (project / "test_shop.py").write_text("def test_without_sqlq(): pass")
+    (project / "pyproject.toml").unlink()
+    assert run_pytest(project).returncode == 0
+
+
+def test_every_public_name_is_there() -> None:
+    assert {name: getattr(sqlq.testing, name) for name in sqlq.testing.__all__}.keys() == sqlq.testing._ROOMS.keys()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        sqlq.testing.nothing  # noqa: B018
+
+
+def test_the_entry_point_names_the_plugin() -> None:
+    import tomllib
+
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    assert declared == {"sqlq": "sqlq.testing.fixtures"}
+    importlib.import_module(declared["sqlq"])

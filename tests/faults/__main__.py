@@ -1,0 +1,118 @@
+"""The whole fault suite by one command, and the scorecard it ends with.
+
+    python -m tests.faults [--markdown FILE] [what pytest takes …]
+
+Exits with 1 when a test fails, or when a figure that must be zero is not, or was not measured (which it need not be when
+pytest was told what to run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, VARIABLE
+
+ROOT = Path(__file__).parents[2]
+Rows = list[tuple[str, str, str]]
+
+
+def percentile(samples: list[float], share: float) -> float:
+    """Return the smallest sample that at least this share of them does not exceed."""
+    return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
+
+
+def summed(records: list[dict[str, Any]]) -> tuple[Rows, bool]:
+    """Return the scorecard's rows (figure, value, verdict), and whether every figure that must be zero was measured and is."""
+    rows: Rows = []
+    good = True
+    for name, words in MUST_BE_ZERO.items():
+        values = [record[name] for record in records if name in record]
+        if not values:
+            rows.append((words, "not measured", "MISSING"))
+            good = False
+            continue
+        rows.append((words, str(sum(values)), "ok" if sum(values) == 0 else "NOT ZERO"))
+        good &= sum(values) == 0
+    for name, words in DISTRIBUTIONS.items():
+        samples = [float(sample) for record in records for sample in record.get(name, [])]
+        if not samples:
+            rows.append((words, "not measured", "?"))
+            continue
+        p50, p99, largest = percentile(samples, 0.5), percentile(samples, 0.99), max(samples)
+        rows.append((words, f"p50 {p50:.2f} · p99 {p99:.2f} · max {largest:.2f}", f"{len(samples)} samples"))
+    return rows, good
+
+
+def by_guarantee(records: list[dict[str, Any]]) -> Rows:
+    """Return a row for each guarantee: how many cases were tried, in how many tests, with which seeds."""
+    rows: Rows = []
+    for guarantee in sorted({record["guarantee"] for record in records}):
+        these = [record for record in records if record["guarantee"] == guarantee]
+        seeds = sorted({str(record["seed"]) for record in these if "seed" in record})
+        cases = sum(record.get("cases", 1) for record in these)
+        rows.append((guarantee, f"{cases:,} cases in {len(these)} runs", ", ".join(seeds)))
+    return rows
+
+
+def markdown(parts: list[tuple[tuple[str, str, str], Rows]]) -> str:
+    """Return the tables as Markdown."""
+    lines: list[str] = []
+    for heads, rows in parts:
+        lines += ["| " + " | ".join(heads) + " |", "|---|---|---|"]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows] + [""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Run the whole fault suite and print its scorecard.")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scorecard to a file, too")
+    options, pytest_options = parser.parse_known_args()
+    chosen = [option for option in pytest_options if Path(option.partition("::")[0]).exists()]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "records.jsonl"
+        file.touch()
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not debian",
+            *pytest_options,
+            *([] if chosen else ["tests/faults"]),
+        ]
+        tests = subprocess.run(command, cwd=ROOT, env={**os.environ, VARIABLE: str(file)}, check=False).returncode
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+    rows, good = summed(records)
+    measured, must = ("what was tried", "cases", "seeds"), ("figure", "value", "verdict")
+    rows.insert(0, ("tests", "passed" if tests == 0 else f"FAILED (pytest ended with {tests})", "ok" if tests == 0 else "NOT ZERO"))
+    parts = [(must, rows), (measured, by_guarantee(records))]
+    console = Console(width=140)
+    for heads, lines in parts:
+        table = Table(*heads)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    console.print(f"Python {platform.python_version()} · {platform.machine()} · {os.cpu_count()} cores")
+    if options.markdown:
+        options.markdown.write_text(markdown(parts))
+    if chosen:  # a part of the suite measures a part of the figures
+        good = not any(verdict == "NOT ZERO" for *_, verdict in rows)
+    return 0 if good and tests == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""A process that dies at the n-th moment of its talk with the database, for every n.
+
+`python -m tests.faults.dying` reads requests from its input, one a line: URL, STEP, N and ARGUMENT as JSON. It does the step in a
+fork of itself that dies (as by SIGKILL: nothing is flushed, closed or rolled back) at its N-th moment, and answers `died MOMENT`
+or `done`. A moment lies before or after each statement, and before or after each COMMIT. No connection is open when it forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store import jobs, records
+from sqlq.store.dialect import Dialect
+from sqlq.store.postgresql import PostgreSQL
+from sqlq.store.sqlite import SQLite
+from sqlq.worker.link import unpacked
+from sqlq.worker.running import Home, RunningJob
+
+ROOT = Path(__file__).parents[2]
+DIED = 77
+ERROR = ErrorText("ValueError", "no")
+WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|UPDATE \S+ SET)\b")
+
+
+class Mortal:
+    """Counts the moments of an engine, and ends the process at one of them."""
+
+    def __init__(self, last: int, tell: int, every_thread: bool) -> None:
+        self._last, self._tell, self._every_thread = last, tell, every_thread
+        self._count = 0
+        self._lock = threading.Lock()
+        for dialect in (PostgreSQL, SQLite):
+            setattr(dialect, "run", self._mortal(dialect.run))  # noqa: B010 - statements that go past SQLAlchemy have no event
+
+    def _mortal(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def mortal_run(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> list[Any]:
+            self.moment(f"before {_named(statement)}")
+            rows = run(dialect, driver, statement, parameters)
+            self.moment(f"after {_named(statement)}")
+            return rows
+
+        return mortal_run
+
+    def moment(self, what: str) -> None:
+        if not self._every_thread and threading.current_thread() is not threading.main_thread():
+            return  # hints leave by a thread of their own, when they like
+        with self._lock:  # held for ever by the thread that dies: no other gets a statement through
+            self._count += 1
+            if self._count == self._last:
+                os.write(self._tell, what.encode())
+                os._exit(DIED)
+
+    def watch(self, engine: Engine) -> None:
+        event.listen(engine, "before_cursor_execute", lambda c, cur, statement, *_: self.moment(f"before {_named(statement)}"))
+        event.listen(engine, "after_cursor_execute", lambda c, cur, statement, *_: self.moment(f"after {_named(statement)}"))
+        commit = engine.dialect.do_commit
+
+        def mortal_commit(connection: Any) -> None:
+            self.moment("before COMMIT")
+            commit(connection)
+            self.moment("after COMMIT")
+
+        setattr(engine.dialect, "do_commit", mortal_commit)  # noqa: B010 - there is no event after a COMMIT
+
+
+def _named(statement: str) -> str:
+    words = " ".join(statement.split())
+    return f"{'WRITE' if WRITES.search(words) else 'READ'} {words[:60]}"
+
+
+OUTCOMES: dict[str, Outcome] = {
+    "complete": Completed('"done"'),
+    "cancel": Cancelled("not wanted"),
+    "retry": Retried(0, ERROR),
+    "release": Released(),
+    "fail": Failed("error", ERROR),
+}
+
+
+class Life:
+    """The steps of a job's life, each as its process takes it. `argument` is what the parent prepared: a job, as a rule."""
+
+    def __init__(self, url: str, mortal: Mortal) -> None:
+        self.app = sqlq.App(url)
+        self.database = self.app.database
+        for engine in {self.database.engine, self.database.for_loops.engine}:
+            mortal.watch(engine)
+        self.mortal = mortal
+        self.url = url
+
+    def enqueue(self, argument: Any) -> None:
+        task = self.app.task(name="note")(lambda n: n)
+        self.app.enqueue_many([task.new(argument), task.new(argument)])
+
+    def _users_engine(self) -> Engine:
+        engine = create_engine(self.url)
+        if engine.dialect.name == "sqlite":
+            sqlq.configure_sqlite(engine, immediate=True)
+        self.mortal.watch(engine)
+        return engine
+
+    def enqueue_in_session(self, argument: Any) -> None:
+        engine = self._users_engine()
+        task = self.app.task(name="note")(lambda n: n)
+        with Session(engine) as session, session.begin():
+            session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": argument})
+            self.app.enqueue(task.new(argument), session=session)
+
+    def claim(self, argument: Any) -> None:
+        with self.database.begin() as conn:
+            jobs.claim(conn, [argument], limit=2, owner="mortal", lease_ms=3_600_000)
+
+    def settle(self, argument: Any) -> None:
+        id, token, attempts, outcome = argument
+        with self.database.begin() as conn:
+            jobs.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
+
+    def complete(self, argument: Any) -> None:
+        """A handler that writes, and completes its job, in a transaction of its own."""
+        running = RunningJob(unpacked(argument), None, float("inf"), Home(self.database.schema, keep_finished=True))
+        with running.completing(self._users_engine()) as session:
+            session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": running.id})
+
+    def heartbeat(self, argument: Any) -> None:
+        with self.database.begin() as conn:
+            jobs.extend(conn, [tuple(argument)], lease_ms=7_200_000)
+
+    def rescue(self, argument: Any) -> None:
+        with self.database.begin() as conn:
+            jobs.rescue(conn)
+
+    def retry_failed(self, argument: Any) -> None:
+        with self.database.begin() as conn:
+            records.retry_failed(conn, records.Selection(ids=(argument,)))
+
+    def work(self, argument: Any) -> None:
+        """A whole worker: claims, runs and settles what it finds, and leaves."""
+
+        def note(n: int) -> None:
+            with Path(argument).open("a") as file:
+                file.write(f"{n}\n")
+
+        self.app.task(name="note", max_attempts=3, backoff="0s")(note)
+        self.app.worker([str(Path(argument).name)], drain=True, lease="1h").run()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        url, step, last, argument = json.loads(line)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            life = Life(url, Mortal(last, writing, every_thread=step == "work"))
+            getattr(life, step)(argument)
+            life.app.close()
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            moment = told.read()
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        print(f"died {moment}" if code == DIED else "done" if code == 0 else f"failed with {code}", flush=True)
+
+
+@contextmanager
+def dying_process() -> Iterator[Callable[..., str | None]]:
+    """Start the process; what is given takes a URL, a step, a number and an argument, and returns the moment of death, None for
+    none."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.dying"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    requests: IO[str] = process.stdin  # type: ignore[assignment]
+    answers: IO[str] = process.stdout  # type: ignore[assignment]
+
+    def die(url: str, step: str, last: int, argument: Any = None) -> str | None:
+        requests.write(json.dumps([url, step, last, argument]) + "\n")
+        requests.flush()
+        answer = answers.readline().strip()
+        if answer == "done":
+            return None
+        assert answer.startswith("died "), f"{step}, moment {last}: {answer or 'the process is gone'}"
+        return answer.removeprefix("died ")
+
+    try:
+        yield die
+    finally:
+        requests.close()
+        process.wait(30)
+        answers.close()
+
+
+if __name__ == "__main__":
+    main()

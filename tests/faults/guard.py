@@ -1,0 +1,275 @@
+"""A trigger that rejects every transition the contract does not list, and every change of a lease token but its four.
+
+Installed in a test's database, it watches whatever writes there: sqlq, another process, or the test by mistake. A
+rejection is an error of the database whose text begins with `ILLEGAL`; a worker survives such errors, so a test that
+runs workers looks for the word in their logs.
+
+What one row's change cannot show is judged at COMMIT on PostgreSQL (deferred triggers), and on SQLite, which has none, by
+the order in which its statements come: copied first, deleted then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine, text
+
+from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.settings import ERROR_BYTES
+
+ILLEGAL = "illegal transition:"
+
+
+class Rule(NamedTuple):
+    """What must not be, for one kind of write; `{now}`, `{is}` and `{is not}` are each database's words for it.
+
+    `{before}` is where a job stood before it ended, and a rule with `at_commit` may only be asked there.
+    """
+
+    table: str
+    event: str
+    says: str
+    when: str
+    at_commit: bool = False
+
+
+_CLAIMS = "OLD.reserved_at IS NULL AND NEW.reserved_at IS NOT NULL"
+_STAYS = "OLD.reserved_at IS NOT NULL AND NEW.reserved_at IS NOT NULL"
+_GIVES_UP = "OLD.reserved_at IS NOT NULL AND NEW.reserved_at IS NULL"
+_WAITS = "OLD.reserved_at IS NULL AND NEW.reserved_at IS NULL"
+_REVOKES = "NEW.lease_token = OLD.lease_token + 1"
+
+
+def _changed(*columns: str) -> str:
+    return "(" + " OR ".join(f"NEW.{c} {{is not}} OLD.{c}" for c in columns) + ")"
+
+
+def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
+    unexpired = "1 = 0" if owners_may_be_known_dead else "OLD.lease_expires_at > {now}"
+    may_vanish = "1 = 0" if keep_finished else "OLD.reserved_at IS NOT NULL"
+    # the token a job ends under: its owner's, or one more where it was taken from its owner in the same statement
+    finished_fits = (
+        "b.id = NEW.id AND b.attempts = NEW.attempts AND ("
+        "(b.lease_token = NEW.lease_token AND (b.reserved_at IS NOT NULL OR NEW.outcome = 'cancelled'))"
+        " OR (b.lease_token + 1 = NEW.lease_token AND b.reserved_at IS NOT NULL AND NEW.outcome = 'cancelled'))"
+    )
+    failed_fits = (
+        "b.id = NEW.id AND b.attempts = NEW.attempts AND b.reserved_at IS NOT NULL AND (b.lease_token = NEW.lease_token"
+        " OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
+    )
+    fate_fits = "e.id = OLD.id AND e.lease_token IN (OLD.lease_token, OLD.lease_token + 1)"
+    return [
+        # T1, T13
+        Rule(
+            "jobs",
+            "INSERT",
+            "a new job has a history",
+            "NEW.lease_token = 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0 OR NEW.losses <> 0 OR NEW.errors IS NOT NULL)",
+        ),
+        Rule("jobs", "INSERT", "a job begins reserved", "NEW.reserved_at IS NOT NULL"),
+        Rule(
+            "jobs",
+            "INSERT",
+            "a job with a token comes back that did not fail with it",
+            "NEW.lease_token <> 0 AND NOT EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id AND f.lease_token = NEW.lease_token)",
+        ),
+        Rule("jobs", "INSERT", "a job comes back with attempts", "NEW.lease_token <> 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0)"),
+        Rule("jobs", "INSERT", "a finished job comes back", "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)"),
+        # whatever happens to it
+        Rule(
+            "jobs",
+            "UPDATE",
+            "what a job is was changed",
+            _changed("id", "queue", "task", "payload", "max_attempts", "unique_key", "unique_until", "timeout_ms", "headers", "created_at"),
+        ),
+        Rule("jobs", "UPDATE", "the token fell or jumped", "NEW.lease_token NOT IN (OLD.lease_token, OLD.lease_token + 1)"),
+        # T2
+        Rule("jobs", "UPDATE", "claimed without a new token", f"{_CLAIMS} AND NOT {_REVOKES}"),
+        Rule("jobs", "UPDATE", "claimed without counting the attempt", f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1"),
+        Rule("jobs", "UPDATE", "claimed early", f"{_CLAIMS} AND OLD.available_at > {{now}}"),
+        Rule("jobs", "UPDATE", "claimed under a lease that has run out", f"{_CLAIMS} AND NEW.lease_expires_at <= {{now}}"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "claimed out of a paused queue",
+            f"{_CLAIMS} AND EXISTS (SELECT 1 FROM sqlq_queues q WHERE q.queue = OLD.queue AND q.paused_at IS NOT NULL)",
+        ),
+        Rule("jobs", "UPDATE", "a claim changed the history", f"{_CLAIMS} AND {_changed('releases', 'losses', 'errors', 'available_at')}"),
+        # T3, and the first half of T8, T9, T12
+        Rule(
+            "jobs",
+            "UPDATE",
+            "a reservation changed hands or history",
+            f"{_STAYS} AND {_changed('reserved_by', 'reserved_at', 'attempts', 'releases', 'losses', 'errors', 'available_at')}",
+        ),
+        Rule("jobs", "UPDATE", "a lease was renewed into the past", f"{_STAYS} AND NOT {_REVOKES} AND NEW.lease_expires_at <= {{now}}"),
+        Rule("jobs", "UPDATE", "taken from an owner whose lease still runs", f"{_STAYS} AND {_REVOKES} AND {unexpired}"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "taken from its owner, and still reserved",
+            f"{_STAYS} AND {_REVOKES} AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = NEW.id AND j.reserved_at IS NOT NULL"
+            " AND j.lease_token = NEW.lease_token)",
+            at_commit=True,
+        ),
+        # T5, T6, T8
+        Rule(
+            "jobs",
+            "UPDATE",
+            "given up under another token",
+            f"{_GIVES_UP} AND {_REVOKES} AND (NEW.losses <> OLD.losses + 1 OR {unexpired})",
+        ),
+        Rule("jobs", "UPDATE", "given up with other attempts", f"{_GIVES_UP} AND NEW.attempts NOT IN (OLD.attempts, OLD.attempts - 1)"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "an attempt given back without counting the release",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "a release was counted for an attempt that counted",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND NEW.releases <> OLD.releases",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "retried without attempts left",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND OLD.attempts >= OLD.max_attempts",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "retried without recording the error",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND NEW.errors {{is}} OLD.errors"
+            f" AND length(coalesce(OLD.errors, '')) <= {ERROR_BYTES}",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "a loss was miscounted",
+            f"{_GIVES_UP} AND NEW.losses NOT IN (OLD.losses, OLD.losses + 1)",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "the history of a waiting job changed",
+            f"{_WAITS} AND {_changed('lease_token', 'attempts', 'releases', 'losses', 'errors')}",
+        ),
+        # T4, T7, T9, T10, T12
+        Rule(
+            "jobs",
+            "DELETE",
+            "a job vanished",
+            f"NOT ({may_vanish}) AND NOT EXISTS (SELECT 1 FROM finished_jobs e WHERE {fate_fits})"
+            f" AND NOT EXISTS (SELECT 1 FROM failed_jobs e WHERE {fate_fits})",
+            at_commit=True,
+        ),
+        Rule(
+            "finished_jobs",
+            "INSERT",
+            "finished by somebody who did not hold it",
+            f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits})",
+            at_commit=True,
+        ),
+        Rule(
+            "failed_jobs",
+            "INSERT",
+            "failed by somebody who did not hold it",
+            f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {failed_fits})",
+            at_commit=True,
+        ),
+        Rule("failed_jobs", "INSERT", "lost with attempts left", "NEW.reason = 'worker_lost' AND NEW.attempts < NEW.max_attempts"),
+        Rule("finished_jobs", "INSERT", "ended twice", "EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id)"),
+        Rule("failed_jobs", "INSERT", "ended twice", "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)"),
+        # what has ended is moved back, pruned or forgotten, never changed
+        Rule("finished_jobs", "UPDATE", "an ended job was changed", "1 = 1"),
+        Rule("failed_jobs", "UPDATE", "an ended job was changed", "1 = 1"),
+    ]
+
+
+_EVENTS = [(table, event) for table in ("jobs", "finished_jobs", "failed_jobs") for event in ("INSERT", "UPDATE", "DELETE")]
+
+
+def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_dead: bool = False) -> None:
+    """Install the guard in a database that has sqlq's tables, whatever is in them by now.
+
+    `keep_finished` False allows a job that was reserved to leave no row. With `owners_may_be_known_dead` jobs may be taken
+    from an owner whose lease still runs, as a supervisor does for a child that died, or an operator by force.
+    """
+    postgresql = engine.dialect.name == "postgresql"
+    words = {
+        "now": POSTGRESQL_NOW if postgresql else f"({SQLITE_NOW})",
+        "is": "IS NOT DISTINCT FROM" if postgresql else "IS",
+        "is not": "IS DISTINCT FROM" if postgresql else "IS NOT",
+        "before": "guard_gone" if postgresql else "jobs",
+    }
+    rules = [rule._replace(when=rule.when.format(**words)) for rule in _rules(keep_finished, owners_may_be_known_dead)]
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
+        for statement in _postgresql(rules) if postgresql else _sqlite(rules):
+            conn.exec_driver_sql(statement)
+
+
+def _sqlite(rules: list[Rule]) -> Iterator[str]:
+    for table, event in _EVENTS:
+        # "still reserved at the end" cannot be asked before the end; `check` asks it
+        these = [r for r in rules if (r.table, r.event) == (table, event) and not (r.at_commit and event == "UPDATE")]
+        if these:
+            body = "\n".join(f"SELECT RAISE(ABORT, '{ILLEGAL} {r.says}') WHERE {r.when};" for r in these)
+            yield (
+                f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} "
+                f"WHEN NOT EXISTS (SELECT 1 FROM guard_off)\nBEGIN\n{body}\nEND"
+            )
+
+
+def _postgresql(rules: list[Rule]) -> Iterator[str]:
+    yield "CREATE TABLE guard_gone AS SELECT * FROM jobs LIMIT 0"
+    yield "CREATE INDEX ON guard_gone (id)"
+    yield "CREATE FUNCTION guard_is_on() RETURNS boolean LANGUAGE sql AS $$ SELECT NOT EXISTS (SELECT 1 FROM guard_off) $$"
+    yield """CREATE FUNCTION guard_note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             INSERT INTO guard_gone SELECT OLD.*; RETURN NULL; END $$"""
+    yield "CREATE TRIGGER guard_note AFTER DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION guard_note()"
+    for table, event in _EVENTS:
+        for at_commit in (False, True):
+            these = [r for r in rules if (r.table, r.event, r.at_commit) == (table, event, at_commit)]
+            if not these:
+                continue
+            name = f"guard_{table}_{event.lower()}" + ("_at_commit" if at_commit else "")
+            row = "OLD" if event == "DELETE" else "NEW"
+            checks = "\n".join(
+                f"IF {r.when} THEN RAISE EXCEPTION USING MESSAGE = '{ILLEGAL} {r.says}: job ' || {row}.id; END IF;" for r in these
+            )
+            yield f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN\n{checks}\nRETURN {row}; END $$"
+            # the condition of a constraint trigger is asked at once, its function at COMMIT
+            kind, deferred = ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("TRIGGER", "")
+            moment = "AFTER" if at_commit else "BEFORE"
+            yield f"""CREATE {kind} {name} {moment} {event} ON {table} {deferred}
+                      FOR EACH ROW WHEN (guard_is_on()) EXECUTE FUNCTION {name}()"""
+
+
+@contextmanager
+def unguarded(conn: Connection) -> Iterator[None]:
+    """Let the test itself write what it likes, in this transaction and for this block."""
+    conn.execute(text("INSERT INTO guard_off VALUES (1)"))
+    yield
+    conn.execute(text("DELETE FROM guard_off"))
+
+
+def advance(engine: Engine, ms: int, where: str = "1 = 1") -> None:
+    """Let time pass for waiting and reserved jobs: what is due or expires in `ms` is due or expires now."""
+    earlier = f"- {ms}" if engine.dialect.name == "sqlite" else f"- interval '{ms} milliseconds'"
+    with engine.begin() as conn, unguarded(conn):
+        conn.execute(
+            text(f"UPDATE jobs SET available_at = available_at {earlier}, lease_expires_at = lease_expires_at {earlier} WHERE {where}")
+        )
+
+
+def check(engine: Engine) -> None:
+    """Demand what holds of the whole database between transactions: a job is in one table only, its id was given once."""
+    with engine.connect() as conn:
+        ids = list(conn.scalars(text("SELECT id FROM jobs UNION ALL SELECT id FROM finished_jobs UNION ALL SELECT id FROM failed_jobs")))
+        assert len(ids) == len(set(ids)), f"in two tables: {sorted(id for id in set(ids) if ids.count(id) > 1)}"

@@ -1,0 +1,71 @@
+"""Real workers as users run them: `sqlq work` in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class WorkerProcess:
+    """A running `sqlq work`; its log is in `log`."""
+
+    def __init__(self, folder: Path, module: str, url: str, *options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sqlq", "-a", module, "-d", url, "work", *options],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.said("working on") or self.process.poll() is not None, timeout=20, what="the worker starting")
+        assert self.process.poll() is None, self.log.read_text()
+
+    def kill(self) -> None:
+        """End all its processes at once, as the loss of the machine would."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def children(self) -> list[int]:
+        """The worker processes."""
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False)
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def stop(self, timeout: float = 30) -> int:
+        """End it as an operator would, and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+
+@contextmanager
+def worker_process(folder: Path, module: str, url: str, *options: str, ready: bool = True) -> Iterator[WorkerProcess]:
+    """Run `sqlq work` while the block lasts; without `ready` the block begins before it is at work."""
+    worker = WorkerProcess(folder, module, url, *options)
+    try:
+        if ready:
+            worker.wait_ready()
+        yield worker
+    finally:
+        try:
+            worker.kill()
+        except ProcessLookupError:  # it has ended, and its children with it
+            worker.process.wait(10)

@@ -1,0 +1,44 @@
+"""What the fault tests measured, collected for the scorecard that `python -m tests.faults` prints."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+VARIABLE = "SQLQ_TEST_SCORECARD"
+"""Names the file that records go to; without it nothing is recorded."""
+
+MUST_BE_ZERO = {
+    "lost": "jobs lost",
+    "never_committed": "jobs run whose transaction was rolled back",
+    "stale_settles_accepted": "stale settles accepted",
+    "overlaps": "overlaps while the lease was renewed",
+    "effects_difference": "difference of effects (writes per completed job)",
+    "illegal_transitions": "illegal transitions",
+    "early": "jobs started early",
+    "lock_errors": "lock errors from sqlq's own transactions",
+    "damaged": "databases that failed their integrity check",
+}
+"""Figures that are added up, and of which the sum has to be zero."""
+
+DISTRIBUTIONS = {
+    "recovery_seconds": "recovery, s",
+    "resume_seconds": "resuming after an outage, s",
+    "exit_seconds": "leaving when told to, s",
+}
+"""Figures that are lists of samples, of which p50, p99 and the largest are shown."""
+
+
+def record(guarantee: str, **figures: object) -> None:
+    """Note what a test measured: one line of JSON in the file that SQLQ_TEST_SCORECARD names, if it names one.
+
+    `guarantee` is the contract's, or words of one's own. Figures of `MUST_BE_ZERO` are whole numbers, those of
+    `DISTRIBUTIONS` lists of seconds; `cases` says how many were tried, `seed` and others are shown as they are.
+    """
+    file = os.environ.get(VARIABLE)
+    if file is None:
+        return
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rsplit(" ", 1)[0]
+    with Path(file).open("a") as lines:
+        lines.write(json.dumps({"guarantee": guarantee, "test": test, **figures}) + "\n")

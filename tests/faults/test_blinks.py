@@ -1,0 +1,306 @@
+"""The database blinks: restarts, lost connections, a network that swallows packets, a standby. Workers go on by themselves.
+
+Workers are real processes. Where the network is at fault they reach the server through a proxy; the producer has a way of
+its own, so that what it enqueues while the worker is cut off is known.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+from tests.faults.load import Load, readable_log
+from tests.faults.processes import WorkerProcess, worker_process
+from tests.faults.proxy import Link, Proxy
+from tests.faults.scorecard import record
+from tests.faults.standby import standby_of
+from tests.servers import OwnPostgreSQL
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+RESUME_SECONDS = 15.0
+"""What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard shows."""
+
+LISTEN_SOON = """
+import sqlq.store.database, sqlq.worker.wake
+sqlq.worker.wake.LISTEN_PING_SECONDS = 0.5
+sqlq.store.database.LISTENING = sqlq.store.database.Use(1.0, 1.0, 3)
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, database_url: str) -> Iterator[Load]:
+    with Load(tmp_path / "work", database_url) as load:
+        yield load
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    port = make_url(database_url).port
+    assert port
+    with Proxy(port) as proxy:
+        yield proxy
+
+
+@contextmanager
+def working(load: Load, url: str, *options: str) -> Iterator[WorkerProcess]:
+    """A worker that has shown that it works, while the producer goes on."""
+    with worker_process(load.folder, "work:app", url, "--lease", "5s", *options) as worker:
+        load.start()
+        wait_until(lambda: len(load.ran()) >= 5, timeout=30, what="the first jobs done")
+        yield worker
+        assert worker.process.poll() is None, "the worker is gone:\n" + worker.log.read_text()[-5000:]
+        assert worker.stop() == 0
+
+
+def passes(seconds: float) -> None:
+    """Let a fault last; nothing is waited for."""
+    threading.Event().wait(seconds)
+
+
+def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float], *, faults: int) -> None:
+    load.demand_everything_done()
+    lines = readable_log(worker, most=20 + 10 * faults)
+    assert max(resumed) < RESUME_SECONDS
+    figures = {"enqueued": len(load.acknowledged), "refused": load.refused, "ran_again": load.ran_again(), "log_lines": lines}
+    print(guarantee, [round(seconds, 2) for seconds in resumed], figures)
+    record(guarantee, lost=0, cases=len(load.acknowledged), resume_seconds=resumed, **figures)
+
+
+# -- restarts and killed backends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_server_crashes_under_load(load: Load, restartable_postgresql: OwnPostgreSQL, times: int) -> None:
+    resumed = []
+    with working(load, load.url) as worker:
+        for _ in range(times):
+            restartable_postgresql.restart(mode="immediate")
+            resumed.append(load.seconds_to_next_finish(time.monotonic()))
+            enough = len(load.acknowledged) + 100
+            wait_until(lambda enough=enough: len(load.acknowledged) >= enough, timeout=60, what="the load going on")  # type: ignore[misc]
+        end(load, worker, "the server crashes under load", resumed, faults=times)
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(15, marks=pytest.mark.slow)])
+def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> None:
+    chance = random.Random(20_261_121)
+    engine = create_engine(load.url, poolclass=NullPool)
+    killed = 0
+    with working(load, load.url) as worker, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        backends = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+        for _ in range(seconds * 10):
+            if pids := list(conn.scalars(backends)):
+                conn.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": chance.choice(pids)})
+                killed += 1
+            passes(0.1)
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        end(load, worker, "backends are killed ten times a second", resumed, faults=seconds)
+    assert killed > seconds * 5
+
+
+# -- the network ---------------------------------------------------------------------------------------------------------
+
+
+def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
+    resumed = []
+    with working(load, proxy.url(load.url)) as worker:
+        for _ in range(5):
+            before = len(load.ran())
+            wait_until(lambda before=before: len(load.ran()) >= before + 30, timeout=30, what="work going on")  # type: ignore[misc]
+            assert proxy.drop() >= 2
+            resumed.append(load.seconds_to_next_finish(time.monotonic()))
+        end(load, worker, "connections are reset", resumed, faults=5)
+        assert "does not answer" not in worker.log.read_text(), "a new connection was to be had at once"
+
+
+@pytest.mark.parametrize(
+    "directions",
+    [
+        pytest.param((), id="both ways"),
+        pytest.param(("to server",), id="to the server", marks=pytest.mark.slow),
+        pytest.param(("to client",), id="to the client", marks=pytest.mark.slow),
+    ],
+)
+def test_the_network_swallows_packets(load: Load, proxy: Proxy, directions: tuple[str, ...]) -> None:
+    with working(load, proxy.url(load.url)) as worker:
+        proxy.deaf(*directions)
+        passes(2)
+        proxy.hear()
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        end(load, worker, f"the network swallows packets {' and '.join(directions or ('both ways',))}", resumed, faults=1)
+
+
+@pytest.mark.slow
+def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Proxy) -> None:
+    resumed = []
+    with working(load, proxy.url(load.url)) as worker:
+        for seconds in (12, 6, 3):
+            proxy.deaf()
+            passes(seconds)
+            proxy.hear()
+            resumed.append(load.seconds_to_next_finish(time.monotonic()))
+        end(load, worker, "the network swallows packets for long and again", resumed, faults=3)
+
+
+def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
+    with Load(tmp_path / "work", database_url, module=LISTEN_SOON) as load, working(load, proxy.url(load.url)) as worker:
+        (first,) = wait_until(lambda: proxy.links(listens), what="the worker listening")
+        wait_until(lambda: b"sqlq_" in first.answered, what="a hint arriving")
+        proxy.deaf(only=lambda link: link is first)
+        began = time.monotonic()
+        (second,) = wait_until(lambda: [link for link in proxy.links(listens) if link is not first], timeout=30, what="another connection")
+        replaced = time.monotonic() - began
+        wait_until(lambda: b"sqlq_" in second.answered, what="a hint arriving again")
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        end(load, worker, "the connection that listens dies in silence", resumed, faults=1)
+        record("the connection that listens is replaced", replaced_seconds=round(replaced, 2), ping_every_seconds=0.5, deadline_seconds=1)
+
+
+def listens(link: Link) -> bool:
+    return link.listens
+
+
+def settles(link: Link) -> bool:
+    return b"finished_jobs" in link.asked
+
+
+def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
+    """The lease is long: a settle that was lost would show as a job that is still running, or as one that ran again."""
+    with worker_process(load.folder, "work:app", proxy.url(load.url)) as worker:
+        load.start()
+        wait_until(lambda: len(load.ran()) >= 5, timeout=30, what="the first jobs done")
+        proxy.lose("reply", "commit", "reply", "reply", "commit", only=settles)
+        wait_until(lambda: proxy.losses == 0, timeout=30, what="all of them lost")
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        load.stop()
+        wait_until(lambda: load.count("jobs") == 0, timeout=20, what="all settled, long before their leases run out")
+        end(load, worker, "COMMITs of settles, or the replies to them, are lost", resumed, faults=5)
+        assert "lost" not in worker.log.read_text()
+        assert load.ran_again() == 0
+        assert worker.stop() == 0
+
+
+@pytest.mark.slow
+def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
+    """What was claimed without the worker's knowledge comes back when the lease runs out."""
+
+    def claims(link: Link) -> bool:
+        return b"SET reserved_at" in link.asked
+
+    with working(load, proxy.url(load.url)) as worker:
+        proxy.lose("reply", "commit", "reply", only=claims)
+        wait_until(lambda: proxy.losses == 0, timeout=30, what="all of them lost")
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        load.stop()
+        end(load, worker, "COMMITs of claims, or the replies to them, are lost", resumed, faults=3 + 3)
+        assert load.ran_again() == 0
+
+
+def test_an_enqueue_meets_a_pooled_connection_that_died(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
+    with Load(tmp_path / "work", proxy.url(database_url)) as load:
+        for _ in range(5):
+            load.enqueue()
+            proxy.drop()
+        assert (load.refused, len(load.acknowledged), load.count("jobs")) == (0, 5, 5)
+
+
+def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
+    with Load(tmp_path / "work", proxy.url(database_url)) as load:
+        load.enqueue()
+        proxy.lose("reply", "commit")
+        load.enqueue()  # committed, and the caller gets an error, for nobody can know
+        load.enqueue()  # not committed
+        assert (load.refused, len(load.acknowledged), load.count("jobs")) == (2, 1, 2)
+
+
+# -- a standby -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_standby_is_waited_out_and_its_promotion_noticed(
+    tmp_path: Path, proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
+) -> None:
+    with standby_of(restartable_postgresql) as standby, working(load, proxy.url(load.url)) as worker:
+        # the name of the primary leads to a standby for a while, and nobody breaks the connections made meanwhile
+        proxy.target = standby.port
+        proxy.drop()
+        wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying what it met")
+        proxy.target = restartable_postgresql.port
+        resumed = [load.seconds_to_next_finish(time.monotonic())]
+
+        # a failover: what was acknowledged is on the standby, and that becomes the primary
+        said = worker.log.read_text().count("takes no writes")
+        proxy.target = standby.port
+        proxy.drop()
+        load.stop()
+        enqueued = load.count("jobs")
+        standby.catch_up()
+        wait_until(lambda: worker.log.read_text().count("takes no writes") > said, timeout=30, what="the worker saying what it met")
+        standby.promote()
+        promoted = time.monotonic()
+        with Load(tmp_path / "after", standby.url(make_url(load.url).database or "")) as after:
+            wait_until(lambda: after.count("jobs") == 0, timeout=30, what="what was enqueued before done on the new primary")
+            if enqueued:
+                resumed.append(time.monotonic() - promoted)
+            assert after.count("finished_jobs") == len(load.acknowledged)
+        lines = readable_log(worker, most=30)
+        assert worker.log.read_text().count("takes no writes") == 2
+        assert max(resumed) < RESUME_SECONDS
+        record("a standby is waited out", lost=0, cases=len(load.acknowledged), resume_seconds=resumed, log_lines=lines)
+
+
+def test_a_worker_that_starts_at_a_standby_waits(proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load) -> None:
+    load.enqueue()
+    with standby_of(restartable_postgresql) as standby:
+        proxy.target = standby.port
+        with worker_process(load.folder, "work:app", proxy.url(load.url), ready=False) as worker:
+            wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying what it met")
+            proxy.target = restartable_postgresql.port
+            wait_until(load.ran, timeout=30, what="the job done")
+            assert worker.stop() == 0
+            assert "Traceback" not in worker.log.read_text()
+
+
+# -- waits that end ------------------------------------------------------------------------------------------------------
+
+
+def test_no_wait_is_without_end(tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of call, on a connection that was good and on one that is being made."""
+    from sqlq.store import database as module
+
+    monkeypatch.setattr(module, "ANY", module.Use(0.5, 0.5, 2))
+    monkeypatch.setattr(module, "LOOPS", module.Use(0.5, 2.0, 2))
+    with Load(tmp_path / "work", proxy.url(database_url)) as load:
+        database = module.Place(make_url(proxy.url(database_url)), None, None).open(use=module.ANY)
+
+        def ask() -> Any:
+            with database.begin() as conn:
+                return conn.execute(text("SELECT 1")).scalar()
+
+        def count() -> Any:
+            with database.read() as conn:
+                return conn.execute(text("SELECT 1")).scalar()
+
+        calls: list[Callable[[], Any]] = [ask, count, lambda: database.run(lambda conn: conn.execute(text("SELECT 1")).scalar(), tries=1)]
+        for call in calls:
+            assert call() == 1
+            for _ in ("a connection that was good", "one that is being made"):
+                proxy.deaf()
+                began = time.monotonic()
+                with pytest.raises(DBAPIError, match=r"no answer within 0\.5 s|timeout"):
+                    call()
+                assert time.monotonic() - began < RESUME_SECONDS
+            proxy.hear()
+            assert call() == 1
+        database.close()
+        load.enqueue()

@@ -1,0 +1,277 @@
+"""The process dies before and after every statement of a job's life, and before and after each COMMIT.
+
+From each of these points a fresh worker brings the job to a legal end, and the guard rejects nothing on the way. The
+number of points is not written down: it grows until a step gets through without dying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.job import ClaimedJob, Failed, NewJob, Settlement
+from sqlq.store import jobs
+from sqlq.worker.link import packed
+from tests.faults import guard
+from tests.faults.dying import ERROR, OUTCOMES, dying_process
+from tests.faults.scorecard import record
+from tests.waiting import wait_until
+
+HOUR = 3_600_000
+MOST = 400
+"""More moments than this no step has; beyond it something goes round in circles."""
+
+Die = Callable[..., str | None]
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Die]:
+    with dying_process() as die:
+        yield die
+
+
+@pytest.fixture
+def die(dying: Die, database_url: str, app: sqlq.App, engine: Engine) -> Die:
+    guard.install(engine)
+    app.task(name="note", max_attempts=3, backoff="0s")(lambda n: n)
+    return partial(dying, database_url)
+
+
+class Points:
+    """The moments a step died at, each on a queue of its own, and what the step had to work on."""
+
+    def __init__(self, app: sqlq.App, engine: Engine, die: Die, step: str) -> None:
+        self.app, self.engine, self._die, self.step = app, engine, die, step
+        self.moments: dict[int, str] = {}
+        self.made = 0
+
+    def all(self, prepare: Callable[[int], Any]) -> None:
+        """Die at each moment of the step; `prepare` is given the number and returns the step's argument."""
+        for n in range(1, MOST):
+            moment = self._die(self.step, n, prepare(n))
+            self.wait_until_gone()
+            if moment is None:
+                break
+            self.moments[n] = moment
+        else:
+            raise AssertionError(f"{self.step} has more than {MOST} moments")
+        assert any("after COMMIT" in moment for moment in self.moments.values()), self.moments
+        print(f"{self.step}: {len(self.moments)} moments")
+
+    def took(self, n: int) -> bool:
+        """Whether what the step wrote was committed when it died at this moment, or did not die."""
+        moments = sorted(self.moments)
+        wrote = next(m for m in moments if self.moments[m].startswith("after WRITE"))
+        return n >= next(m for m in moments if m > wrote and self.moments[m] == "after COMMIT")
+
+    def wait_until_gone(self) -> None:
+        """The server takes a moment to notice that a client died, and holds its locks until then."""
+        if self.engine.dialect.name == "postgresql":
+            wait_until(lambda: self.others() == 0, what="the server noticing the death")
+
+    def others(self) -> int:
+        with self.engine.connect() as conn:  # anew: within a transaction the answer stays the same
+            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+            return int(conn.execute(text(query)).scalar_one())
+
+    def new(self, n: int, max_attempts: int = 3) -> int:
+        with self.app.database.begin() as conn:
+            (job,) = jobs.insert(conn, [NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)], self.app.database.schema)
+        self.made += 1
+        return job.id
+
+    def claimed(self, n: int, max_attempts: int = 3) -> ClaimedJob:
+        self.new(n, max_attempts)
+        with self.app.database.begin() as conn:
+            (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
+        return job
+
+    def finish(self) -> dict[int, list[Any]]:
+        """Let the leases run out and a fresh worker do what is left; return the jobs of each number's queue."""
+        guard.advance(self.engine, 3 * HOUR)
+        with self.app.database.begin() as conn:
+            jobs.rescue(conn)
+        guard.advance(self.engine, HOUR)
+        self.app.worker(drain=True).run()
+        guard.check(self.engine)
+        with self.engine.connect() as conn:
+            assert conn.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 0, "every job reached an end"
+        ended: dict[int, list[Any]] = {}
+        for job in self.app.list(limit=10_000):
+            ended.setdefault(int(job.queue.removeprefix("q")) if job.queue.startswith("q") else 0, []).append(job)
+        lost = self.made - sum(len(found) for number, found in ended.items() if number)
+        record(f"G2: dying at every moment of {self.step}", cases=len(self.moments), lost=lost)
+        return ended
+
+
+@pytest.fixture
+def points(app: sqlq.App, engine: Engine, die: Die) -> Callable[[str], Points]:
+    return lambda step: Points(app, engine, die, step)
+
+
+@pytest.mark.parametrize("step", ["enqueue", "enqueue_in_session"])
+def test_dying_while_enqueueing(points: Callable[[str], Points], engine: Engine, step: str) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    crash = points(step)
+    crash.all(lambda n: n)
+    crash.finish()
+    ran = sorted(job.payload["args"][0] for job in crash.app.list(state="finished", limit=10_000))
+    took = [n for n in range(1, len(crash.moments) + 2) if crash.took(n)]
+    if step == "enqueue":
+        assert ran == sorted(2 * took), "all or none"
+    else:
+        with engine.connect() as conn:
+            assert ran == sorted(conn.scalars(text("SELECT n FROM orders"))) == took, "exactly with the order"
+
+
+def test_dying_while_claiming(points: Callable[[str], Points]) -> None:
+    crash = points("claim")
+
+    def prepare(n: int) -> str:
+        crash.new(n)
+        return f"q{n}"
+
+    crash.all(prepare)
+    for n, (job,) in crash.finish().items():
+        took = crash.took(n)
+        assert (job.state, job.attempts) == ("finished", 2 if took else 1), crash.moments.get(n)
+        assert [error["reason"] for error in job.errors] == (["worker_lost"] if took else [])
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_dying_while_settling(points: Callable[[str], Points], outcome: str) -> None:
+    crash = points("settle")
+
+    def prepare(n: int) -> Any:
+        job = crash.claimed(n)
+        return [job.id, job.lease_token, job.attempts, outcome]
+
+    crash.all(prepare)
+    expected = {
+        "complete": ("finished", 1, []),
+        "cancel": ("cancelled", 1, []),
+        "retry": ("finished", 2, ["error"]),
+        "release": ("finished", 1, []),
+        "fail": ("failed", 1, []),
+    }[outcome]
+    ended = crash.finish()
+    assert len(ended) == len(crash.moments) + 1
+    for n, (job,) in ended.items():
+        settled = crash.took(n)
+        seen = (str(job.state), job.attempts, [error["reason"] for error in job.errors])
+        assert seen == (expected if settled else ("finished", 2, ["worker_lost"])), crash.moments.get(n)
+
+
+def test_dying_while_completing_in_the_handlers_own_transaction(points: Callable[[str], Points], engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    crash = points("complete")
+    crash.all(lambda n: packed(crash.claimed(n)))
+    ended = crash.finish()
+    with engine.connect() as conn:
+        written = set(conn.scalars(text("SELECT n FROM orders")))
+    assert len(ended) == len(crash.moments) + 1
+    completed = {job.id for n, (job,) in ended.items() if crash.took(n)}
+    record("G6: dying at every moment of complete()", cases=len(ended), effects_difference=len(written ^ completed))
+    assert written == completed, "the handler's write exactly with the job's end"
+    for (job,) in ended.values():
+        seen = (str(job.state), job.attempts, [error["reason"] for error in job.errors])
+        assert seen == (("finished", 1, []) if job.id in completed else ("finished", 2, ["worker_lost"]))
+
+
+def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
+    crash = points("heartbeat")
+    held: dict[int, ClaimedJob] = {}
+
+    def prepare(n: int) -> Any:
+        held[n] = crash.claimed(n)
+        return [held[n].id, held[n].lease_token]
+
+    crash.all(prepare)
+    # whoever holds the job still does: the process that died was only its heartbeat
+    with crash.app.database.begin() as conn:
+        every = [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"]) for job in held.values()]
+        assert len(jobs.settle(conn, every)) == len(held)
+    assert {str(job.state) for (job,) in crash.finish().values()} == {"finished"}
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int) -> None:
+    crash = points("rescue")
+
+    def prepare(n: int) -> None:
+        job = crash.claimed(n, max_attempts)
+        # only this one has run out; what earlier deaths left behind waits for the end
+        guard.advance(crash.engine, -HOUR, f"reserved_at IS NOT NULL AND id < {job.id}")
+        guard.advance(crash.engine, HOUR, f"id = {job.id}")
+
+    crash.all(prepare)
+    guard.advance(crash.engine, MOST * HOUR)
+    ended = crash.finish()
+    assert len(ended) == len(crash.moments) + 1
+    for (job,) in ended.values():
+        if max_attempts == 1:
+            assert (job.state, job.reason, job.attempts, job.lease_token) == ("failed", "worker_lost", 1, 2)
+        else:
+            assert (job.state, job.attempts, job.lease_token) == ("finished", 2, 3)
+            assert [error["reason"] for error in job.errors] == ["worker_lost"], "one loss, counted once"
+
+
+def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points]) -> None:
+    crash = points("retry_failed")
+
+    def prepare(n: int) -> int:
+        job = crash.claimed(n)
+        with crash.app.database.begin() as conn:
+            jobs.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
+        return job.id
+
+    crash.all(prepare)
+    for n, (job,) in crash.finish().items():
+        back = crash.took(n)
+        assert (job.state, job.attempts, job.lease_token) == (("finished", 1, 2) if back else ("failed", 1, 1)), crash.moments.get(n)
+
+
+def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, numbers: Callable[[int], bool]) -> None:
+    """A whole worker, with all its threads, dies at each of its moments; which ones come when differs from run to run."""
+    crash = points("work")
+    ran: dict[int, Path] = {}
+    for n in filter(numbers, range(1, MOST)):
+        crash.new(n)
+        ran[n] = tmp_path / f"q{n}"
+        moment = crash._die("work", n, str(ran[n]))
+        crash.wait_until_gone()
+        if moment is None:
+            break
+        crash.moments[n] = moment
+    else:
+        raise AssertionError(f"a worker's life has more than {MOST} moments")
+    print(f"work: {len(crash.moments)} moments")
+    # on PostgreSQL a statement by itself is its own commit
+    assert any(moment == "after COMMIT" or moment.startswith("after WRITE") for moment in crash.moments.values())
+    ended = crash.finish()
+    assert ended.keys() == ran.keys()
+    for n, (job,) in ended.items():
+        assert job.state == "finished"
+        runs = ran[n].read_text().count("\n") if ran[n].exists() else 0
+        # before its death the job ran once or not at all; it runs again only where the death came before its settlement
+        assert runs <= 1, crash.moments.get(n)
+        assert job.attempts <= 2
+        assert runs == 1 or job.attempts == 2 or job.lease_token == 1, crash.moments.get(n)
+    assert sum(file.exists() for file in ran.values()) > 1, "no death came after a handler had run"
+
+
+def test_a_worker_dies_at_some_moments_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
+    _a_worker_dies(points, tmp_path, lambda n: n % 4 == 0)
+
+
+@pytest.mark.slow
+def test_a_worker_dies_at_every_moment_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
+    _a_worker_dies(points, tmp_path, lambda n: True)

@@ -1,0 +1,51 @@
+"""A web server that forks after its App has connected: no connection is shared with its children."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import sqlq
+from tests.faults.processes import ROOT
+from tests.faults.scorecard import record
+
+CHILDREN = 4
+EACH = 50
+PROGRAM = """
+import os, sys
+import sqlq
+url, children, each = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+app = sqlq.App(url)
+task = app.task(name="t")(lambda who, n: None)
+app.enqueue(task.new("before the fork", 0))
+assert app.database.engine.pool.checkedin() > 0
+pids = []
+for child in range(children):
+    pid = os.fork()
+    if pid == 0:
+        if app.database.engine.pool.checkedin():
+            os._exit(3)  # it would be luck if nothing went wrong
+        for n in range(each):
+            app.enqueue(task.new(child, n))
+        app.close()
+        os._exit(0)
+    pids.append(pid)
+for n in range(each):
+    app.enqueue(task.new("parent", n))
+ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+app.enqueue(task.new("after the children", 0))
+app.close()
+sys.exit(any(ended))
+"""
+
+
+def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, database_url, str(CHILDREN), str(EACH)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = {(who, n) for who in (*range(CHILDREN), "parent") for n in range(EACH)}
+    expected |= {("before the fork", 0), ("after the children", 0)}
+    there = [tuple(job.payload["args"]) for job in app.list(limit=10_000)]
+    record("G2: enqueueing beside forks", cases=len(expected), lost=len(expected - set(there)))
+    assert len(there) == len(expected)
+    assert set(there) == expected

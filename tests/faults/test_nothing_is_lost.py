@@ -1,0 +1,201 @@
+"""Whatever happens to transactions, workers and the database: what was committed is done, and what was not is not."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.store.database import Database
+from tests.faults.processes import worker_process
+from tests.faults.scorecard import record
+from tests.servers import OwnPostgreSQL
+from tests.waiting import wait_until
+
+MODULE = '''
+import os, sqlq
+app = sqlq.App()
+
+@app.task
+def note(n):
+    """Leaves a line for each time it ran."""
+    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{n}\\n".encode())
+    os.close(fd)
+
+@app.task(max_attempts=3, backoff="0s")
+def hang(n):
+    note(n)
+    if not os.path.exists("go"):
+        import threading
+        threading.Event().wait(60)
+'''
+
+
+class Work:
+    """A folder with the module of the tasks, and the App as the producer sees it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        (folder / "work.py").write_text(MODULE)
+        self.app = sqlq.App(url)
+        self.note = self.app.task(name="work.note")(lambda n: None)
+        self.hang = self.app.task(name="work.hang", max_attempts=3)(lambda n: None)
+
+    def ran(self) -> list[int]:
+        file = self.folder / "ran.txt"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def live(self) -> int:
+        with self.app.database.read() as conn:
+            prefix = f"{self.app.database.schema}." if self.app.database.schema else ""
+            return int(conn.execute(text(f"SELECT count(*) FROM {prefix}jobs")).scalar_one())
+
+
+@pytest.fixture
+def work(tmp_path: Path, database_url: str) -> Iterator[Work]:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    made = Work(folder, database_url)
+    yield made
+    made.app.close()
+
+
+@pytest.fixture
+def shop_engine(database_url: str) -> Iterator[Engine]:
+    engine = create_engine(database_url)
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine, immediate=True)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    yield engine
+    engine.dispose()
+
+
+def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(work: Work, shop_engine: Engine) -> None:
+    seed = 20_261_121
+    chance = random.Random(seed)
+    committed: set[int] = set()
+    with worker_process(work.folder, "work:app", work.url):
+        for n in range(1_000):
+            how = chance.choice(["commit", "rollback", "savepoint rolled back", "savepoint released", "savepoint released, rolled back"])
+            with Session(shop_engine) as session:
+                session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
+                if "savepoint" in how:
+                    savepoint = session.begin_nested()
+                    work.app.enqueue(work.note.new(n), session=session)
+                    savepoint.rollback() if "savepoint rolled back" in how else savepoint.commit()
+                else:
+                    work.app.enqueue(work.note.new(n), session=session)
+                if how.endswith(("rollback", ", rolled back")):
+                    session.rollback()
+                else:
+                    session.commit()
+                    if how != "savepoint rolled back":
+                        committed.add(n)
+        wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
+    ran = set(work.ran())
+    record("G1, G2: a thousand transactions", cases=1_000, seed=seed, lost=len(committed - ran), never_committed=len(ran - committed))
+    assert 300 < len(committed) < 800
+    assert sorted(work.ran()) == sorted(committed), f"seed {seed}"
+
+
+def test_a_worker_killed_in_the_middle_of_a_job_loses_nothing(work: Work) -> None:
+    jobs = work.app.enqueue_many([work.hang.new(n) for n in range(5)] + [work.note.new(n) for n in range(5, 50)])
+    with worker_process(work.folder, "work:app", work.url, "--lease", "1s", "-c", "10") as first:
+        wait_until(lambda: set(range(5)) <= set(work.ran()), what="the jobs that hang running")
+        first.kill()
+    (work.folder / "go").touch()
+    with worker_process(work.folder, "work:app", work.url, "--lease", "1s"):
+        wait_until(lambda: work.live() == 0, timeout=30, what="all jobs done")
+    assert set(work.ran()) == set(range(50))
+    for job in jobs[:5]:
+        done = work.app.get(job.id)
+        assert (done.state, done.attempts) == ("finished", 2)
+        assert [e["reason"] for e in done.errors] == ["worker_lost"]
+
+
+def test_two_workers_run_each_job_once(work: Work) -> None:
+    work.app.enqueue_many([work.note.new(n) for n in range(2_000)])
+    with worker_process(work.folder, "work:app", work.url) as one, worker_process(work.folder, "work:app", work.url) as two:
+        wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
+        assert (one.stop(), two.stop()) == (0, 0)
+    assert sorted(work.ran()) == list(range(2_000))
+
+
+def test_a_terminated_worker_gives_back_what_it_did_not_finish(work: Work) -> None:
+    job = work.app.enqueue(work.hang.new(1))
+    with worker_process(work.folder, "work:app", work.url, "--grace", "0s") as worker:
+        wait_until(lambda: work.ran() == [1], what="the job running")
+        assert worker.stop() == 0
+    row = work.app.get(job.id)
+    assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_worker_outlives_a_restart_of_its_database(work: Work, restartable_postgresql: OwnPostgreSQL) -> None:
+    def enqueue(n: int) -> Any:
+        return work.app.enqueue(work.note.new(n))
+
+    def has_run(n: int) -> bool:
+        return n in work.ran()
+
+    with worker_process(work.folder, "work:app", work.url) as worker:
+        enqueue(0)
+        wait_until(lambda: work.ran() == [0], what="the first job done")
+        for n in range(1, 4):
+            restartable_postgresql.restart(mode="immediate")
+            wait_until(partial(succeeds, partial(enqueue, n)), timeout=30, what="the database answering the producer")
+            wait_until(partial(has_run, n), timeout=30, what="a job after the restart done")
+        assert worker.stop() == 0
+        log = worker.log.read_text()
+    assert work.live() == 0
+    assert "Traceback" not in log
+    assert log.count("does not answer") <= 6, log
+
+
+def succeeds(call: Callable[[], Any]) -> bool:
+    """Whether a call goes through; a producer's pooled connection may have died with the server."""
+    try:
+        call()
+    except DBAPIError:
+        return False
+    return True
+
+
+def test_settles_survive_a_lost_reply_to_commit(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """COMMIT is carried out, but its reply is lost: the settler must find out, not settle twice, and not give up."""
+    finished: list[int] = []
+    lost_replies = threading.Semaphore(2)
+    alone = Database.alone
+
+    @app.task(name="t", backoff="0s", max_attempts=9)
+    def odd_at_first(n: int) -> None:
+        if n % 2 == 0 and sqlq.current_job().attempts == 1:
+            raise ValueError(n)
+        finished.append(n)
+
+    @contextmanager
+    def losing_replies(database: Database) -> Iterator[Connection]:
+        with alone(database) as conn:
+            yield conn
+        if threading.current_thread().name == "sqlq-settle" and lost_replies.acquire(blocking=False):
+            raise OperationalError("COMMIT", {}, Exception("server closed the connection"), connection_invalidated=True)
+
+    monkeypatch.setattr(Database, "alone", losing_replies)
+    done = app.enqueue_many([odd_at_first.new(n) for n in range(10)])
+    app.worker(drain=True).run()
+    assert not lost_replies.acquire(blocking=False), "no reply was lost"
+    assert sorted(finished) == list(range(10))
+    assert {str(app.get(job.id).state) for job in done} == {"finished"}
+    assert [app.get(job.id).attempts for job in done] == [2, 1] * 5

@@ -1,0 +1,112 @@
+"""Everything works through PgBouncer in transaction mode, with a pool of two, and without a single error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.orm import Session
+
+from tests.faults.load import Load, readable_log
+from tests.faults.pgbouncer import PgBouncer, pgbouncer
+from tests.faults.processes import worker_process
+from tests.faults.scorecard import record
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.debian, pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)]
+
+
+@pytest.fixture
+def pooler(empty_database_url: str) -> Iterator[PgBouncer]:
+    with pgbouncer(empty_database_url) as pooler:
+        yield pooler
+
+
+@pytest.fixture
+def load(tmp_path: Path, pooler: PgBouncer, empty_database_url: str) -> Iterator[Load]:
+    """A load on tables that were migrated through the pooler."""
+    with Load(tmp_path / "work", pooler.url(empty_database_url)) as load:
+        load.app.migrate()
+        assert load.app.migrate() is not None, "the second time it finds them"
+        yield load
+
+
+def test_migrate_enqueue_and_work_through_a_pool_of_two(load: Load, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SQLQ_LISTEN_URL", raising=False)
+    shop = create_engine(load.url, connect_args={"prepare_threshold": None})  # a user's
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker_process(load.folder, "work:app", load.url, "-c", "4")) for _ in range(3)]
+        for _ in range(8):  # more producers than the pool has connections
+            stack.enter_context(producing(load))
+        for i in range(50):
+            with Session(shop) as session, session.begin():
+                load.app.enqueue(load.note.new(1_000_000 + i).set(unique_key=f"key {i % 5}"), session=session)
+        wait_until(lambda: len(load.ran()) >= 500, timeout=60, what="five hundred jobs done")
+        load.stop()
+        wait_until(lambda: load.count("jobs") == 0, timeout=60, what="no jobs left")
+        lines = [readable_log(worker, most=10) for worker in workers]
+        for worker in workers:
+            assert "WARNING" not in worker.log.read_text()
+            assert worker.log.read_text().count("through a pooler") >= 1
+            assert worker.stop() == 0
+    shop.dispose()
+    assert load.count("failed_jobs") == load.refused == load.ran_again() == 0
+    errors = [line for line in pooler.log().splitlines() if " ERROR " in line or " WARNING " in line or " FATAL " in line]
+    assert not errors, "\n".join(errors)
+    with create_engine(load.url, poolclass=NullPool).connect() as conn:
+        servers = conn.execute(text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")).scalar_one()
+        assert conn.execute(text("SELECT count(*) FROM pg_listening_channels()")).scalar_one() == 0, "LISTEN stayed on a shared session"
+    assert servers <= 2
+    record("PgBouncer, transaction mode, pool of two", lost=0, cases=len(load.ran()), errors=0, log_lines=lines)
+
+
+def test_nothing_is_prepared_through_a_pooler(load: Load) -> None:
+    for _ in range(10):
+        load.enqueue()
+    with load.app.database.read() as conn:
+        driver: Any = conn.connection.dbapi_connection
+        assert driver.prepare_threshold is None
+        assert conn.execute(text("SELECT count(*) FROM pg_prepared_statements")).scalar_one() == 0
+
+
+class producing:  # noqa: N801 - a context manager, used like one
+    """A thread that enqueues as the load does, for as long as the block lasts or the load."""
+
+    def __init__(self, load: Load) -> None:
+        self._thread = threading.Thread(target=load.produce, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.join(60)
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["a direct URL", "a URL that leads through the pooler"])
+def test_the_url_to_listen_at(
+    load: Load, pooler: PgBouncer, empty_database_url: str, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    monkeypatch.setenv("SQLQ_LISTEN_URL", empty_database_url if direct else load.url)
+    (load.folder / "work.py").write_text(
+        (load.folder / "work.py").read_text() + "\nimport sqlq.worker.wake as w; w.LISTEN_PING_SECONDS = 0.2\n"
+    )
+    with worker_process(load.folder, "work:app", load.url) as worker:
+        if direct:
+            with create_engine(empty_database_url, poolclass=NullPool).connect() as conn:
+                listening = text(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_listening_channels%'"
+                )
+                listening_too = "the worker's session for LISTEN, asked for its sign of life"
+                wait_until(lambda: conn.execute(listening).scalar_one() >= 1, timeout=20, what=listening_too)
+        load.enqueue()
+        wait_until(load.ran, timeout=20, what="the job done")
+        assert worker.stop() == 0
+        log = worker.log.read_text()
+    assert "Traceback" not in log
+    assert log.count("WARNING") <= 1
+    assert "through a pooler, which may not" not in log

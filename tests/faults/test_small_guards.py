@@ -1,0 +1,181 @@
+"""Guards of one line each that no other test would miss."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sqlite3
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+import sqlq
+from sqlq.job import Completed, Settlement
+from sqlq.store import jobs
+from sqlq.store.jobs import Fate
+from tests.waiting import wait_until
+
+ASKS_THE_TIME = {"clock.py", "cli/health.py", "cli/output.py", "retry.py"}
+"""For a sentence, a file's age, an age on the screen, and a stamp on an error's record."""
+
+
+def claim(conn: Connection, limit: int = 10) -> list[Any]:
+    return jobs.claim(conn, ["default"], limit=limit, owner="me", lease_ms=60_000)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(app: sqlq.App, database_url: str) -> None:
+    """So it never reads first and finds, when it writes, that somebody else has written."""
+    with closing(sqlite3.connect(make_url(database_url).database or "", timeout=0)) as rival:
+        with app.database.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
+            rival.execute("BEGIN IMMEDIATE")
+        with app.database.read():
+            rival.execute("BEGIN IMMEDIATE")  # one that only reads keeps nobody waiting
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    with app.database.begin() as conn:
+        conn.execute(text("SELECT 1"))
+        app.enqueue(task.new())  # due after this transaction began
+        assert claim(conn)
+        began, reserved, expires = conn.execute(text("SELECT now(), reserved_at, lease_expires_at FROM jobs")).one()
+    assert reserved > began
+    assert (expires - reserved).total_seconds() == 60, "a whole lease from the claim"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sqlq.App) -> None:
+    """A standby: one's connection to it stays good when the name leads to the primary again, and must not be kept."""
+    app.enqueue(app.task(name="t")(lambda: None).new())
+
+    def claim_at_a_standby() -> None:
+        with app.database.begin() as conn:
+            conn.execute(text("SET TRANSACTION READ ONLY"))
+            claim(conn)
+
+    with pytest.raises(DBAPIError, match="read-only") as caught:
+        claim_at_a_standby()
+    assert app.database.dialect.is_away(caught.value)
+    assert caught.value.connection_invalidated
+
+
+def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a plan ever claim more than its limit, the claim is undone instead of hoarding."""
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(3)])
+    honest = app.database.dialect.claim
+
+    def greedy(conn: Connection, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Any:
+        return honest(conn, names, 3, owner, lease_ms)
+
+    monkeypatch.setattr(app.database.dialect, "claim", greedy)
+    with pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"), app.database.begin() as conn:
+        claim(conn, limit=2)
+    assert {job.state for job in app.list()} == {"available"}
+
+
+def test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    with app.database.begin() as conn:
+        (job,) = claim(conn)
+        right = (job.id, job.lease_token)
+        assert jobs.settle(conn, [Settlement(*right, 1, Completed())], keep_finished=False) == {right}
+    with app.database.read() as conn:
+        assert jobs.fates(conn, [right], keep_finished=False) == {right: Fate.SETTLED}
+        assert jobs.fates(conn, [right], keep_finished=True) == {right: Fate.LOST}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("by", ["engine", "url"])
+def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(engine: Engine, database_url: str, by: str) -> None:
+    with engine.begin() as conn:
+        name = make_url(database_url).database
+        conn.execute(text(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'"))
+    stricter = create_engine(database_url, isolation_level="SERIALIZABLE")
+    app = sqlq.App(engine=stricter) if by == "engine" else sqlq.App(database_url)
+    for database in (app.database, app.database.for_loops):
+        for how in (database.begin, database.read, database.alone):
+            with how() as conn:
+                assert conn.scalar(text("SHOW transaction_isolation")) == "read committed", how
+    app.close()
+    stricter.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(app: sqlq.App, engine: Engine) -> None:
+    """However many run: connections do not grow with the slots."""
+    slots = 40
+    together = threading.Barrier(slots + 1)  # nobody is the last, so they wait until it is broken
+    task = app.task(name="t")(lambda: together.wait(30))
+    app.enqueue_many([task.new() for _ in range(slots)])
+    app.close()
+    worker = app.worker(concurrency=slots)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+
+    def sessions(where: str) -> int:
+        with engine.connect() as conn:
+            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND "
+            return int(conn.execute(text(query + where)).scalar_one())
+
+    try:
+        wait_until(lambda: together.n_waiting == slots, timeout=30, what="every slot in the middle of its job")
+        # a heartbeat's may be open for a moment
+        wait_until(lambda: sessions("xact_start IS NOT NULL") == 0, what="no transaction being open")
+        assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, chores, LISTEN, and the App's own"
+    finally:
+        together.abort()
+        worker.stop()
+        thread.join(30)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_that_commits_late_is_found_though_later_ids_are_done(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t")(lambda: None)
+    with engine.begin() as slow:
+        late = app.enqueue(task.new(), session=slow)
+        early = app.enqueue(task.new())
+        assert early.id > late.id
+        assert app.worker(drain=True).run().completed == 1
+        assert app.get(early.id).state == "finished"
+    assert app.worker(drain=True).run().completed == 1
+    assert app.get(late.id).state == "finished"
+
+
+def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "sqlq")
+
+    def fails(word: str) -> None:
+        raise ValueError("no")
+
+    def snoozes(word: str) -> None:
+        raise sqlq.Snooze("1h")
+
+    elsewhere = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
+    unknown = elsewhere.task(name="unknown")(lambda word: None)
+    misfit = elsewhere.task(name="misfit")(lambda word, more: None)
+    app.task(name="misfit")(lambda word: None)
+    tasks = [app.task(name=name)(body) for name, body in {"ends": len, "fails": fails, "snoozes": snoozes}.items()]
+    app.enqueue_many([task.new("s3cret") for task in tasks])
+    elsewhere.enqueue_many([unknown.new("s3cret"), misfit.new("s3cret", more="s3cret")])
+    app.worker(drain=True).run()
+    elsewhere.close()
+    assert len([record for record in caplog.records if hasattr(record, "job_id")]) >= len(tasks) + 2
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in "".join(str(vars(record)) for record in caplog.records)
+
+
+def test_a_machines_own_clock_is_asked_by_nothing_that_decides() -> None:
+    """What is due or expired, the database says; how long something took, a clock that is never set."""
+    wall_clock = re.compile(r"\btime\.time\(|datetime\.now\(|utcnow\(|\.today\(")
+    package = Path(sqlq.__file__).parent
+    assert {str(file.relative_to(package)) for file in package.rglob("*.py") if wall_clock.search(file.read_text())} == ASKS_THE_TIME

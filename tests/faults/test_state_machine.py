@@ -1,0 +1,402 @@
+"""Every transition in every order, beside a model that fits on a page.
+
+Two owners, the crash of either at any moment, replies that are lost, an operator, and a clock that the test moves. After
+each step the database must say what the model says, and the guard must have rejected nothing. Nothing an owner does with
+a right it has lost may change a row.
+
+Moments are whole hours, so that the seconds a test takes decide nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from sqlalchemy import Connection, Engine, text
+
+import sqlq
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
+from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.store import jobs, records
+from sqlq.store.database import Database
+from sqlq.store.jobs import Fate
+from tests.faults import guard
+from tests.faults.scorecard import record
+
+HOUR = 3_600_000
+LEASE = 2  # hours
+OWNERS = ("one", "two")
+ERROR = ErrorText("ValueError", "no")
+Right = tuple[int, int]
+
+
+@dataclass
+class Modelled:
+    """A job as it should be. `due` and `expires` are hours by the model's clock."""
+
+    id: int
+    place: str
+    max_attempts: int
+    priority: int
+    due: int
+    key: str | None
+    key_until: str
+    attempts: int = 0
+    token: int = 0
+    releases: int = 0
+    losses: int = 0
+    owner: str | None = None
+    expires: int | None = None
+    errors: int = 0
+    reason: str | None = None
+
+    def holds_key(self) -> bool:
+        return self.place == "jobs" and self.key is not None and (self.key_until == "finish" or self.token == 0)
+
+
+class CrashError(Exception):
+    """The process died before its transaction was committed."""
+
+
+class Contract(RuleBasedStateMachine):
+    """The transitions of one queue. `database` and `engine` are set by the test."""
+
+    database: Database
+    engine: Engine
+    steps = 0
+    stale_tried = 0
+    stale_accepted = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0
+        self.model: dict[int, Modelled] = {}
+        self.rights: list[ClaimedJob] = []
+        """Everything anybody ever claimed; whoever claimed it may still believe to hold it."""
+        self.largest_id = 0
+
+    @initialize(running=st.integers(0, 4))
+    def begin(self, running: int) -> None:
+        """Begin with nothing but a few jobs that run."""
+        with self.engine.begin() as conn, guard.unguarded(conn):
+            for table in ("jobs", "finished_jobs", "failed_jobs"):
+                conn.execute(text(f"DELETE FROM {table}"))
+        for _ in range(running):
+            self.enqueue(0, 0, 3, None, "finish", crash=False)
+        self.claim("one", max(running, 1), crash=False)
+
+    @contextmanager
+    def transaction(self, crash: bool = False) -> Iterator[Connection]:
+        """A transaction of sqlq's own; with `crash` the process dies before COMMIT."""
+        try:
+            with self.database.begin() as conn:
+                yield conn
+                if crash:
+                    raise CrashError
+        except CrashError:
+            pass
+
+    # -- enqueue (T1) ----------------------------------------------------------------------------------------------
+
+    @rule(
+        delay=st.sampled_from([0, 0, 0, 1, 3]),
+        priority=st.sampled_from([0, 0, 10]),
+        max_attempts=st.integers(1, 3),
+        key=st.sampled_from([None, None, "a", "b"]),
+        until=st.sampled_from(["finish", "start"]),
+        crash=st.booleans(),
+    )
+    def enqueue(self, delay: int, priority: int, max_attempts: int, key: str | None, until: Any, crash: bool) -> None:
+        new = NewJob("t", "{}", "q", max_attempts, priority, delay_ms=delay * HOUR, unique_key=key, unique_until=until)
+        rival = next((job for job in self.model.values() if key is not None and job.holds_key() and job.key == key), None)
+        with self.transaction(crash) as conn:
+            (made,) = jobs.insert(conn, [new], self.database.schema)
+        assert made.created == (rival is None), "at most one live job holds a key"
+        if rival is not None:
+            assert made.id == rival.id
+        elif not crash:
+            assert made.id > self.largest_id, "an id was given twice"
+            self.largest_id = made.id
+            self.model[made.id] = Modelled(made.id, "jobs", max_attempts, priority, self.clock + delay, key, until)
+
+    # -- claim (T2) ------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> list[Modelled]:
+        due = [job for job in self.model.values() if job.place == "jobs" and job.owner is None and job.due <= self.clock]
+        return sorted(due, key=lambda job: -job.priority)
+
+    def claimed(self, owner: str, got: list[ClaimedJob], limit: int, waiting: list[Modelled]) -> None:
+        priorities = [self.model[job.id].priority for job in got]
+        assert priorities == [job.priority for job in waiting[:limit]], "the most urgent that are due, up to the limit"
+        for job in got:
+            known = self.model[job.id]
+            assert known in waiting, "nobody else holds it, and it is due"
+            known.token, known.attempts = known.token + 1, known.attempts + 1
+            known.owner, known.expires = owner, self.clock + LEASE
+            assert (job.lease_token, job.attempts, job.max_attempts) == (known.token, known.attempts, known.max_attempts)
+            self.rights.append(job)
+
+    @rule(owner=st.sampled_from(OWNERS), limit=st.integers(1, 3), crash=st.booleans())
+    def claim(self, owner: str, limit: int, crash: bool) -> None:
+        waiting = self.waiting()
+        with self.transaction(crash) as conn:
+            got = jobs.claim(conn, ["q"], limit=limit, owner=owner, lease_ms=LEASE * HOUR)
+        if not crash:
+            self.claimed(owner, got, limit, waiting)
+
+    @precondition(lambda self: self.engine.dialect.name == "postgresql")
+    @rule(limit=st.integers(1, 2), first_crashes=st.booleans(), second_commits_first=st.booleans())
+    def claim_both_at_once(self, limit: int, first_crashes: bool, second_commits_first: bool) -> None:
+        """Two transactions claim at the same time, and neither sees the other's."""
+        waiting = self.waiting()
+        first, second = self.database.connect(), self.database.connect()
+        with first, second, first.begin() as one, second.begin() as two:
+            got = jobs.claim(first, ["q"], limit=limit, owner="one", lease_ms=LEASE * HOUR)
+            other = jobs.claim(second, ["q"], limit=limit, owner="two", lease_ms=LEASE * HOUR)
+            assert not {job.id for job in got} & {job.id for job in other}, "one job, two owners"
+            for transaction in [two, one] if second_commits_first else [one, two]:
+                transaction.rollback() if transaction is one and first_crashes else transaction.commit()
+        taken = {job.id for job in got}
+        if not first_crashes:
+            self.claimed("one", got, limit, waiting)
+        self.claimed("two", other, limit, [job for job in waiting if job.id not in taken])
+
+    # -- what owners do with their rights, whether they still have them or not (T3 to T7) -----------------------------
+
+    def held(self, job: ClaimedJob) -> Modelled | None:
+        """The job as modelled, if this right to it is still good."""
+        known = self.model.get(job.id)
+        good = known is not None and known.place == "jobs" and known.owner is not None and known.token == job.lease_token
+        return known if good else None
+
+    def settle_in_model(self, known: Modelled, outcome: Outcome) -> None:
+        known.owner = known.expires = None
+        match outcome:
+            case Completed():
+                known.place, known.reason = "finished_jobs", "completed"
+            case Cancelled():
+                known.place, known.reason = "finished_jobs", "cancelled"
+            case Failed(reason):
+                known.place, known.reason = "failed_jobs", reason
+            case Retried(delay_ms):
+                known.due, known.errors = self.clock + delay_ms // HOUR, known.errors + 1
+            case Released(delay_ms):
+                known.due, known.attempts, known.releases = self.clock + delay_ms // HOUR, known.attempts - 1, known.releases + 1
+
+    outcomes = st.one_of(
+        st.sampled_from([Completed("1"), Completed(None), Cancelled("no"), Failed("error", ERROR)]),
+        st.builds(Retried, st.sampled_from([0, HOUR, 3 * HOUR]), st.just(ERROR)),
+        st.builds(Released, st.sampled_from([0, HOUR, 3 * HOUR])),
+    )
+
+    @precondition(lambda self: self.rights)
+    @rule(data=st.data(), crash=st.sampled_from([False, False, False, True]), reply_lost=st.booleans())
+    def settle(self, data: st.DataObject, crash: bool, reply_lost: bool) -> None:
+        """One or several rights, good and bad, in one batch; after a lost reply the same batch comes again."""
+        chosen = data.draw(
+            st.lists(
+                st.sampled_from(self.rights), min_size=min(3, len(self.rights)), max_size=8, unique_by=lambda job: (job.id, job.lease_token)
+            )
+        )
+        batch = []
+        for job in chosen:
+            outcome: Any = data.draw(self.outcomes)
+            if isinstance(outcome, Retried) and job.attempts >= job.max_attempts:
+                outcome = Failed("error", ERROR)  # as sqlq.retry decides
+            batch.append(Settlement(job.id, job.lease_token, job.attempts, outcome))
+        good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
+        with self.transaction(crash) as conn:
+            done = jobs.settle(conn, batch)
+        Contract.stale_tried += len(chosen) - len(good)
+        Contract.stale_accepted += len(done - good)
+        assert done == good, "exactly the rights that are still good count"
+        if crash:
+            return
+        for job, settlement in zip(chosen, batch, strict=True):
+            if known := self.held(job):
+                self.settle_in_model(known, settlement.outcome)
+        if reply_lost:
+            with self.transaction() as conn:
+                assert jobs.settle(conn, batch) == set(), "settled twice"
+            with self.database.read() as conn:
+                fates = jobs.fates(conn, good)
+            assert set(fates.values()) <= {Fate.SETTLED}
+
+    @precondition(lambda self: self.rights)
+    @rule(data=st.data(), crash=st.booleans())
+    def extend(self, data: st.DataObject, crash: bool) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.rights), min_size=1, max_size=4))
+        good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
+        with self.transaction(crash) as conn:
+            renewed = jobs.extend(conn, {(job.id, job.lease_token) for job in chosen}, lease_ms=LEASE * HOUR)
+        assert set(renewed) == good
+        if not crash:
+            for id, _ in good:
+                self.model[id].expires = self.clock + LEASE
+
+    @precondition(lambda self: self.rights)
+    @rule()
+    def look(self) -> None:
+        """What an owner learns about each of its rights, once a reply was lost."""
+        with self.database.read() as conn:
+            fates = jobs.fates(conn, [(job.id, job.lease_token) for job in self.rights])
+        for job in self.rights:
+            known = self.model.get(job.id)
+            if known is None or known.token != job.lease_token:
+                expected = Fate.LOST
+            else:
+                expected = Fate.HELD if known.owner is not None else Fate.SETTLED
+            assert fates[job.id, job.lease_token] is expected
+
+    # -- rescue (T8, T9) ---------------------------------------------------------------------------------------------
+
+    @rule(limit=st.sampled_from([1, 500]), crash=st.booleans())
+    def rescue(self, limit: int, crash: bool) -> None:
+        lost = [job for job in self.model.values() if job.expires is not None and job.expires <= self.clock]
+        lost = sorted(lost, key=lambda job: job.id)[:limit]
+        with self.transaction(crash) as conn:
+            rescued = jobs.rescue(conn, limit=limit)
+        assert [(job.id, job.owner, job.attempts, job.failed) for job in sorted(rescued)] == [
+            (job.id, job.owner, job.attempts, job.attempts >= job.max_attempts) for job in lost
+        ]
+        if crash:
+            return
+        for job in lost:
+            job.token, job.owner, job.expires = job.token + 1, None, None
+            if job.attempts >= job.max_attempts:
+                job.place, job.reason = "failed_jobs", "worker_lost"
+                continue
+            job.due, job.losses, job.errors = self.clock, job.losses + 1, job.errors + 1
+            if job.losses > 1:  # a wait of seconds, with jitter: rounded up to the model's hour
+                longest = 1_200 * 2 ** (job.losses - 2)
+                assert self.wait_ms(job.id) <= longest
+                guard.advance(self.engine, longest - HOUR, f"id = {job.id}")
+                job.due += 1
+
+    def wait_ms(self, id: int) -> float:
+        with self.engine.connect() as conn:
+            if conn.dialect.name == "sqlite":
+                ms = f"available_at - {SQLITE_NOW}"
+            else:
+                ms = f"EXTRACT(EPOCH FROM available_at - {POSTGRESQL_NOW}) * 1000"
+            return float(conn.execute(text(f"SELECT {ms} FROM jobs WHERE id = {id}")).scalar_one())
+
+    @rule(hours=st.integers(1, LEASE + 1))
+    def time_passes(self, hours: int) -> None:
+        guard.advance(self.engine, hours * HOUR)
+        self.clock += hours
+
+    @rule()
+    def everybody_falls_silent(self) -> None:
+        """For a whole lease; others take over, and whoever wakes up later holds rights that are no good."""
+        self.time_passes(LEASE)
+        self.rescue(500, crash=False)
+        self.claim("two", 3, crash=False)
+
+    # -- the operator (T13, T15) ---------------------------------------------------------------------------------------
+
+    @precondition(lambda self: any(job.place == "failed_jobs" for job in self.model.values()))
+    @rule(data=st.data(), crash=st.booleans())
+    def retry_failed(self, data: st.DataObject, crash: bool) -> None:
+        failed = sorted(job.id for job in self.model.values() if job.place == "failed_jobs")
+        chosen = data.draw(st.lists(st.sampled_from(failed), unique=True, min_size=1))
+        with self.transaction(crash) as conn:
+            moved, stayed = records.retry_failed(conn, records.Selection(ids=tuple(chosen)))
+        assert sorted(moved + stayed) == sorted(chosen)
+        taken = {job.key for job in self.model.values() if job.holds_key()}
+        by_key: dict[str, list[int]] = {}
+        for id in chosen:
+            job = self.model[id]
+            wants_key = job.key is not None and job.key_until == "finish"
+            if not wants_key:
+                assert id in moved
+            elif job.key in taken:
+                assert id in stayed, "its key is a live job's"
+            else:
+                by_key.setdefault(str(job.key), []).append(id)
+        for rivals in by_key.values():
+            assert len(set(rivals) & set(moved)) == 1, "of several jobs with one key one comes back"
+        if crash:
+            return
+        for id in moved:
+            job = self.model[id]
+            self.model[id] = replace(
+                job, place="jobs", attempts=0, releases=0, losses=0, due=self.clock, errors=job.errors + 1, reason=None
+            )
+
+    @precondition(lambda self: any(job.place == "failed_jobs" for job in self.model.values()))
+    @rule(data=st.data())
+    def forget_failed(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs")))
+        with self.transaction() as conn:
+            assert records.forget_failed(conn, records.Selection(ids=(id,))) == [id]
+        del self.model[id]
+
+    # -- beside the model ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_database_says_what_the_model_says(self) -> None:
+        Contract.steps += 1
+        with self.engine.connect() as conn:
+            found = {}
+            for table in ("jobs", "finished_jobs", "failed_jobs"):
+                live = table == "jobs"
+                columns = "reserved_by, losses" if live else "NULL, 0"
+                why = {"jobs": "NULL", "finished_jobs": "outcome", "failed_jobs": "reason"}[table]
+                rows = conn.execute(text(f"SELECT id, attempts, lease_token, releases, errors, {why}, {columns} FROM {table}"))
+                for id, attempts, token, releases, errors, reason, owner, losses in rows:
+                    assert id not in found, "a job in two tables"
+                    count = len(records._errors(errors))
+                    found[id] = (table, attempts, token, releases, count, reason, owner, losses)
+            states = {row.id: row.state for row in conn.execute(text("SELECT id, state FROM job_states"))}
+        expected = {
+            j.id: (j.place, j.attempts, j.token, j.releases, j.errors, j.reason, j.owner, j.losses if j.place == "jobs" else 0)
+            for j in self.model.values()
+        }
+        assert found == expected
+        assert states == {job.id: self.state(job) for job in self.model.values()}
+
+    def state(self, job: Modelled) -> str:
+        if job.place == "jobs":
+            return "running" if job.owner is not None else "available" if job.due <= self.clock else "scheduled"
+        return "failed" if job.place == "failed_jobs" else "cancelled" if job.reason == "cancelled" else "finished"
+
+
+def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) -> None:
+    guard.install(engine)
+    number = 20_261_122 if fixed else int(os.environ.get("SQLQ_TEST_SEED") or int.from_bytes(os.urandom(4)))
+    print(f"SQLQ_TEST_SEED={number}")
+    Contract.steps = Contract.stale_tried = Contract.stale_accepted = 0
+    here = seed(number)(type("Contract", (Contract,), {"database": app.database, "engine": engine}))
+    options = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(here, settings=options)
+        guard.check(engine)
+    finally:
+        counted = {"cases": Contract.steps, "stale_settles_tried": Contract.stale_tried, "stale_settles_accepted": Contract.stale_accepted}
+        record("G2 to G4: every transition beside a model", seed=number, **counted)
+    print(f"{Contract.steps} steps, {Contract.stale_tried} settles by somebody who had lost the job")
+    assert Contract.stale_tried >= examples // 2, "too few rights were lost for this to prove anything"
+
+
+def test_the_database_walks_as_the_contract_says(app: sqlq.App, engine: Engine) -> None:
+    walk(app, engine, examples=20, steps=30, fixed=True)
+
+
+@pytest.mark.slow
+def test_the_database_walks_far_as_the_contract_says(app: sqlq.App, engine: Engine) -> None:
+    walk(app, engine, examples=400, steps=60, fixed=False)

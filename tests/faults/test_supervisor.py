@@ -1,0 +1,439 @@
+"""`sqlq work` as processes: a supervisor, the workers it watches, and theirs. They are killed, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import sqlq
+from sqlq.job import JobDetails, NewJob
+from tests.faults.processes import WorkerProcess, worker_process
+from tests.faults.scorecard import record
+from tests.waiting import wait_until
+
+MODULE = '''
+import os, signal, threading, time, sqlq
+from sqlalchemy import create_engine, text
+
+app = sqlq.App()
+if os.path.exists("broken"):
+    os._exit(3)
+
+def note(what):
+    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{what} {sqlq.current_job().id} {os.getpid()} {time.time()}\\n".encode())
+    os.close(fd)
+
+@app.task(backoff="0s")
+def work(): note("work")
+
+@app.task(max_attempts=3)
+def poison():
+    note("poison")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(backoff="0s")
+def wait():
+    """Runs until it is let go, in its first attempt."""
+    note("wait")
+    if sqlq.current_job().attempts == 1:
+        until("go")
+
+def until(file):
+    while not os.path.exists(file) and not sqlq.current_job().cancelled:
+        time.sleep(0.01)
+
+@app.task(isolate=True, timeout="500ms", max_attempts=1)
+def alone_too_long():
+    note("alone")
+    until("never")
+    time.sleep(60)
+
+@app.task(isolate=True)
+def alone():
+    note("alone")
+    return os.getpid()
+
+@app.task(isolate=True, max_attempts=1)
+async def alone_and_gone():
+    note("alone")
+    os._exit(5)
+
+@app.task(timeout="500ms", max_attempts=1)
+def stuck():
+    note("stuck")
+    while not os.path.exists("free"):
+        time.sleep(0.01)
+
+@app.task
+def deaf():
+    """Does not look whether it should stop."""
+    note("deaf")
+    threading.Event().wait(120)
+
+@app.task
+def starve():
+    """Holds the interpreter's lock for some leases."""
+    note("starve")
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        sum(range(40_000_000))
+
+@app.task(backoff="0s", max_attempts=50)
+def pay(n):
+    engine = create_engine(os.environ["SQLQ_TEST_EFFECTS"])
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine, immediate=True)
+    with sqlq.current_job().completing(engine) as session:
+        session.execute(text("INSERT INTO effects (n) VALUES (:n)"), {"n": n})
+        note("pay")
+    engine.dispose()
+'''
+
+
+class Play:
+    """A folder with the tasks' module, and the App as the producer sees it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        folder.mkdir()
+        self.folder, self.url, self.app = folder, url, sqlq.App(url)
+        (folder / "play.py").write_text(MODULE)
+
+    def new(self, task: str, *args: Any) -> NewJob:
+        if f"play.{task}" not in self.app.tasks:
+            attempts = {"poison": 3, "alone_too_long": 1, "alone_and_gone": 1, "stuck": 1, "pay": 50}.get(task, 5)
+            timeout = "500ms" if task in ("alone_too_long", "stuck") else None
+            self.app.task(name=f"play.{task}", max_attempts=attempts, timeout=timeout)(lambda *args: None)
+        return self.app.tasks[f"play.{task}"].new(*args)
+
+    def enqueue(self, task: str, *args: Any) -> int:
+        return self.app.enqueue(self.new(task, *args)).id
+
+    def ran(self) -> list[tuple[str, int, int, float]]:
+        """What has started, in order: what, which job, in which process, when."""
+        file = self.folder / "ran.txt"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [(what, int(id), int(pid), float(at)) for what, id, pid, at in lines]
+
+    def starts(self, id: int) -> list[tuple[int, float]]:
+        return [(pid, at) for _, job, pid, at in self.ran() if job == id]
+
+    def started(self, id: int, times: int) -> bool:
+        return len(self.starts(id)) >= times
+
+    def live(self) -> int:
+        with self.app.database.read() as conn:
+            return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
+
+    def is_past(self, starts: int) -> bool:
+        return len(self.ran()) >= starts or self.live() == 0
+
+    def wait_done(self, timeout: float = 60) -> None:
+        wait_until(lambda: self.live() == 0, timeout=timeout, what="all jobs done")
+
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def working(self, *options: str) -> Any:
+        return worker_process(self.folder, "play:app", self.url, *options)
+
+
+@pytest.fixture
+def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
+    made = Play(tmp_path / "play", database_url)
+    yield made
+    made.app.close()
+
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" if Path("/proc").exists() else True
+
+
+def reasons(job: JobDetails) -> list[str]:
+    return [error["reason"] for error in job.errors]
+
+
+def recover(play: Play, kills: int, *options: str) -> list[float]:
+    """Kill the process that runs a job, so many times; return the seconds from each kill to the job's next start."""
+    seconds = []
+    with play.working("--lease", "30s", *options) as worker:
+        for _ in range(kills):
+            (play.folder / "go").unlink(missing_ok=True)
+            waiting = play.enqueue("wait")
+            wait_until(partial(play.starts, waiting), what="the job running")
+            ((pid, _),) = play.starts(waiting)
+            killed_at = time.time()
+            os.kill(pid, signal.SIGKILL)
+            wait_until(partial(play.started, waiting, 2), timeout=20, what="its next start")
+            next_pid, next_start = play.starts(waiting)[1]
+            assert next_pid not in worker.children(), "the next attempt runs alone"
+            seconds.append(next_start - killed_at)
+            play.wait_done()
+            done = play.app.get(waiting)
+            assert (done.attempts, reasons(done), done.releases) == (2, ["worker_lost"], 0)
+    return sorted(seconds)
+
+
+def test_the_jobs_of_a_process_that_died_go_back_at_once(play: Play) -> None:
+    """Not when the lease runs out, which takes 30 s here."""
+    seconds = recover(play, 3)
+    record("recovery of a killed process", database=play.url.partition(":")[0], cases=len(seconds), recovery_seconds=seconds)
+    assert seconds[-1] < 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_recovery_many_times(play: Play, processes: str) -> None:
+    seconds = recover(play, 25, "-p", processes)
+    database = play.url.partition(":")[0]
+    record("recovery of a killed process", database=database, processes=processes, cases=len(seconds), recovery_seconds=seconds)
+    assert seconds[-1] < 15
+
+
+def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
+    normal = [play.new("work").set(max_attempts=3) for _ in range(500)]
+    poison = play.new("poison")
+    jobs = play.app.enqueue_many([*normal[:5], poison, *normal[5:200], poison, *normal[200:400], poison, *normal[400:]])
+    poisons = {job.id for job in jobs if job.task == "play.poison"}
+    with play.working():
+        play.wait_done(timeout=120)
+    starts = Counter(id for _, id, _, _ in play.ran())
+    failed = {job.id: job for job in play.app.list(state="failed", limit=1000)}
+    assert failed.keys() == poisons
+    for id in poisons:
+        assert (starts[id], failed[id].attempts, failed[id].reason) == (3, 3, "worker_lost")
+        assert reasons(failed[id]) == ["worker_lost", "worker_lost"]
+        others = [pid for pid, _ in play.starts(id)][1:]
+        assert len(set(others)) == 2, "after the first, each attempt had a process of its own"
+    assert all(starts[job.id] >= 1 for job in jobs)
+    record("poison", database=play.url.partition(":")[0], cases=len(jobs), lost=len(failed) - 3)
+
+
+@on_sqlite
+def test_what_had_not_started_is_given_back_without_counting(play: Play) -> None:
+    play.touch("go")
+    with play.working("-c", "1") as worker:
+        play.app.enqueue_many([play.new("work") for _ in range(200)])  # sets the pace, so that some are held ahead
+        jobs = play.app.enqueue_many([play.new("poison"), *[play.new("work") for _ in range(50)]])
+        play.wait_done()
+        assert worker.said("had not started are given back")
+    for job in jobs[1:]:
+        done = play.app.get(job.id)
+        assert (done.state, done.attempts, reasons(done)) == ("finished", 1, [])
+    assert any(play.app.get(job.id).releases for job in jobs[1:])
+
+
+def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
+    running = play.enqueue("wait")
+    with play.working("-p", "2", "--grace", "1s") as worker:
+        wait_until(lambda: play.starts(running), what="the job running")
+        children = worker.children()
+        assert len(children) == 2
+        worker.process.send_signal(signal.SIGKILL)
+        worker.process.wait(10)
+        wait_until(lambda: not any(map(is_alive, children)), timeout=20, what="the children gone")
+        assert worker.said("the supervisor is gone")
+    row = play.app.get(running)
+    assert (row.state, row.attempts) == ("available", 0)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> None:
+    """The supervisor renews for it; another worker, which would rescue, finds nothing to.
+
+    On SQLite the interpreter may be held up while another thread of the child is inside a write, and with it the whole file.
+    """
+    job = play.enqueue("starve")
+    with play.working("--lease", "2s") as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        with play.working("--lease", "2s", "-q", "other") as rescuer:
+            play.wait_done()
+            assert not rescuer.said("did not renew its lease")
+        assert not worker.said("lease lost")
+    assert (play.app.get(job).attempts, len(play.starts(job))) == (1, 1)
+
+
+@on_sqlite
+def test_an_isolated_handler_past_its_timeout_is_asked_and_then_killed(play: Play) -> None:
+    late, done, gone = play.enqueue("alone_too_long"), play.enqueue("alone"), play.enqueue("alone_and_gone")
+    other = play.enqueue("work")
+    with play.working() as worker:
+        play.wait_done()
+        (child,) = worker.children()
+        failed = play.app.get(late)
+        assert (failed.state, failed.reason, failed.attempts) == ("failed", "timeout", 1)
+        lost = play.app.get(gone)
+        assert (lost.state, lost.reason) == ("failed", "worker_lost")
+        assert lost.message == "the process that ran this job alone exited with code 5"
+        ((pid, _),) = play.starts(late)
+        assert pid != child
+        assert not is_alive(pid)
+        assert play.app.get(done).result not in (None, child)
+        assert play.starts(other)[0][0] == child, "the others never noticed"
+
+
+@on_sqlite
+def test_a_thread_past_its_timeout_costs_its_process_but_no_other_job(play: Play) -> None:
+    stuck, waiting = play.enqueue("stuck"), play.enqueue("wait")
+    with play.working() as worker:
+        wait_until(lambda: worker.said("goes on past its timeout"), what="the thread noticed")
+        (first,) = {pid for pid, _ in [*play.starts(stuck), *play.starts(waiting)]}
+        later = play.enqueue("work")
+        wait_until(lambda: play.starts(later), what="a replacement at work")
+        assert play.starts(later)[0][0] != first, "it takes no new jobs"
+        assert is_alive(first), "another job still runs there"
+        play.touch("go")
+        wait_until(lambda: not is_alive(first), what="the process ended")
+        play.wait_done()
+    assert (play.app.get(stuck).state, play.app.get(stuck).reason) == ("failed", "timeout")
+    assert (play.app.get(waiting).state, play.app.get(waiting).attempts) == ("finished", 1)
+
+
+def recycled(worker: WorkerProcess, times: int) -> bool:
+    return worker.log.read_text().count("takes its place") > times
+
+
+@on_sqlite
+@pytest.mark.parametrize("limit", [("--max-jobs", "20"), ("--max-lifetime", "1s")], ids=lambda limit: limit[0])
+def test_children_are_recycled_and_no_job_notices(play: Play, limit: tuple[str, str]) -> None:
+    with play.working(*limit) as worker:
+        for times in range(4):
+            jobs = play.app.enqueue_many([play.new("work") for _ in range(20)])
+            play.wait_done()
+            assert all(play.app.get(job.id).attempts == 1 for job in jobs)
+            wait_until(partial(recycled, worker, times), what="a process replaced")
+        assert worker.stop() == 0
+    assert len({pid for _, _, pid, _ in play.ran()}) > 1
+    assert "Traceback" not in worker.log.read_text()
+
+
+@on_sqlite
+def test_a_terminal_that_signals_the_whole_group_stops_it_in_good_order(play: Play) -> None:
+    job = play.enqueue("wait")
+    with play.working("-p", "2") as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        os.killpg(worker.process.pid, signal.SIGINT)
+        wait_until(lambda: worker.said("stopping: what runs may finish"), what="the signal noticed")
+        play.touch("go")
+        assert worker.process.wait(30) == 0
+    assert (play.app.get(job).state, play.app.get(job).attempts) == ("finished", 1)
+    assert "Traceback" not in worker.log.read_text()
+
+
+@pytest.mark.parametrize("runs", ["nothing", "wait", "deaf"])
+def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
+    """What heeds `cancelled`, and what does not and cannot be stopped: both are given back, and keep nobody."""
+    grace = 0 if runs == "nothing" else 1
+    with play.working("--grace", "1s") as worker:
+        given_back = [play.enqueue(runs)] if runs != "nothing" else []
+        for job in given_back:
+            wait_until(partial(play.starts, job), what="the job running")
+        told = time.monotonic()
+        assert worker.stop() == 0
+        seconds = time.monotonic() - told - grace
+    record("leaving when told to", database=play.url.partition(":")[0], runs=runs, exit_seconds=[max(0.0, seconds)])
+    assert seconds < 15
+    for job in given_back:
+        row = play.app.get(job)
+        assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
+    assert "Traceback" not in worker.log.read_text()
+
+
+@on_sqlite
+def test_a_second_signal_leaves_now(play: Play) -> None:
+    job = play.enqueue("wait")
+    with play.working() as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        (child,) = worker.children()
+        worker.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: worker.said("once more stops at once"), what="the first signal noticed")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(10) == 128 + signal.SIGTERM
+        wait_until(lambda: not is_alive(child), what="the child gone")
+    assert play.app.get(job).state == "running", "until its lease runs out"
+
+
+@on_sqlite
+def test_children_that_cannot_live_end_the_supervisor(play: Play) -> None:
+    with play.working() as worker:
+        play.touch("broken")
+        os.kill(worker.children()[0], signal.SIGKILL)
+        assert worker.process.wait(60) == 1
+        assert worker.said("5 worker processes in a row exited with code 3 before they were ready: giving up")
+
+
+@on_sqlite
+def test_an_app_that_cannot_be_imported_is_said_once(play: Play) -> None:
+    (play.folder / "play.py").write_text("import nowhere")
+    worker = WorkerProcess(play.folder, "play:app", play.url)
+    assert worker.process.wait(30) == 1
+    assert len(worker.log.read_text().splitlines()) == 1
+    assert worker.said("cannot be imported")
+
+
+@on_sqlite
+def test_the_health_file_tells_whether_the_loop_turns(play: Play) -> None:
+    def healthy(*options: str) -> int:
+        return subprocess.run(["sqlq", "health", "alive", *options], cwd=play.folder, capture_output=True, check=False).returncode
+
+    assert healthy() == 1
+    with play.working("--health-file", "alive") as worker:
+        wait_until((play.folder / "alive").exists, what="a sign of life")
+        assert healthy() == 0
+        worker.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: healthy("--max-age", "1s") == 1, what="the lack of it noticed")
+        worker.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: healthy("--max-age", "2s") == 0, what="life again")
+
+
+def exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch, jobs: int, kills: int, seed: int = 7) -> None:
+    """Handlers complete in their own transactions while their processes are killed: as many effects as finished jobs."""
+    monkeypatch.setenv("SQLQ_TEST_EFFECTS", play.url)
+    chance = random.Random(seed)
+    with play.app.database.begin() as conn:
+        conn.execute(text("CREATE TABLE effects (n INTEGER)"))
+    play.app.enqueue_many([play.new("pay", n) for n in range(jobs)])
+    with play.working("-p", "2", "-c", "4") as worker:
+        for _ in range(kills):
+            begun = len(play.ran()) + chance.randrange(1, 2 + jobs // (2 * kills))
+            wait_until(partial(play.is_past, begun), timeout=60, what="some more payments")
+            if children := worker.children():
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(children), signal.SIGKILL)
+        play.wait_done(timeout=180)
+    with play.app.database.read() as conn:
+        effects = Counter(conn.scalars(text("SELECT n FROM effects")).all())
+        finished = conn.scalar(text("SELECT count(*) FROM finished_jobs"))
+    difference = sum(effects.values()) - int(finished or 0)
+    lost = jobs - int(finished or 0)
+    record("exactly once", database=play.url.partition(":")[0], cases=jobs, kills=kills, effects_difference=abs(difference), lost=lost)
+    assert finished == jobs
+    assert effects == Counter(range(jobs))
+
+
+def test_effects_are_exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    exactly_once(play, monkeypatch, jobs=60, kills=3)
+
+
+@pytest.mark.slow
+def test_effects_are_exactly_once_many_times(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    exactly_once(play, monkeypatch, jobs=1_000, kills=40)

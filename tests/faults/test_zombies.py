@@ -1,0 +1,272 @@
+"""A worker that was frozen past its lease wakes after others have taken its jobs: it changes nothing, however it ends.
+
+`WAYS` is the list of ways to end. One line there adds one to every test of this file.
+
+The whole of `sqlq work` is frozen, as a machine is: a supervisor that lives goes on renewing for a child that is frozen, for
+it would see it die.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+
+import sqlq
+from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, JobDetails, Outcome, Settlement
+from sqlq.store import jobs
+from tests.faults import effects, guard
+from tests.faults.processes import WorkerProcess, worker_process
+from tests.faults.scorecard import record
+from tests.waiting import wait_until
+
+WAYS = {
+    "success": "return 'by the zombie'",
+    "complete": "have_effect()",
+    "error": "raise ValueError('by the zombie')",
+    "fatal error": "raise BaseException('by the zombie')",
+    "system exit": "raise SystemExit(3)",
+    "retry": "raise sqlq.Retry('0s')",
+    "snooze": "raise sqlq.Snooze('0s')",
+    "cancel": "raise sqlq.Cancel('by the zombie')",
+    "heartbeat": "wait_until(lambda: sqlq.current_job().cancelled, timeout=60)",
+    "release": "threading.Event().wait(60)",
+}
+"""What a handler does once its worker has woken. "complete" writes and completes the job in a transaction of its own, and
+lets through the LeaseLostError that this raises. "heartbeat" ends when it is told that its lease is lost; "release" does not
+end: its worker is told to stop and gives the job back."""
+
+MODULE = """
+import os, threading
+import sqlq
+from tests.faults.effects import have_effect
+from tests.waiting import wait_until
+app = sqlq.App()
+"""
+HANDLER = """
+@app.task(name={way!r}, backoff="0s", max_attempts=4)
+def {function}():
+    open("started {way}", "w").close()
+    wait_until(lambda: os.path.exists("woken"), timeout=120)
+    {body}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    handlers = [HANDLER.format(way=way, function=way.replace(" ", "_"), body=body) for way, body in WAYS.items()]
+    folder = tmp_path / "zombies"
+    folder.mkdir()
+    (folder / "zombies.py").write_text(MODULE + textwrap.dedent("".join(handlers)))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def guarded(engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard.install(engine)
+    effects.create(engine)
+    monkeypatch.setenv(effects.VARIABLE, database_url)
+
+
+@contextmanager
+def frozen(app: sqlq.App, folder: Path, url: str) -> Iterator[WorkerProcess]:
+    """A worker of another process that holds a job for each of the ways, frozen in the middle of them."""
+    with worker_process(folder, "zombies:app", url, "--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1)) as zombie:
+        tasks = [app.task(name=way, backoff="0s", max_attempts=4)(lambda: "by the owner") for way in WAYS]
+        app.enqueue_many([task.new() for task in tasks])
+        wait_until(lambda: all((folder / f"started {way}").exists() for way in WAYS), timeout=60, what="every job running")
+        wait_until(lambda: freeze(app, zombie), what="it freezing at a moment at which it holds no lock")
+        yield zombie
+
+
+def freeze(app: sqlq.App, worker: WorkerProcess) -> bool:
+    """Freeze a worker with all its processes, unless one is in the middle of a transaction: then nobody could take its jobs
+    over."""
+    os.killpg(worker.process.pid, signal.SIGSTOP)
+    try:
+        with app.database.begin() as conn:
+            if conn.dialect.name == "sqlite":
+                return True
+            free = conn.execute(text("SELECT count(*) FROM (SELECT id FROM jobs FOR UPDATE SKIP LOCKED) AS unlocked")).scalar_one()
+            if free == len(WAYS):
+                return True
+    except OperationalError:  # SQLite: it holds the write lock
+        pass
+    os.killpg(worker.process.pid, signal.SIGCONT)
+    return False
+
+
+def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
+    """Rescue its jobs as soon as their leases have run out, as any worker would."""
+    taken = 0
+
+    def rescue() -> bool:
+        nonlocal taken
+        with app.database.begin() as conn:
+            taken += len(jobs.rescue(conn))
+        return taken == number
+
+    wait_until(rescue, what="the leases running out")
+
+
+def claim_all(app: sqlq.App) -> list[ClaimedJob]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, ["default"], limit=100, owner="owner", lease_ms=3_600_000)
+
+
+def settle_all(app: sqlq.App, held: list[ClaimedJob], outcome: Outcome) -> int:
+    with app.database.begin() as conn:
+        return len(jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held]))
+
+
+def wake(zombie: WorkerProcess, folder: Path) -> None:
+    """Let it run on, end its jobs in each of the ways, and leave."""
+    (folder / "woken").touch()
+    os.killpg(zombie.process.pid, signal.SIGCONT)
+    dropped = len(WAYS) - 1  # all but "release"
+    wait_until(lambda: zombie.log.read_text().count("does not count") >= dropped, timeout=60, what="the zombie's outcomes being dropped")
+    assert zombie.stop() == 0
+    log = zombie.log.read_text()
+    record("G4: frozen past the lease", illegal_transitions=log.count(guard.ILLEGAL))
+    assert guard.ILLEGAL not in log
+    assert f"stopped: {len(WAYS)} lost" in log.splitlines()[-1], log
+
+
+def unchanged(app: sqlq.App, before: list[JobDetails], how: str) -> None:
+    after = app.list()
+    stale = sum(job not in before for job in after)
+    written = effects.committed(app.database.engine)  # each would be a zombie's: owners here end their jobs without one
+    record("G4: frozen past the lease", cases=len(WAYS), meanwhile=how, stale_settles_accepted=stale, effects_difference=len(written))
+    assert after == before
+    assert written == []
+
+
+MEANWHILE = [
+    "another finished it",
+    pytest.param("another runs it", marks=pytest.mark.slow),
+    pytest.param("another failed it", marks=pytest.mark.slow),
+    "an operator's retry reset the attempts, and another runs it",
+]
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_a_frozen_worker_changes_nothing_when_it_wakes(app: sqlq.App, folder: Path, database_url: str, meanwhile: str) -> None:
+    held: list[ClaimedJob] = []
+    with frozen(app, folder, database_url) as zombie:
+        take_over(app)
+        if meanwhile == "another finished it":
+            assert app.worker(drain=True).run().completed == len(WAYS)
+        else:
+            held = claim_all(app)
+        if "fail" in meanwhile or "operator" in meanwhile:
+            assert settle_all(app, held, Failed("error", ErrorText("ValueError", "no"))) == len(WAYS)
+        if "operator" in meanwhile:
+            assert len(app.retry_failed(all=True)) == len(WAYS)
+            held = claim_all(app)
+            assert {job.attempts for job in held} == {1}, "the number of the zombie's attempt, too"
+        before = app.list()
+        assert len(before) == len(WAYS)
+        wake(zombie, folder)
+        unchanged(app, before, meanwhile)
+    if "runs it" in meanwhile:
+        assert settle_all(app, held, Completed()) == len(WAYS), "whoever has the job can end it"
+
+
+def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives(app: sqlq.App, folder: Path, database_url: str) -> None:
+    def leases() -> tuple[Any, ...]:
+        with app.database.read() as conn:
+            return tuple(conn.scalars(text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL ORDER BY id")))
+
+    with worker_process(folder, "zombies:app", database_url, "--lease", "1s", "-c", str(len(WAYS))) as worker:
+        job = app.enqueue(app.task(name="success")(lambda: None).new())
+        wait_until((folder / "started success").exists, timeout=60, what="the job running")
+        (child,) = worker.children()
+        wait_until(lambda: freeze_alone(app, child), what="it freezing at a moment at which it holds no lock")
+        # some leases long, and no other worker may take it meanwhile
+        seen = {leases()}
+        while len(seen) < 8:
+            wait_until(lambda: leases() not in seen, what="a renewal")
+            seen.add(leases())
+            with app.database.begin() as conn:
+                assert jobs.rescue(conn) == []
+        (folder / "woken").touch()
+        os.kill(child, signal.SIGCONT)
+        wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")
+        assert worker.stop() == 0
+    done = app.get(job.id)
+    assert (done.attempts, done.lease_token, done.result) == (1, 1, "by the zombie")
+
+
+def freeze_alone(app: sqlq.App, child: int) -> bool:
+    """Freeze one process, unless it is in the middle of a transaction, which would keep its supervisor from renewing."""
+    os.kill(child, signal.SIGSTOP)
+    try:
+        with app.database.begin() as conn:
+            if conn.dialect.name == "sqlite":
+                return True
+            if conn.scalar(text("SELECT id FROM jobs FOR UPDATE SKIP LOCKED")) and conn.scalar(
+                text("SELECT id FROM sqlq_workers FOR UPDATE SKIP LOCKED")
+            ):
+                return True
+    except OperationalError:  # SQLite: it holds the write lock
+        pass
+    os.kill(child, signal.SIGCONT)
+    return False
+
+
+def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads hang as a whole: neither its heartbeat nor its handlers get anywhere until another has done its jobs."""
+    woken = threading.Event()
+    names: dict[str, Any] = {"sqlq": sqlq, "threading": threading, "wait_until": wait_until, "have_effect": effects.have_effect}
+    started: list[str] = []
+
+    def as_zombie_first(way: str) -> Any:
+        exec(f"def body():\n    {WAYS[way]}", names)
+        body = names["body"]
+
+        def handler() -> Any:
+            if sqlq.current_job().lease_token > 1:
+                return "by the owner"
+            started.append(way)
+            woken.wait(60)
+            return body()
+
+        return handler
+
+    # "release" would leave a thread behind; the frozen process above covers it
+    ways = [way for way in WAYS if way != "release"]
+    tasks = [app.task(name=way, backoff="0s", max_attempts=4)(as_zombie_first(way)) for way in ways]
+    app.enqueue_many([task.new() for task in tasks])
+    zombie, owner = app.worker(lease="1s"), app.worker(drain=True)
+    for worker in (zombie, owner):
+        monkeypatch.setattr(worker._claimer, "_owner", "the same name")
+    beat = zombie._leases.beat
+    monkeypatch.setattr(zombie._leases, "beat", lambda: woken.wait(60) and beat())
+    monkeypatch.setattr(zombie, "_rescue", lambda: None)
+    monkeypatch.setattr(zombie._claimer, "demand", lambda *_: len(ways) if not zombie._claimed else 0)
+    thread = threading.Thread(target=zombie.run)
+    thread.start()
+    try:
+        wait_until(lambda: len(started) == len(ways), what="the jobs running")
+        take_over(app, len(ways))
+        assert owner.run().completed == len(ways)
+        before = app.list()
+        assert {job.result for job in before} == {"by the owner"}
+    finally:
+        woken.set()
+        try:
+            wait_until(lambda: zombie._settler.tally.lost == len(ways), what="the zombie's outcomes being dropped")
+        finally:
+            zombie.stop()
+            thread.join(30)
+    assert vars(zombie._settler.tally) == {**dict.fromkeys(vars(zombie._settler.tally), 0), "lost": len(ways)}
+    unchanged(app, before, "another of the same name finished it")

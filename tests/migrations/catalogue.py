@@ -1,0 +1,89 @@
+"""What a database says about itself: the tables, rules, indexes and views in it, as data that can be compared.
+
+Not Alembic's comparison, which sees neither CHECKs nor views.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+import psycopg
+from sqlalchemy import Connection, Engine, make_url, text
+
+from sqlq.schema import migrate, tables, views
+
+Catalogue = dict[str, list[tuple[object, ...]]]
+
+_POSTGRESQL = {
+    "columns": """
+        SELECT table_name, column_name, ordinal_position, data_type, character_maximum_length, is_nullable, column_default,
+               is_identity, identity_generation
+          FROM information_schema.columns WHERE table_schema = :schema""",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, contype, convalidated, pg_get_constraintdef(oid)
+          FROM pg_constraint WHERE connamespace = CAST(:schema AS regnamespace)""",
+    "indexes": "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = :schema",
+    "views": "SELECT viewname, definition FROM pg_views WHERE schemaname = :schema",
+    "relations": """
+        SELECT relname, relkind, relpersistence, reloptions
+          FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace)""",
+}
+
+
+def catalogue(engine: Engine, schema: str | None = None) -> Catalogue:
+    """Return everything a database holds but the version table, in an order of its own."""
+    with engine.connect() as connection:
+        return _sqlite(connection) if engine.dialect.name == "sqlite" else _postgresql(connection, schema or "public")
+
+
+def _postgresql(connection: Connection, schema: str) -> Catalogue:
+    # With the schema first in the search_path definitions name it nowhere, so that two schemas can be compared.
+    connection.exec_driver_sql(f"SET LOCAL search_path = {schema}")
+    rows = {what: connection.execute(text(query), {"schema": schema}).all() for what, query in _POSTGRESQL.items()}
+    return {
+        what: sorted(
+            (tuple(str(value).replace(f"{schema}.", "") for value in row) for row in found if "sqlq_version" not in str(row)), key=str
+        )
+        for what, found in rows.items()
+    }
+
+
+def _sqlite(connection: Connection) -> Catalogue:
+    rows = connection.execute(text("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name <> 'sqlq_version'")).all()
+    return {"objects": sorted((kind, name, table, _one_line(sql)) for kind, name, table, sql in rows)}
+
+
+def _one_line(sql: str | None) -> str:
+    """Return a statement as SQLite keeps it, without what spaces, line breaks and doubled brackets add."""
+    line = re.sub(r"\s*([(),])\s*", r"\1", re.sub(r"\s+", " ", sql or "").strip())
+    # SQLAlchemy 2.0 puts a second pair of brackets around a default that is an expression.
+    return re.sub(r"DEFAULT\(\((CAST\(.*?AS INTEGER\))\)\)", r"DEFAULT(\1)", line)
+
+
+def build_from_models(engine: Engine, schema: str | None = None) -> None:
+    """Make what tables.py and views.py describe, without any migration."""
+    placed = engine.execution_options(schema_translate_map={tables.TOKEN_SCHEMA: schema})
+    with placed.begin() as connection:
+        tables.metadata.create_all(connection)
+        for statement in views.create_views(engine.dialect.name, f"{schema}." if schema else ""):
+            connection.exec_driver_sql(statement)
+
+
+def own_names(engine: Engine) -> set[str]:
+    """Return which tables and views of sqlq's are in the default schema."""
+    found = catalogue(engine)
+    names = {str(row[0]) for row in found["relations"]} if "relations" in found else {str(row[1]) for row in found["objects"]}
+    return names & migrate.OWN_NAMES
+
+
+def run_script(engine: Engine, script: str) -> None:
+    """Run SQL as a person's client would: as one text, with no help of SQLAlchemy's."""
+    if engine.dialect.name == "sqlite":
+        file = sqlite3.connect(make_url(engine.url).database or "")
+        file.executescript(script)
+        file.close()
+    else:
+        url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(script.encode())

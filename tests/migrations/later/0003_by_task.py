@@ -1,0 +1,20 @@
+"""What a later release might add: an index, built while jobs come and go."""
+
+from __future__ import annotations
+
+from alembic.operations import Operations
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+concurrently = ("jobs", "jobs_by_task")
+
+
+def upgrade(op: Operations, schema: str | None) -> None:
+    live = op.get_context().opts["live"]
+    op.create_index("jobs_by_task", "jobs", ["task", "id"], schema=schema, if_not_exists=True, postgresql_concurrently=live)
+
+
+def downgrade(op: Operations, schema: str | None) -> None:
+    op.drop_index("jobs_by_task", "jobs", schema=schema, if_exists=True)

@@ -1,0 +1,83 @@
+"""A release of sqlq that is two revisions ahead: in this process for one test, or in a process of its own beside today's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from sqlq.schema import migrate, version
+
+HEAD = "0003"
+CHECKOUT = Path(version.__file__).parents[2]
+
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from sqlalchemy import create_engine
+from sqlq.schema import live, migrate, version
+
+url, directory, head, lock_timeout_ms = sys.argv[1:]
+version.HEAD = head
+migrate.location = lambda: Path(directory)
+live.LOCK_TIMEOUT_MS = int(lock_timeout_ms)
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+engine = create_engine(url)
+print("before:", migrate.upgrade(engine, None), flush=True)
+engine.dispose()
+"""
+
+
+def write_history(directory: Path) -> Path:
+    """Make a directory with today's revisions and those after them."""
+    shutil.copytree(migrate.location(), directory)
+    for file in (Path(__file__).parent / "later").glob("*.py"):
+        shutil.copy(file, directory / "versions")
+    return directory
+
+
+def become(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sqlq of this process be the later release until the end of the test."""
+    monkeypatch.setattr(migrate, "location", lambda: directory)
+    monkeypatch.setattr(version, "HEAD", HEAD)
+
+
+class Migrator:
+    """The later release's `sqlq migrate` in a process of its own; what it logs and what it returned are lines it says."""
+
+    def __init__(self, url: str, directory: Path, *, lock_timeout_ms: int = 300) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms)],
+            env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self._lines.put(line.strip())
+        self._lines.put(None)
+
+    def says(self, beginning: str) -> bool:
+        """Wait for a line that begins so, and say whether one came before the end; hearing nothing for a minute fails the test."""
+        while (line := self._lines.get(timeout=60)) is not None:
+            if line.startswith(beginning):
+                return True
+        return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()

@@ -1,0 +1,359 @@
+"""Migrating while jobs come and go, and after a migration was broken off, at whatever point that happened."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
+
+import sqlq
+import sqlq.alembic
+from sqlq.errors import ConfigurationError
+from sqlq.schema import live, migrate
+from tests.migrations import later_release
+from tests.migrations.catalogue import catalogue, run_script
+from tests.migrations.later_release import Migrator
+from tests.waiting import wait_until
+
+on_postgresql = pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """The history of a later release, 0001 to 0003."""
+    return later_release.write_history(tmp_path / "later")
+
+
+@pytest.fixture
+def migrated(empty: Engine) -> Engine:
+    """An engine on a database with the tables of 0001 and some jobs in them."""
+    migrate.upgrade(empty, None)
+    execute(empty, "INSERT INTO jobs (task) VALUES ('shop.a'), ('shop.b')")
+    return empty
+
+
+@pytest.fixture
+def later(migrated: Engine, history: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The same, seen by a later release in this process."""
+    later_release.become(history, monkeypatch)
+    return migrated
+
+
+@pytest.fixture
+def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migrator]]:
+    """Starts the later release's migrator in a process of its own."""
+    started: list[Migrator] = []
+
+    def start(**options: int) -> Migrator:
+        started.append(Migrator(empty_database_url, history, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+# ── Step by step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_up_keeps_jobs_and_rewrites_nothing(later: Engine) -> None:
+    file = table_file(later)
+    assert migrate.upgrade(later, None) == "0001"
+    assert migrate.upgrade(later, None) == "0003"
+    assert execute(later, "SELECT count(*) FROM job_states") == 2
+    assert execute(later, "SELECT count(note) FROM jobs") == 0
+    assert "jobs_by_task" in str(catalogue(later))
+    assert table_file(later) == file
+    migrate.downgrade(later, None, "0001", force=True)
+    assert execute(later, "SELECT count(*) FROM job_states") == 2
+    assert "jobs_by_task" not in str(catalogue(later))
+
+
+def test_each_way_leads_to_the_same_tables(later: Engine, empty_database_url: str, tmp_path: Path) -> None:
+    """By revisions beside the traffic, from nothing at once, inside a host's Alembic, and as a script."""
+    migrate.upgrade(later, None)
+    beside_traffic = catalogue(later)
+
+    def hosted(engine: Engine) -> None:
+        for revision in ("0001", "0003"):
+            with engine.begin() as connection:
+                sqlq.alembic.upgrade(Operations(MigrationContext.configure(connection)), revision)
+
+    ways: list[Callable[[Engine], object]] = [
+        lambda engine: migrate.upgrade(engine, None),
+        hosted,
+        lambda engine: run_script(engine, migrate.render_sql(engine.dialect.name, None)),
+    ]
+    for number, build in enumerate(ways):
+        with another_database(later, tmp_path / f"{number}.db") as other:
+            build(other)
+            assert catalogue(other) == beside_traffic, f"way {number}"
+    assert "CONCURRENTLY" not in migrate.render_sql("postgresql", None)
+
+
+@on_postgresql
+def test_grants_on_the_views_survive(later: Engine) -> None:
+    with later.begin() as connection:
+        connection.execute(text("CREATE ROLE sqlq_reader"))
+        connection.execute(text("GRANT SELECT ON job_states TO PUBLIC"))
+        connection.execute(text("GRANT SELECT ON job_states, queue_stats TO sqlq_reader WITH GRANT OPTION"))
+    grants = "SELECT string_agg(relname || relacl::text, ' ' ORDER BY relname) FROM pg_class WHERE relname IN ('job_states', 'queue_stats')"
+    before = execute(later, grants)
+    migrate.upgrade(later, None)
+    assert execute(later, grants) == before
+    assert "sqlq_reader=r*" in before
+    with later.begin() as connection:
+        connection.execute(text("DROP OWNED BY sqlq_reader"))
+        connection.execute(text("DROP ROLE sqlq_reader"))
+
+
+# ── Locks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_postgresql
+def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
+    migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
+) -> None:
+    app = sqlq.App(empty_database_url)
+    task = app.task(name="t")(lambda n: n)
+    file = table_file(migrated)
+    execute(migrated, "DELETE FROM jobs")
+    enqueued: list[int] = []
+    ended = threading.Event()
+
+    def enqueue() -> None:
+        while not ended.is_set():
+            enqueued.append(app.enqueue(task.new(len(enqueued))).id)
+
+    worker = app.worker()
+    threads = [threading.Thread(target=enqueue), threading.Thread(target=worker.run)]
+    for thread in threads:
+        thread.start()
+    try:
+        with migrated.connect() as long_transaction:
+            long_transaction.execute(text("SELECT count(*) FROM jobs"))
+            migrator = start()
+            assert migrator.says("waiting for a moment in which nobody uses the tables in postgresql")
+            # All this while the migrator tries; behind a lock that it waited for without end nothing would get through.
+            so_far, done = len(enqueued), finished(migrated)
+            wait_until(lambda: len(enqueued) > so_far + 50 and finished(migrated) > done + 50, timeout=60, what="jobs enqueued and done")
+            assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0001"
+        assert migrator.says("before: 0001")
+        so_far, done = len(enqueued), finished(migrated)
+        wait_until(lambda: len(enqueued) > so_far + 20 and finished(migrated) > done + 20, timeout=60, what="today's code on later tables")
+    finally:
+        ended.set()
+        threads[0].join()
+        wait_until(lambda: finished(migrated) == len(enqueued), timeout=60, what="all jobs done")
+        worker.stop()
+        threads[1].join()
+        app.close()
+    assert (execute(migrated, "SELECT version_num FROM sqlq_version"), table_file(migrated)) == ("0003", file)
+    assert live_index(migrated) is True
+
+
+@on_postgresql
+def test_patience_ends_in_a_sentence_and_changes_nothing(later: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(live, "PATIENCE_S", 0.2)
+    before = catalogue(later)
+    with later.connect() as long_transaction:
+        long_transaction.execute(text("SELECT count(*) FROM jobs"))
+        with pytest.raises(ConfigurationError, match=r"were in use whenever the migration tried.*end the oldest transactions"):
+            migrate.upgrade(later, None)
+        assert catalogue(later) == before
+    migrate.upgrade(later, None)
+    assert live_index(later) is True
+
+
+@on_postgresql
+def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(migrated: Engine, start: Callable[..., Migrator]) -> None:
+    with migrated.connect() as long_transaction:
+        long_transaction.execute(text("SELECT count(*) FROM jobs"))
+        killed = start(lock_timeout_ms=60_000)
+        wait_until(lambda: waiting(migrated, "ALTER TABLE"), timeout=30, what="the migrator waiting")
+        killed.kill()
+    assert start().says("before: 0001")
+    assert live_index(migrated) is True
+
+
+# ── Indexes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def building(engine: Engine, start: Callable[..., Migrator]) -> Iterator[Migrator]:
+    """A migrator in the middle of its build, which waits for a transaction that wrote to jobs before."""
+    execute(engine, "UPDATE sqlq_version SET version_num = '0002'")  # as if the step before had been made
+    execute(engine, "ALTER TABLE jobs ADD COLUMN note TEXT")
+    with engine.connect() as long_transaction:
+        long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
+        migrator = start()
+        wait_until(lambda: waiting(engine, "CREATE INDEX CONCURRENTLY"), timeout=30, what="the build waiting")
+        assert live_index(engine) is False
+        yield migrator
+        long_transaction.commit()
+
+
+@on_postgresql
+def test_a_build_blocks_nobody(migrated: Engine, start: Callable[..., Migrator], empty_database_url: str) -> None:
+    app = sqlq.App(empty_database_url)
+    task = app.task(name="t")(lambda: None)
+    with building(migrated, start) as migrator:
+        app.enqueue(task.new().set(queue="q"))
+        app.worker(["q"], drain=True).run()
+        assert finished(migrated) == 1
+    assert migrator.says("before: 0002")
+    assert live_index(migrated) is True
+    app.close()
+
+
+@on_postgresql
+def test_a_second_migrator_stays_out_of_a_build(migrated: Engine, start: Callable[..., Migrator]) -> None:
+    with building(migrated, start) as migrator:
+        second = start()
+        assert second.says("waiting for another migration")
+        index = index_oid(migrated)
+    assert migrator.says("before: 0002")
+    assert second.says("before: 0003")
+    assert (live_index(migrated), index_oid(migrated)) == (True, index)
+
+
+@on_postgresql
+def test_an_index_of_an_aborted_build_is_built_again(migrated: Engine, start: Callable[..., Migrator]) -> None:
+    with building(migrated, start) as migrator:
+        execute(migrated, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONCURRENTLY%'")
+        assert migrator.process.wait(30) == 1
+        assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (False, "0002")
+        broken = index_oid(migrated)
+    again = start()
+    assert again.says("dropping the index jobs_by_task, whose build was broken off")
+    assert again.says("before: 0002")
+    assert live_index(migrated) is True
+    assert index_oid(migrated) != broken
+
+
+@on_postgresql
+def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(migrated: Engine, start: Callable[..., Migrator]) -> None:
+    with building(migrated, start) as killed:
+        killed.kill()
+        again = start()
+        assert again.says("waiting for another build or a vacuum of public.jobs")
+        index = index_oid(migrated)
+    assert again.says("before: 0002")
+    assert (live_index(migrated), index_oid(migrated)) == (True, index)
+    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0003"
+
+
+@on_postgresql
+def test_a_build_outlives_timeouts_that_are_made_for_requests(migrated: Engine, start: Callable[..., Migrator]) -> None:
+    database = execute(migrated, "SELECT current_database()")
+    with migrated.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.execute(text(f"ALTER DATABASE {database} SET {name} = '300ms'"))
+    with building(migrated, start) as migrator:
+        old = """SELECT count(*) FROM pg_stat_activity
+                  WHERE datname = current_database() AND statement_timestamp() - state_change > interval '700ms'
+                    AND (state = 'idle in transaction' OR query LIKE 'CREATE INDEX CONCURRENTLY%')"""
+        wait_until(lambda: execute(migrated, old) == 3, what="the build and the transaction that guards it being old, and ours")
+    assert migrator.says("before: 0002")
+    assert live_index(migrated) is True
+
+
+@on_postgresql
+def test_a_build_that_waits_too_long_gives_up_in_a_sentence(later: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "INDEX_PATIENCE_MS", 100)
+    monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 100)
+    execute(later, "UPDATE sqlq_version SET version_num = '0002'")
+    with later.connect() as long_transaction:
+        long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
+        with pytest.raises(ConfigurationError, match=r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"):
+            migrate.upgrade(later, None)
+    assert execute(later, "SELECT version_num FROM sqlq_version") == "0002"
+    migrate.upgrade(later, None)
+    assert live_index(later) is True
+
+
+@on_postgresql
+def test_a_unique_index_that_cannot_be_leaves_nothing_that_producers_meet(migrated: Engine) -> None:
+    def unique(connection: Connection) -> None:
+        connection.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS one_queue ON public.jobs (queue)")
+
+    with pytest.raises(IntegrityError):
+        live.build_index(migrated, "public", "jobs", "one_queue", unique)
+    assert live_index(migrated, "one_queue") is None
+    with migrated.connect() as connection, pytest.raises(IntegrityError):  # what a killed build with duplicates leaves
+        unique(connection.execution_options(isolation_level="AUTOCOMMIT"))
+    assert live_index(migrated, "one_queue") is False
+    execute(migrated, "DELETE FROM jobs WHERE task = 'shop.a'")
+    live.build_index(migrated, "public", "jobs", "one_queue", unique)
+    assert live_index(migrated, "one_queue") is True
+
+
+@on_postgresql
+def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
+    engine = create_engine(later.url, pool_size=1, max_overflow=0, pool_timeout=1)
+    assert migrate.upgrade(engine, None) == "0001"
+    assert live_index(later) is True
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", "no setting of the build is left in the pool"
+    engine.dispose()
+
+
+# ── What the tests look at ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def execute(engine: Engine, statement: str) -> Any:
+    """Run a statement in a transaction of its own and return its first value, if it has any."""
+    with engine.begin() as connection:
+        result = connection.execute(text(statement))
+        return result.scalar() if result.returns_rows else None
+
+
+@contextmanager
+def another_database(like: Engine, file: Path) -> Iterator[Engine]:
+    """An empty database beside another one."""
+    name = f"{like.url.database}_{file.stem}"
+    if like.dialect.name == "postgresql":
+        with like.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f'CREATE DATABASE "{name}"'))
+        engine = create_engine(like.url.set(database=name))
+    else:
+        engine = create_engine(f"sqlite:///{file}")
+    yield engine
+    engine.dispose()
+    if like.dialect.name == "postgresql":
+        with like.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f'DROP DATABASE "{name}"'))
+
+
+def table_file(engine: Engine) -> int | None:
+    """The number of the file that holds jobs; a rewrite makes another."""
+    return None if engine.dialect.name == "sqlite" else execute(engine, "SELECT pg_relation_filenode('jobs')")
+
+
+def finished(engine: Engine) -> int:
+    return int(execute(engine, "SELECT count(*) FROM finished_jobs"))
+
+
+def live_index(engine: Engine, name: str = "jobs_by_task") -> bool | None:
+    with engine.connect() as connection:
+        return live.is_valid(connection, "public", name)
+
+
+def index_oid(engine: Engine) -> int:
+    return int(execute(engine, "SELECT 'jobs_by_task'::regclass::oid"))
+
+
+def waiting(engine: Engine, statement: str) -> bool:
+    """Whether a statement that begins so waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE"
+    return bool(execute(engine, f"{query} '{statement}%'"))

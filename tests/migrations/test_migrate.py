@@ -1,0 +1,318 @@
+"""Migrating: what is built, what is refused, and what happens when two do it at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+
+from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
+from sqlq.schema import live, migrate, version
+from tests.migrations.catalogue import catalogue, own_names
+
+CHECKOUT = Path(version.__file__).parents[2]
+
+
+@pytest.fixture
+def migrated(empty: Engine) -> Engine:
+    """An engine on a database with sqlq's tables."""
+    migrate.upgrade(empty, None)
+    return empty
+
+
+# ── Up ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_upgrade_says_what_was_there_before(empty: Engine) -> None:
+    assert migrate.upgrade(empty, None) is None
+    assert own_names(empty) == migrate.OWN_NAMES
+    assert migrate.upgrade(empty, None) == version.HEAD
+
+
+def test_upgrade_keeps_jobs(migrated: Engine) -> None:
+    execute(migrated, "INSERT INTO jobs (task) VALUES ('shop.send_receipt')")
+    migrate.upgrade(migrated, None)
+    assert execute(migrated, "SELECT count(*) FROM job_states") == 1
+
+
+def test_alembic_says_nothing_in_the_log(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        migrate.upgrade(empty, None)
+    assert [record.message for record in caplog.records if record.name.startswith("alembic")] == []
+
+
+def test_a_failing_revision_leaves_nothing(empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_near_the_end(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "CREATE VIEW" in statement and "queue_stats" in statement:
+            raise RuntimeError("the power went")
+
+    event.listen(empty, "before_cursor_execute", break_near_the_end)
+    with pytest.raises(RuntimeError, match="the power went"):
+        migrate.upgrade(empty, None)
+    event.remove(empty, "before_cursor_execute", break_near_the_end)
+    assert own_names(empty) == set()
+    assert migrate.upgrade(empty, None) is None
+
+
+@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+def test_upgrade_creates_the_file_but_not_its_directory(empty: Engine, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'nowhere' / 'sqlq.db'}")
+    with pytest.raises(ConfigurationError, match=r"there is no directory .*nowhere$"):
+        migrate.upgrade(engine, None)
+    assert not (tmp_path / "nowhere").exists()
+    migrate.upgrade(empty, None)
+    assert Path(empty.url.database or "").is_file()
+
+
+@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+def test_upgrade_takes_the_write_lock_first(empty: Engine, begin: str) -> None:
+    """Also on an engine whose own hook begins transactions, as SQLAlchemy's documentation recommends for SQLite."""
+    statements: list[str] = []
+    event.listen(empty, "begin", lambda connection: connection.exec_driver_sql(begin))
+    event.listen(empty, "before_cursor_execute", lambda c, cursor, statement, *rest: statements.append(statement))
+    migrate.upgrade(empty, None)
+    assert statements[:3] == [begin, "ROLLBACK", "BEGIN IMMEDIATE"]
+    assert migrate.check(empty, None).standing == "up to date"
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
+def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url: str, level: str) -> None:
+    engine = create_engine(empty_database_url, isolation_level=level)
+    with migrate.transaction(engine, None) as connection:
+        assert connection.execute(text("SHOW transaction_isolation")).scalar() == "read committed"
+        migrate.run(connection, None, "up", "head")
+        connection.rollback()
+    assert own_names(engine) == set()
+    engine.dispose()
+
+
+# ── Check ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_check_tells_missing_from_up_to_date(empty: Engine) -> None:
+    found = migrate.check(empty, None)
+    assert (found.standing, found.found, found.needed) == ("missing", None, version.HEAD)
+    assert found.message.endswith("create them with `sqlq migrate`")
+    if empty.dialect.name == "sqlite":
+        assert not Path(empty.url.database or "").exists()
+    migrate.upgrade(empty, None)
+    assert migrate.check(empty, None)[:2] == ("up to date", version.HEAD)
+
+
+def test_check_tells_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
+    assert migrate.check(migrated, None)[:3] == ("ahead", "0099", version.HEAD)
+    execute(migrated, "UPDATE sqlq_version SET oldest_code = '0099'")
+    assert migrate.check(migrated, None).standing == "newer"
+    monkeypatch.setattr(version, "HEAD", "0100")
+    assert migrate.check(migrated, None).standing == "behind"
+
+
+# ── Refused ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_newer_database_that_works_is_up_to_date_but_does_not_go_down(migrated: Engine) -> None:
+    """An older release that starts again after a newer one has migrated: `sqlq migrate && sqlq work` goes on."""
+    execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
+    before = catalogue(migrated)
+    assert migrate.upgrade(migrated, None) == "0099"
+    with pytest.raises(SchemaVersionError, match=r"revision 0099, newer than the \d{4} this sqlq knows"):
+        migrate.downgrade(migrated, None, "base", force=True)
+    assert catalogue(migrated) == before
+    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0099"
+
+
+def test_a_database_too_new_is_left_alone(migrated: Engine) -> None:
+    execute(migrated, "UPDATE sqlq_version SET version_num = '0099', oldest_code = '0099'")
+    before = catalogue(migrated)
+    with pytest.raises(SchemaVersionError, match=r"revision 0099, newer than the \d{4} this sqlq knows"):
+        migrate.upgrade(migrated, None)
+    with pytest.raises(SchemaVersionError, match=r"revision 0099, newer than the \d{4} this sqlq knows"):
+        migrate.downgrade(migrated, None, "base", force=True)
+    assert catalogue(migrated) == before
+    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0099"
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "CREATE TABLE jobs (id INTEGER PRIMARY KEY, queue TEXT)",
+        "CREATE TABLE failed_jobs (uuid TEXT)",
+        "CREATE VIEW job_states AS SELECT 1 AS id",
+    ],
+)
+def test_somebody_elses_table_is_refused_and_left_alone(empty: Engine, foreign: str) -> None:
+    execute(empty, foreign)
+    before = catalogue(empty)
+    with pytest.raises(ConfigurationError, match=r"SQLQ_SCHEMA=|another file in SQLQ_DATABASE_URL") as refusal:
+        migrate.upgrade(empty, None)
+    assert foreign.split()[2] in str(refusal.value)
+    assert catalogue(empty) == before
+    check = migrate.check(empty, None)
+    assert (check.standing, check.message) == ("foreign", str(refusal.value))
+    assert execute(empty, version_tables(empty)) == 0
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_the_way_out_of_a_foreign_table_is_a_schema_of_its_own(empty: Engine) -> None:
+    execute(empty, "CREATE TABLE jobs (id INTEGER PRIMARY KEY, queue TEXT)")
+    before = catalogue(empty)
+    migrate.upgrade(empty, "sqlq")
+    assert migrate.check(empty, "sqlq").standing == "up to date"
+    assert catalogue(empty) == before
+    migrate.downgrade(empty, "sqlq", "base")
+    assert catalogue(empty) == before
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_an_existing_schema_needs_no_right_to_create_one(empty: Engine) -> None:
+    with empty.begin() as connection:
+        connection.execute(text("CREATE ROLE sqlq_owner"))
+        connection.execute(text("CREATE SCHEMA queueing AUTHORIZATION sqlq_owner"))
+    event.listen(empty, "begin", lambda connection: connection.exec_driver_sql("SET LOCAL ROLE sqlq_owner"))
+    migrate.upgrade(empty, "queueing")
+    assert migrate.check(empty, "queueing").standing == "up to date"
+    with empty.begin() as connection:
+        connection.execute(text("RESET ROLE"))
+        connection.execute(text("DROP OWNED BY sqlq_owner"))
+        connection.execute(text("DROP ROLE sqlq_owner"))
+
+
+def test_sql_is_rendered_for_supported_databases_only() -> None:
+    with pytest.raises(UnsupportedDatabaseError, match="not on 'mysql'"):
+        migrate.render_sql("mysql", None)
+
+
+# ── Down ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+MOVED = "id, queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until, releases, created_at"
+
+
+@pytest.mark.parametrize("table", ["jobs", "finished_jobs", "failed_jobs"])
+def test_down_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
+    execute(migrated, "INSERT INTO jobs (task) VALUES ('shop.send_receipt')")
+    if table != "jobs":
+        column, value = ("outcome", "completed") if table == "finished_jobs" else ("reason", "error")
+        execute(migrated, f"INSERT INTO {table} ({MOVED}, {column}) SELECT {MOVED}, '{value}' FROM jobs")
+        execute(migrated, "DELETE FROM jobs")
+    with pytest.raises(ConfigurationError, match=rf": 1 in \S*\b{table}; forget them first, or add --force"):
+        migrate.downgrade(migrated, None, "base")
+    assert own_names(migrated) == migrate.OWN_NAMES
+    assert execute(migrated, f"SELECT count(*) FROM {table}") == 1
+    migrate.downgrade(migrated, None, "base", force=True)
+    assert own_names(migrated) == set()
+
+
+def test_down_where_there_is_nothing_says_so(empty: Engine) -> None:
+    with pytest.raises(SchemaVersionError, match="does not hold sqlq's tables"):
+        migrate.downgrade(empty, None, "base")
+    if empty.dialect.name == "sqlite":
+        assert not Path(empty.url.database or "").exists()
+
+
+def test_down_to_an_unknown_revision_says_so(migrated: Engine) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be taken down to revision '0077'"):
+        migrate.downgrade(migrated, None, "0077")
+    assert own_names(migrated) == migrate.OWN_NAMES
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_down_does_not_queue_behind_a_long_transaction(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 50)
+    with migrated.connect() as other:
+        other.execute(text("SELECT count(*) FROM jobs"))
+        with pytest.raises(ConfigurationError, match="in use: stop the workers"):
+            migrate.downgrade(migrated, None, "base")
+    assert own_names(migrated) == migrate.OWN_NAMES
+
+
+# ── At once ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+MIGRATOR = """
+import logging, sys
+from sqlalchemy import create_engine
+from sqlq.schema import migrate
+
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+engine = create_engine(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print("before:", migrate.upgrade(engine, None), flush=True)
+engine.dispose()
+"""
+
+
+@pytest.fixture
+def migrators(empty_database_url: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Four processes that migrate the same empty database, each as soon as it reads a line."""
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MIGRATOR, empty_database_url], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert line(process) == "ready"
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_of_several_processes_one_migrates(migrators: list[subprocess.Popen[str]], empty: Engine) -> None:
+    for process in migrators:
+        start(process)
+    said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in migrators]
+    assert sorted(said) == [f"before: {version.HEAD}"] * 3 + ["before: None"]
+    assert migrate.check(empty, None).standing == "up to date"
+
+
+def test_a_second_process_waits_for_the_first(migrators: list[subprocess.Popen[str]], empty: Engine) -> None:
+    with migrate.transaction(empty, None) as connection:
+        start(migrators[0])
+        if empty.dialect.name == "postgresql":  # SQLite waits in silence first, for its driver's timeout
+            assert line(migrators[0]).startswith("waiting for another migration of postgresql")
+        migrate.run(connection, None, "up", "head")
+    assert line(migrators[0]) == f"before: {version.HEAD}"
+
+
+def test_waiting_ends(empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PATIENCE_S", 0.0)
+    other = create_engine(empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {})
+    with migrate.transaction(empty, None), pytest.raises(ConfigurationError, match="perhaps by another migration"):
+        migrate.upgrade(other, None)
+    other.dispose()
+
+
+def start(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def version_tables(engine: Engine) -> str:
+    if engine.dialect.name == "sqlite":
+        return "SELECT count(*) FROM sqlite_master WHERE name = 'sqlq_version'"
+    return "SELECT count(*) FROM pg_class WHERE relname = 'sqlq_version'"
+
+
+def execute(engine: Engine, statement: str) -> Any:
+    """Run a statement in a transaction of its own and return its first value, if it has any."""
+    with engine.begin() as connection:
+        result = connection.execute(text(statement))
+        return result.scalar() if result.returns_rows else None

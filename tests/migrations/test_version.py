@@ -1,0 +1,161 @@
+"""Asking for the revision on a caller's connection: any driver, inside any transaction, which stays usable."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from sqlq.errors import SchemaVersionError
+from sqlq.schema import migrate, version
+
+
+def test_read_tells_none_from_a_revision(empty: Engine) -> None:
+    with empty.connect() as connection:
+        assert version.read(connection, None) is None
+    migrate.upgrade(empty, None)
+    with empty.connect() as connection:
+        assert version.read(connection, None) == version.HEAD
+        version.require(connection, None)
+
+
+def test_each_schema_has_a_revision_of_its_own(empty: Engine) -> None:
+    if empty.dialect.name == "sqlite":
+        migrate.upgrade(empty, "queueing")  # SQLite has no schemas: the setting means nothing there
+        with empty.connect() as connection:
+            assert version.read(connection, "queueing") == version.read(connection, None) == version.HEAD
+    else:
+        migrate.upgrade(empty, "queueing")
+        with empty.connect() as connection:
+            assert version.read(connection, "queueing") == version.HEAD
+            assert version.read(connection, None) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ("0099", "newer than the 0001 this sqlq knows: install the newer sqlq here"),
+        ("0000", "older than the 0001 this sqlq needs: run `sqlq migrate`"),
+        (None, "does not hold sqlq's tables yet: create them with `sqlq migrate`"),
+    ],
+)
+def test_require_names_what_is_wrong_and_what_mends_it(
+    empty: Engine, monkeypatch: pytest.MonkeyPatch, found: str | None, sentence: str
+) -> None:
+    monkeypatch.setattr(version, "HEAD", "0001")
+    migrate.upgrade(empty, None)
+    with empty.begin() as connection:
+        connection.execute(text("DELETE FROM sqlq_version"))
+        if found:
+            connection.execute(text("INSERT INTO sqlq_version (version_num, oldest_code) VALUES (:found, :found)"), {"found": found})
+    with empty.begin() as connection, pytest.raises(SchemaVersionError) as complaint:
+        version.require(connection, None)
+    assert sentence in str(complaint.value)
+    assert str(complaint.value).startswith(empty.url.render_as_string())
+
+
+@pytest.mark.parametrize(("oldest_code", "usable"), [("0001", True), ("0002", True), ("0003", False), ("0004", False)])
+def test_newer_tables_are_usable_unless_they_say_otherwise(
+    empty: Engine, monkeypatch: pytest.MonkeyPatch, oldest_code: str, usable: bool
+) -> None:
+    migrate.upgrade(empty, None)
+    with empty.begin() as connection:
+        connection.execute(text("UPDATE sqlq_version SET version_num = '0004', oldest_code = :oldest"), {"oldest": oldest_code})
+    monkeypatch.setattr(version, "HEAD", "0002")
+    with empty.begin() as connection:
+        if usable:
+            assert version.require(connection, None) == "0004"
+        else:
+            with pytest.raises(SchemaVersionError, match="newer than the 0002 this sqlq knows"):
+                version.require(connection, None)
+        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 0, "the transaction is still usable"
+
+
+def test_a_version_table_without_the_column_answers_all_the_same(empty: Engine) -> None:
+    """As an old sqlq_version that nobody has dropped; nothing may fail in a caller's transaction."""
+    with empty.begin() as connection:
+        connection.execute(text("CREATE TABLE sqlq_version (version_num VARCHAR(32) NOT NULL)"))
+        assert version.find(connection, None) is None
+        connection.execute(text("INSERT INTO sqlq_version VALUES ('0099')"))
+        assert version.find(connection, None) == ("0099", "0099")
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_a_password_is_masked(empty_database_url: str) -> None:
+    engine = create_engine(make_url(empty_database_url).set(password="hunter2"))  # trust takes any
+    with engine.connect() as connection, pytest.raises(SchemaVersionError) as complaint:
+        version.require(connection, None)
+    engine.dispose()
+    assert "hunter2" not in str(complaint.value)
+    assert "postgres:***@" in str(complaint.value)
+
+
+def refused_and_still_usable(connection: Connection) -> None:
+    """In an open transaction: refused for want of tables, and what was written before is still there."""
+    connection.execute(text("CREATE TEMPORARY TABLE orders (id INTEGER)"))
+    connection.execute(text("INSERT INTO orders VALUES (1)"))
+    with pytest.raises(SchemaVersionError):
+        version.require(connection, None)
+    assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 1
+
+
+LEVELS = {"postgresql": [None, "AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"], "sqlite": [None, "AUTOCOMMIT", "SERIALIZABLE"]}
+DRIVERS = {"postgresql": ["psycopg", "psycopg2", "asyncpg"], "sqlite": ["pysqlite", "aiosqlite"]}
+
+
+@pytest.mark.parametrize(
+    ("empty_database_url", "driver", "level"),
+    [(database, driver, level) for database in DRIVERS for driver in DRIVERS[database] for level in LEVELS[database]],
+    indirect=["empty_database_url"],
+)
+def test_a_callers_transaction_survives_on_every_driver(empty: Engine, driver: str, level: str | None) -> None:
+    url = empty.url.set(drivername=f"{empty.dialect.name}+{driver}")
+    options = {"isolation_level": level} if level else {}
+    if driver in ("asyncpg", "aiosqlite"):
+        asyncio.run(_asynchronously(url, options, empty))
+    else:
+        engine = create_engine(url, **options)
+        with engine.connect() as connection:
+            refused_and_still_usable(connection)
+        migrate.upgrade(empty, None)
+        with engine.connect() as connection:
+            version.require(connection, None)
+        engine.dispose()
+
+
+async def _asynchronously(url: URL, options: dict[str, str], empty: Engine) -> None:
+    engine = create_async_engine(url, **options)
+    async with engine.connect() as connection:
+        await connection.run_sync(refused_and_still_usable)
+    migrate.upgrade(empty, None)
+    async with engine.connect() as connection:
+        await connection.run_sync(version.require, None)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_a_session_elsewhere_in_its_search_path_finds_the_same(empty: Engine) -> None:
+    migrate.upgrade(empty, None)
+    with empty.connect() as connection:
+        connection.execute(text("SET search_path = pg_catalog"))
+        version.require(connection, None)
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("granted", [[], ["USAGE ON SCHEMA queueing"], ["SELECT ON queueing.sqlq_version"]])
+def test_a_missing_grant_is_a_sentence_and_not_an_aborted_transaction(empty: Engine, granted: list[str]) -> None:
+    migrate.upgrade(empty, "queueing")
+    with empty.connect() as connection:
+        connection.execute(text("CREATE ROLE sqlq_producer"))
+        for grant in granted:
+            connection.execute(text(f"GRANT {grant} TO sqlq_producer"))
+        connection.execute(text("SET ROLE sqlq_producer"))
+        with pytest.raises(SchemaVersionError, match=r"GRANT USAGE ON SCHEMA queueing and GRANT SELECT ON queueing\.sqlq_version"):
+            version.require(connection, "queueing")
+        connection.execute(text("RESET ROLE"))
+        connection.execute(text("GRANT USAGE ON SCHEMA queueing TO sqlq_producer"))
+        connection.execute(text("GRANT SELECT ON queueing.sqlq_version TO sqlq_producer"))
+        connection.execute(text("SET ROLE sqlq_producer"))
+        version.require(connection, "queueing")

@@ -1,0 +1,9 @@
+WITH held AS MATERIALIZED 
+(SELECT public.jobs.id AS id, anon_1.reason AS reason, anon_1.exception AS exception, anon_1.message AS message, anon_1.traceback AS traceback 
+FROM unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[]), CAST(%(batch_token)s::VARCHAR AS BIGINT[]), %(batch_reason)s::TEXT[], %(batch_exception)s::TEXT[], %(batch_message)s::TEXT[], %(batch_traceback)s::TEXT[]) AS anon_1(id, token, reason, exception, message, traceback) JOIN public.jobs ON public.jobs.id = anon_1.id 
+WHERE public.jobs.lease_token = anon_1.token AND public.jobs.reserved_at IS NOT NULL ORDER BY public.jobs.id FOR UPDATE OF jobs SKIP LOCKED), 
+gone AS 
+(DELETE FROM public.jobs USING held WHERE public.jobs.id = held.id RETURNING public.jobs.id, public.jobs.queue, public.jobs.task, public.jobs.payload, public.jobs.priority, public.jobs.attempts, public.jobs.max_attempts, public.jobs.available_at, public.jobs.reserved_at, public.jobs.reserved_by, public.jobs.lease_token, public.jobs.unique_key, public.jobs.unique_until, public.jobs.timeout_ms, public.jobs.releases, public.jobs.errors, public.jobs.headers, public.jobs.created_at, held.reason, held.exception, held.message, held.traceback)
+ INSERT INTO public.failed_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, timeout_ms, releases, errors, headers, created_at, reason, exception, message, traceback) SELECT gone.id, gone.queue, gone.task, gone.payload, gone.priority, gone.attempts, gone.max_attempts, gone.available_at, gone.reserved_at, gone.reserved_by, gone.lease_token, gone.unique_key, gone.unique_until, gone.timeout_ms, gone.releases, gone.errors, gone.headers, gone.created_at, gone.reason, gone.exception, gone.message, gone.traceback 
+FROM gone RETURNING public.failed_jobs.id, public.failed_jobs.lease_token;
+

@@ -1,0 +1,3 @@
+INSERT INTO public.jobs (queue, task, priority, max_attempts, timeout_ms, payload, available_at) SELECT %(queue)s::VARCHAR AS anon_2, %(task)s::VARCHAR AS anon_3, %(priority)s::SMALLINT AS anon_4, %(max_attempts)s::INTEGER AS anon_5, %(timeout_ms)s::BIGINT AS anon_6, anon_7.value, coalesce(%(moment)s::TIMESTAMP WITH TIME ZONE, (statement_timestamp() + %(delay_ms)s::BIGINT * interval '1 millisecond')) AS coalesce_1 
+FROM unnest(string_to_array(%(texts)s::VARCHAR, chr(%(chr_1)s::INTEGER))) WITH ORDINALITY AS anon_7(value, place) ORDER BY anon_7.place RETURNING public.jobs.id, CASE WHEN (public.jobs.available_at <= statement_timestamp()) THEN %(param_1)s::VARCHAR ELSE %(param_2)s::VARCHAR END AS anon_1;
+

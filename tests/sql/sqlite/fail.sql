@@ -1,0 +1,16 @@
+WITH held AS MATERIALIZED 
+(SELECT main.jobs.id AS id, batch.reason AS reason, batch.exception AS exception, batch.message AS message, batch.traceback AS traceback 
+FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS BIGINT) AS token, CAST(json_extract("each".value, ?) AS TEXT) AS reason, CAST(json_extract("each".value, ?) AS TEXT) AS exception, CAST(json_extract("each".value, ?) AS TEXT) AS message, CAST(json_extract("each".value, ?) AS TEXT) AS traceback 
+FROM json_each(?) AS "each") AS batch JOIN main.jobs ON main.jobs.id = batch.id 
+WHERE main.jobs.lease_token = batch.token AND main.jobs.reserved_at IS NOT NULL ORDER BY main.jobs.id)
+ INSERT INTO main.failed_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, timeout_ms, releases, errors, headers, created_at, reason, exception, message, traceback) SELECT main.jobs.id, main.jobs.queue, main.jobs.task, main.jobs.payload, main.jobs.priority, main.jobs.attempts, main.jobs.max_attempts, main.jobs.available_at, main.jobs.reserved_at, main.jobs.reserved_by, main.jobs.lease_token, main.jobs.unique_key, main.jobs.unique_until, main.jobs.timeout_ms, main.jobs.releases, main.jobs.errors, main.jobs.headers, main.jobs.created_at, held.reason, held.exception, held.message, held.traceback 
+FROM held JOIN main.jobs ON main.jobs.id = held.id RETURNING id, lease_token;
+
+WITH held AS MATERIALIZED 
+(SELECT main.jobs.id AS id, batch.reason AS reason, batch.exception AS exception, batch.message AS message, batch.traceback AS traceback 
+FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS BIGINT) AS token, CAST(json_extract("each".value, ?) AS TEXT) AS reason, CAST(json_extract("each".value, ?) AS TEXT) AS exception, CAST(json_extract("each".value, ?) AS TEXT) AS message, CAST(json_extract("each".value, ?) AS TEXT) AS traceback 
+FROM json_each(?) AS "each") AS batch JOIN main.jobs ON main.jobs.id = batch.id 
+WHERE main.jobs.lease_token = batch.token AND main.jobs.reserved_at IS NOT NULL ORDER BY main.jobs.id)
+ DELETE FROM main.jobs WHERE main.jobs.id IN (SELECT held.id 
+FROM held);
+

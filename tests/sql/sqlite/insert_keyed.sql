@@ -1,0 +1,2 @@
+INSERT INTO main.jobs (queue, task, payload, priority, max_attempts, available_at, unique_key, unique_until, timeout_ms) VALUES (?, ?, ?, ?, ?, coalesce(?, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?)), ?, ?, ?) ON CONFLICT (queue, unique_key) WHERE unique_key IS NOT NULL AND (unique_until = 'finish' OR lease_token = 0) DO NOTHING RETURNING queue, unique_key, id, CASE WHEN (available_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN ? ELSE ? END AS anon_1;
+

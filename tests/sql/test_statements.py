@@ -1,0 +1,198 @@
+"""What each database receives for the hot statements, and how it runs them.
+
+The golden files hold the statements as the driver gets them, because an error of a template or a parameter is not seen by
+reading the code that builds it. `SQLQ_TEST_WRITE_GOLDEN=1` writes them anew; read the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, text
+
+import sqlq
+from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
+from sqlq.store import cluster, jobs, records
+from sqlq.store.database import Database
+from sqlq.worker.claim import Claimer
+
+ERROR = ErrorText("ValueError", "no", "Traceback")
+SCHEDULED_AT_A_HIGHER_PRIORITY = 20_000
+AVAILABLE = 20_000
+RUNNING = 200
+
+
+def new(**options: Any) -> NewJob:
+    return NewJob(task="shop.send_receipt", payload='{"args": [7]}', queue="mail", max_attempts=5, **options)
+
+
+def claim_two(conn: Connection) -> list[Any]:
+    return jobs.claim(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
+
+
+def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
+    return lambda conn, held: jobs.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in held])
+
+
+STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
+    "insert": lambda conn, held: jobs.insert(conn, [new()], schema_of(conn)),
+    "insert_many": lambda conn, held: jobs.insert(conn, [new(), new()], schema_of(conn)),
+    "insert_unlike": lambda conn, held: jobs.insert(conn, [new(), new(priority=3)], schema_of(conn)),
+    "insert_keyed": lambda conn, held: jobs.insert(conn, [new(unique_key="a")], schema_of(conn)),
+    "claim": lambda conn, held: claim_two(conn),
+    "complete": settle_with(Completed("1")),
+    "fail": settle_with(Failed("error", ERROR)),
+    "retry": settle_with(Retried(1_000, ERROR)),
+    "release": settle_with(Released()),
+    "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
+    "rescue": lambda conn, held: jobs.rescue(conn),
+    "queue_names": lambda conn, held: cluster.queue_names(conn),
+    "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),
+}
+"""Each verb as a call; `held` are two jobs it may work on."""
+
+
+def schema_of(conn: Connection) -> str | None:
+    schema: str | None = conn.get_execution_options()["schema_translate_map"]["__sqlq__"]
+    return schema
+
+
+@contextmanager
+def received(conn: Connection) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements and parameters a connection's driver gets."""
+    got: list[tuple[str, Any]] = []
+
+    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        got.append((statement, parameters))
+
+    event.listen(conn, "before_cursor_execute", collect)
+    yield got
+    event.remove(conn, "before_cursor_execute", collect)
+
+
+@pytest.fixture
+def database(app: sqlq.App) -> Database:
+    return app.database
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_the_database_receives_the_golden_statement(database: Database, name: str) -> None:
+    with database.begin() as conn:
+        jobs.insert(conn, [new(), new()], database.schema)
+        held = [] if name == "claim" else claim_two(conn)
+        with received(conn) as got:
+            STATEMENTS[name](conn, held)
+        actual = "".join(f"{statement.strip()};\n\n" for statement, _ in got)
+    golden = Path(__file__).parent / database.engine.dialect.name / f"{name}.sql"
+    if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(actual)
+    assert actual == golden.read_text(), f"{golden.name} is not what the database receives"
+
+
+# ── How they are run ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def crowded(database: Database) -> Database:
+    """A database in which a careless statement would read tens of thousands of rows."""
+    with database.begin() as conn:
+        prefix = f"{database.schema}." if database.schema else ""
+        later, soon = ("now() + interval '1 day'", "now()") if database.schema else ("1e13", "1")
+        numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+        columns = "(queue, task, payload, priority, available_at)"
+        for rows, priority, due in ((SCHEDULED_AT_A_HIGHER_PRIORITY, 5, later), (AVAILABLE, 0, soon)):
+            due = f"CAST({due} AS INTEGER)" if not database.schema else due
+            insert = f"INSERT INTO {prefix}jobs {columns} {numbers} SELECT 'mail', 't', '{{}}', {priority}, {due} FROM n"
+            conn.execute(text(insert), {"rows": rows})
+        for queue in ("other", "third"):
+            conn.execute(
+                text(f"INSERT INTO {prefix}jobs {columns} {numbers} SELECT '{queue}', 't', '{{}}', 0, {due} FROM n"), {"rows": 2_000}
+            )
+        carried = "queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until, releases, created_at"
+        source = f"SELECT -id, {carried}, 'completed', created_at FROM {prefix}jobs WHERE queue = 'mail'"
+        conn.execute(text(f"INSERT INTO {prefix}finished_jobs (id, {carried}, outcome, finished_at) {source}"))
+        jobs.claim(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.exec_driver_sql("ANALYZE")
+    return database
+
+
+BUFFERS = {
+    "insert": 40,
+    "insert_many": 60,
+    "insert_unlike": 60,
+    "insert_keyed": 60,
+    "claim": 120,
+    "rescue": 2_000,
+    "queue_names": 60,
+    "prune": 40,
+}
+"""How many pages a statement may touch here; the tables have some thousand. Those not named get 150."""
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str) -> None:
+    with crowded.connect() as conn, conn.begin() as transaction:
+        held = [] if name == "claim" else claim_two(conn)
+        with received(conn) as got:
+            STATEMENTS[name](conn, held)
+        transaction.rollback()
+    with crowded.connect() as conn, conn.begin() as transaction:
+        if name != "claim":
+            claim_two(conn)
+        for statement, parameters in got:
+            (plan,) = conn.exec_driver_sql("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement, parameters).scalar_one()
+            nodes = list(walk(plan["Plan"]))
+            scans = [n for n in nodes if n["Node Type"] == "Seq Scan" and n["Relation Name"] in ("jobs", "finished_jobs", "failed_jobs")]
+            assert not scans, json.dumps(scans, indent=1)
+            touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+            assert touched <= BUFFERS.get(name, 150), f"{touched} pages\n{json.dumps(plan, indent=1)}"
+        transaction.rollback()
+
+
+def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from walk(child)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_sqlite_uses_an_index(crowded: Database, name: str) -> None:
+    with crowded.begin() as conn:
+        held = [] if name == "claim" else claim_two(conn)
+        with received(conn) as got:
+            STATEMENTS[name](conn, held)
+        for statement, parameters in got:
+            plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
+            whole = [step for step in plan if step.startswith("SCAN") and step.split()[1] in ("jobs", "finished_jobs", "failed_jobs")]
+            assert not [step for step in whole if "INDEX" not in step], f"{statement}\n" + "\n".join(plan)
+
+
+def test_a_claim_steps_over_what_is_scheduled_at_a_higher_priority(crowded: Database) -> None:
+    with crowded.begin() as conn:
+        claimed = jobs.claim(conn, ["mail"], limit=10, owner="me", lease_ms=30_000)
+        assert conn.scalars(text("SELECT priority FROM jobs WHERE reserved_by = 'me'")).all() == [0] * 10
+    assert [job.id for job in claimed] == sorted(job.id for job in claimed)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_is_prepared_and_planned_anew_for_the_tables_as_they_are(app: sqlq.App) -> None:
+    loops = app.database.for_loops
+    claimer = Claimer(loops, "somebody", ["default"], 10, 30_000)
+    for _ in range(20):  # after five the server may keep a plan for any parameters, made while the table is empty
+        assert claimer.claim(10) == []
+    with loops.engine.connect() as conn:
+        sql = (
+            "SELECT custom_plans, generic_plans, current_setting('plan_cache_mode') FROM pg_prepared_statements WHERE statement LIKE :words"
+        )
+        plans = conn.execute(text(sql), {"words": "%SKIP LOCKED%"}).one()
+    assert tuple(plans) == (20, 0, "force_custom_plan")

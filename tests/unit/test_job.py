@@ -1,0 +1,119 @@
+"""A NewJob and its options: each one checked where it is given, the job itself never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from enum import Enum, StrEnum
+from typing import Any
+
+import pytest
+
+from sqlq.errors import EnqueueError
+from sqlq.job import NewJob, State
+
+JOB = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
+SOON = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def test_set_returns_another_job() -> None:
+    changed = JOB.set(
+        queue="slow", priority=-100, max_attempts=1, timeout="30s", unique_key="order:7", unique_until="start", delay=timedelta(minutes=5)
+    )
+    assert changed == NewJob(
+        task="shop.send_receipt",
+        payload="{}",
+        queue="slow",
+        max_attempts=1,
+        priority=-100,
+        timeout_ms=30_000,
+        delay_ms=300_000,
+        unique_key="order:7",
+        unique_until="start",
+    )
+    assert NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5) == JOB
+    assert JOB.set() == JOB
+
+
+def test_what_is_not_given_stays() -> None:
+    job = JOB.set(priority=7, unique_key="k").set(queue="slow")
+    assert (job.priority, job.unique_key, job.queue) == (7, "k", "slow")
+
+
+def test_the_last_of_delay_and_available_at_counts() -> None:
+    assert JOB.set(delay="5m").set(available_at=SOON) == JOB.set(available_at=SOON)
+    assert JOB.set(available_at=SOON).set(delay="5m") == JOB.set(delay="5m")
+
+
+def test_a_job_cannot_be_changed_in_place() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        JOB.queue = "slow"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delay": "5m", "available_at": SOON}, "both delay and available_at are set: give one of them"),
+        ({"delay": 5}, "delay is 5: give a timedelta"),
+        ({"delay": "-5m"}, "delay is '-5m': give a timedelta"),
+        ({"delay": timedelta(seconds=-5)}, "delay is .*: it must lie between zero and a hundred years"),
+        ({"available_at": datetime(2030, 1, 1)}, "available_at is 2030-01-01 00:00:00, which has no time zone"),  # noqa: DTZ001
+        ({"available_at": "tomorrow"}, "available_at is 'tomorrow': give a datetime with a time zone"),
+        ({"priority": 101}, "priority is 101: it must be a whole number from -100 to 100"),
+        ({"priority": -101}, "priority is -101"),
+        ({"priority": 1.0}, "priority is 1.0"),
+        ({"priority": True}, "priority is True"),
+        ({"priority": "high"}, "priority is 'high'"),
+        ({"max_attempts": 0}, "max_attempts is 0: it must be a whole number from 1"),
+        ({"max_attempts": 1_000_001}, "max_attempts is 1000001"),
+        ({"max_attempts": True}, "max_attempts is True"),
+        ({"timeout": "0s"}, "timeout is zero"),
+        ({"timeout": 30}, "timeout is 30: give a timedelta"),
+        ({"queue": ""}, "queue is '': it must be text that is not blank"),
+        ({"queue": " "}, "queue is ' '"),
+        ({"queue": 7}, "queue is 7"),
+        ({"queue": "q" * 256}, "queue has 256 characters: at most 255"),
+        ({"queue": "a\0b"}, "queue is 'a\\\\x00b': it holds a NUL"),
+        ({"unique_key": ""}, "unique_key is ''"),
+        ({"unique_key": "k" * 256}, "unique_key has 256 characters: at most 255 are possible; for a long key enqueue a hash"),
+        ({"unique_key": "\ud800"}, "unique_key is .*: it holds a NUL or a lone surrogate"),
+        ({"unique_key": 7}, "unique_key is 7"),
+        ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish" or "start"'),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnqueueError, match=f"^{message}"):
+        JOB.set(**options)
+
+
+def test_unknown_and_unnamed_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'que'"):
+        JOB.set(que="mail")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional argument"):
+        JOB.set("mail")  # type: ignore[call-arg]
+
+
+class Queue(Enum):
+    MAIL = "mail"
+
+
+class Mixed(str, Enum):  # noqa: UP042  # what people had before StrEnum
+    MAIL = "mail"
+
+
+class Name(StrEnum):
+    MAIL = "mail"
+
+
+def test_names_may_be_members_of_text_enums() -> None:
+    for queue in (Mixed.MAIL, Name.MAIL):
+        job = JOB.set(queue=queue, unique_key=queue)
+        assert type(job.queue) is str is type(job.unique_key)
+        assert job.queue == job.unique_key == "mail"
+    with pytest.raises(EnqueueError, match=r"queue is <Queue.MAIL: 'mail'>: it must be text"):
+        JOB.set(queue=Queue.MAIL)  # type: ignore[arg-type]
+
+
+def test_states_compare_as_text() -> None:
+    assert str(State.AVAILABLE) == "available"
+    assert f"{State.RUNNING}" == "running"

@@ -1,0 +1,123 @@
+"""What processes of a worker share: messages over a link, and the memory of what has started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.worker import blackbox
+from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.link import Link, packed, spawn, unpacked
+
+MOMENT = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+JOB = ClaimedJob(1, 2, "q", "t", '{"args": ["ä"]}', 1, 5, 0, None, None, MOMENT, 1)
+ERROR = ErrorText("ValueError", "no\n\0", "trace")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        JOB,
+        Completed('{"a": [1]}'),
+        Cancelled(None),
+        Failed("error", ERROR),
+        Retried(5, ERROR, "timeout"),
+        Released(3, unknown_task=True),
+        SelfCompleted(Retried(5, ERROR)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_sent_arrives_equal(value: Any) -> None:
+    here, there = Link.pair()
+    other = Link(there)
+    here.send(value=packed(value))
+    message = other.receive()
+    assert message is not None
+    assert unpacked(message["value"]) == value
+    here.close()
+    assert other.receive() is None
+    other.send(too="late")
+    other.close()
+
+
+def test_offers_do_not_wait_for_a_process_that_does_not_read() -> None:
+    here, there = Link.pair()
+    for n in range(50):
+        here.offer(droppable=True, n=n, text="x" * 100_000)
+    here.offer(last=True)
+    other = Link(there)
+    seen: list[Any] = []
+    while not seen or "last" not in seen[-1]:
+        here.flush()
+        seen.append(other.receive())
+    assert [m["n"] for m in seen[:-1]] == list(range(len(seen) - 1)), "what was sent came whole and in order"
+    assert len(seen) < 50, "and the rest was dropped"
+    here.close()
+    other.close()
+
+
+def test_a_word_cut_off_is_no_message() -> None:
+    here, there = Link.pair()
+    there.sendall(b'{"half": ')
+    there.close()
+    assert here.receive() is None
+    here.close()
+
+
+def test_a_new_process_does_not_meet_the_terminals_signals_half_started() -> None:
+    program = "import threading; from sqlq.worker.link import ignore_signals; ignore_signals(); threading.Event().wait(60)"
+    process = spawn([sys.executable, "-c", program], ())
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    finally:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def _use(fd: int, ready: Any) -> None:
+    box = BlackBox(fd)
+    for n in range(5):
+        box.started((n + 1, 7))
+    box.ended([(2, 7), (99, 1)])
+    box.pulse()
+    ready.set()
+    signal.pause()
+
+
+def test_the_box_outlives_a_process_that_is_killed() -> None:
+    box, fd = BlackBox.create()
+    assert box.read() == set()
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=_use, args=(fd, ready))
+    process.start()
+    assert ready.wait(10)
+    process.kill()
+    process.join()
+    assert box.read() == {(1, 7), (3, 7), (4, 7), (5, 7)}
+    assert box.last_pulse() > 0
+    box.close()
+    os.close(fd)
+
+
+def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blackbox, "PLACES", 2)
+    box, fd = BlackBox.create()
+    os.close(fd)
+    for n in range(2):
+        box.started((n + 1, 1))
+    assert box.read() == {(1, 1), (2, 1)}
+    box.started((3, 1))
+    assert box.read() is None
+    box.close()

@@ -1,0 +1,20 @@
+"""How long a worker's loop waits for one answer of its database."""
+
+from __future__ import annotations
+
+from sqlq.store.patience import Patience
+
+
+def test_patience_grows_with_what_is_slow_and_not_with_what_is_gone() -> None:
+    patience = Patience(4.0, 20.0)
+    assert patience.seconds() == float("inf"), "outside of the block there is no end: a migration may take its time"
+    with patience:
+        assert patience.seconds() == 4.0
+        patience.gave_up()
+        assert patience.seconds() == 8.0
+        patience.gave_up()
+        patience.gave_up()
+        assert patience.seconds() == 20.0
+        patience.start_over()
+        assert patience.seconds() == 4.0
+    assert patience.seconds() == float("inf")

@@ -1,0 +1,80 @@
+"""What `import sqlq` offers, and what it costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import sqlq
+from sqlq import errors
+
+ROOT = Path(__file__).parents[2]
+ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
+
+
+def test_the_names_are_those_promised() -> None:
+    assert set(sqlq.__all__) == ERRORS | {
+        "App",
+        "Cancel",
+        "Job",
+        "JobDetails",
+        "NewJob",
+        "Retry",
+        "RunningJob",
+        "Snooze",
+        "State",
+        "Task",
+        "configure_sqlite",
+        "current_job",
+        "exponential",
+        "fibonacci",
+        "fixed",
+        "linear",
+    }
+    assert list(sqlq.__all__) == sorted(sqlq.__all__)
+    assert set(sqlq.__all__) <= set(dir(sqlq))
+
+
+@pytest.mark.parametrize("name", sqlq.__all__)
+def test_each_name_can_be_imported(name: str) -> None:
+    found = getattr(sqlq, name)
+    assert found.__name__ == name
+    assert found.__module__.startswith("sqlq.")
+    assert found.__doc__
+    assert getattr(sqlq, name) is found
+
+
+def test_other_names_are_refused_as_python_does() -> None:
+    with pytest.raises(AttributeError, match="module 'sqlq' has no attribute 'Ap'"):
+        _ = sqlq.Ap
+
+
+def test_every_error_is_a_sqlq_error() -> None:
+    assert all(issubclass(getattr(errors, name), errors.SqlqError) for name in ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import sqlq", ["sqlalchemy", "alembic", "asyncio", "sqlq.app"]),
+        ("import sqlq; sqlq.App('sqlite:///shop.db')", ["alembic", "sqlalchemy.ext.asyncio", "asyncpg", "click", "rich", "sqlq.worker"]),
+    ],
+)
+def test_an_import_brings_no_more_than_is_needed(program: str, absent: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; import sys; print([name for name in {absent} if name in sys.modules])"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == sqlq.__version__

@@ -1,0 +1,272 @@
+"""What becomes of an attempt: backoffs within their bounds for ever, every exception storable, each signal its outcome."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlq.clock import LONGEST_MS, Duration, milliseconds
+from sqlq.errors import ConfigurationError, JobTimeoutError
+from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, Released, Retried
+from sqlq.retry import (
+    Backoff,
+    Cancel,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    backoff_from,
+    decide,
+    describe,
+    error_record,
+    exponential,
+    fibonacci,
+    fixed,
+    linear,
+    scrubbed,
+)
+from sqlq.settings import ERROR_BYTES, MAX_RELEASES
+
+SOME = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = ClaimedJob(id=7, lease_token=1, queue="mail", task="shop.send_receipt", payload="{}", attempts=1, max_attempts=3)
+LAST = JOB._replace(attempts=3)
+
+HOUR = 3_600_000
+waits = st.integers(0, LONGEST_MS).map(lambda ms: timedelta(milliseconds=ms))
+
+
+def ms(wait: Duration) -> int:
+    return milliseconds(wait, "the wait")
+
+
+# -- backoff ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backoff", "expected"),
+    [
+        (exponential(jitter=0), [1_000, 2_000, 4_000, 8_000, 16_000, 32_000]),
+        (exponential("5s", cap="12s", jitter=0), [5_000, 10_000, 12_000, 12_000]),
+        (fixed("30s"), [30_000, 30_000, 30_000]),
+        (linear("10s", cap="25s", jitter=0), [10_000, 20_000, 25_000, 25_000]),
+        (fibonacci(jitter=0), [1_000, 1_000, 2_000, 3_000, 5_000, 8_000]),
+        (backoff_from(["10s", "5m"]), [10_000, 300_000, 300_000]),
+        (backoff_from(("10s", timedelta(minutes=5))), [10_000, 300_000, 300_000]),
+        (backoff_from("45s"), [45_000, 45_000]),
+        (backoff_from(timedelta(seconds=45)), [45_000, 45_000]),
+        (backoff_from(lambda attempts: f"{attempts}m"), [60_000, 120_000]),
+    ],
+)
+def test_waits_after_the_first_attempts(backoff: Backoff, expected: list[int]) -> None:
+    assert [ms(backoff(attempts)) for attempts in range(1, len(expected) + 1)] == expected
+
+
+@pytest.mark.parametrize("kind", [exponential, linear, fibonacci])
+@pytest.mark.parametrize("jitter", [0.0, 0.2, 1.0])
+def test_no_attempt_leaves_the_bounds(kind: Callable[..., Backoff], jitter: float) -> None:
+    plain, varied = kind("1s", cap="1h", jitter=0.0), kind("1s", cap="1h", jitter=jitter)
+    before = 0
+    for attempts in range(1, 10_001):
+        wait = ms(plain(attempts))
+        assert before <= wait <= HOUR
+        assert wait * (1 - jitter) - 1 <= ms(varied(attempts)) <= wait * (1 + jitter) + 1
+        before = wait
+    assert before == HOUR
+
+
+@given(waits, waits, st.floats(0, 1), st.integers(1, 10_000))
+def test_whatever_the_options_a_wait_is_a_duration(first: timedelta, cap: timedelta, jitter: float, attempts: int) -> None:
+    for backoff in (exponential(first, cap, jitter), linear(first, cap, jitter), fibonacci(first, cap, jitter), fixed(first, jitter)):
+        assert 0 <= ms(backoff(attempts)) <= LONGEST_MS
+
+
+def test_jitter_does_not_lead_past_the_longest_duration() -> None:
+    longest = timedelta(milliseconds=LONGEST_MS)
+    assert max(ms(fixed(longest, jitter=1.0)(1)) for _ in range(50)) == LONGEST_MS
+
+
+def test_jitter_parts_jobs_that_failed_together() -> None:
+    assert len({ms(exponential()(10)) for _ in range(50)}) > 1
+
+
+def test_the_default_is_exponential_up_to_an_hour() -> None:
+    for backoff in (backoff_from(None), RetryPolicy().backoff):
+        assert 800 <= ms(backoff(1)) <= 1_200
+        assert HOUR * 0.8 <= ms(backoff(10_000)) <= HOUR * 1.2
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (5, "backoff is 5: give a timedelta"),
+        ("soon", "backoff is 'soon'"),
+        ([], "backoff is an empty list"),
+        (["1s", "soon"], r"backoff\[1\] is 'soon'"),
+        ([5], r"backoff\[0\] is 5"),
+        ({"1s"}, "backoff is {'1s'}"),
+    ],
+)
+def test_bad_backoffs(option: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        backoff_from(option)
+
+
+@pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan"), float("inf")])
+def test_bad_jitter(jitter: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"jitter is .*: it is a share of the wait"):
+        exponential(jitter=jitter)
+
+
+def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(attempts: int) -> Duration:
+        raise ZeroDivisionError("no wait")
+
+    wrong: Any = lambda attempts: 5  # noqa: E731
+    past: Backoff = lambda attempts: timedelta(-1)  # noqa: E731
+    for backoff, said in ((failing, "no wait"), (wrong, "what the backoff callable returned is 5"), (past, "between zero")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "sqlq.worker"):
+            assert 1_600 <= RetryPolicy(backoff=backoff).wait_ms(2) <= 2_400
+        assert said in caplog.text
+
+
+# -- the decision ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_attempt_is_followed_by_another_until_they_are_spent() -> None:
+    match decide(JOB, ValueError("no")):
+        case Retried(delay_ms, ErrorText("ValueError", "no"), "error"):
+            assert 800 <= delay_ms <= 1_200
+        case outcome:
+            raise AssertionError(outcome)
+    assert decide(LAST, ValueError("no")) == Failed("error", ErrorText("ValueError", "no"))
+
+
+def test_listed_exceptions_only_or_never() -> None:
+    only, never = RetryPolicy(retry_on=(OSError,)), RetryPolicy(fail_on=(OSError,))
+    both = RetryPolicy(retry_on=(OSError,), fail_on=(FileNotFoundError,))
+    assert isinstance(decide(JOB, TimeoutError(), only), Retried)
+    assert isinstance(decide(JOB, ValueError(), only), Failed)
+    assert isinstance(decide(JOB, TimeoutError(), never), Failed)
+    assert isinstance(decide(JOB, ValueError(), never), Retried)
+    assert isinstance(decide(JOB, TimeoutError(), both), Retried)
+    assert isinstance(decide(JOB, FileNotFoundError(), both), Failed)
+
+
+def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
+    assert decide(JOB, Retry("5m")) == Retried(300_000, ErrorText("sqlq.retry.Retry", "the handler asked for a retry in 5m"))
+    asked = Retry("5m")
+    asked.__cause__ = OSError("mail server down")
+    assert decide(JOB, asked) == Retried(300_000, ErrorText("OSError", "mail server down"))
+    assert decide(LAST, asked) == Failed("error", ErrorText("OSError", "mail server down"))
+    assert isinstance(decide(JOB, Retry(), RetryPolicy(retry_on=(OSError,))), Retried)
+    match decide(JOB, Retry(), RetryPolicy(backoff=fixed("7s"))):
+        case Retried(delay_ms=7_000):
+            pass
+        case outcome:
+            raise AssertionError(outcome)
+
+
+def test_snooze_gives_the_attempt_back_but_not_for_ever() -> None:
+    assert decide(LAST, Snooze("1h")) == Released(HOUR)
+    circling = JOB._replace(releases=MAX_RELEASES)
+    assert isinstance(decide(circling, Snooze("1h")), Retried)
+    assert isinstance(decide(circling._replace(attempts=3), Snooze("1h")), Failed)
+
+
+def test_cancel_is_no_failure() -> None:
+    assert decide(LAST, Cancel("order withdrawn")) == Cancelled("order withdrawn")
+    assert decide(JOB, Cancel()) == Cancelled(None)
+    assert decide(JOB, Cancel("a\0b")) == Cancelled("a␀b")
+
+
+def test_a_timeout_is_retried_whatever_is_listed() -> None:
+    policy = RetryPolicy(retry_on=(ValueError,))
+    assert isinstance(decide(JOB, JobTimeoutError("longer than 30 s"), policy), Retried)
+    assert decide(LAST, JobTimeoutError("longer than 30 s"), policy) == Failed(
+        "timeout", ErrorText("sqlq.errors.JobTimeoutError", "longer than 30 s")
+    )
+
+
+@pytest.mark.parametrize("signal", [Retry, Snooze])
+def test_signals_take_durations_only(signal: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{signal.__name__}\(delay\) is 5: give a timedelta"):
+        signal(5)
+
+
+# -- errors as text --------------------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters()) | st.text("\0\ud800\udfffaä€😀", min_size=1), st.integers(32, 400), st.integers(1, 60))
+def test_scrubbed_text_fits_and_can_be_stored(value: str, limit: int, times: int) -> None:
+    text = scrubbed(value * times, limit)
+    assert len(text.encode()) <= limit
+    assert "\0" not in text
+    if len((value * times).encode("utf-8", "surrogatepass")) <= limit and value.isprintable():
+        assert text == value * times
+
+
+def test_head_and_tail_of_a_long_text_are_kept() -> None:
+    text = scrubbed("begin" + "x" * 50_000_000 + "end", 1_000)
+    assert text.startswith("begin")
+    assert text.endswith("end")
+    assert "... cut ..." in text
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a\0b\ud800"),
+        ValueError("x" * 1_000_000),
+        MuteError(),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        ExceptionGroup("many", [ValueError("x" * 100_000), MuteError()]),
+        type("N" * 100_000, (Exception,), {})("long name"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ],
+    ids=lambda error: type(error).__name__[:30],
+)
+def test_any_exception_can_be_described(error: BaseException) -> None:
+    text = describe(raised(error))
+    assert text.traceback
+    assert len("".join((text.exception, text.message, text.traceback)).encode()) <= ERROR_BYTES
+    assert "\0" not in text.exception + text.message + text.traceback
+    json.loads(error_record(1, "error", text))
+
+
+def test_frame_locals_are_not_kept() -> None:
+    def handler() -> None:
+        card_number = "4111" + "1111"  # noqa: F841
+        raise ValueError("declined")
+
+    with pytest.raises(ValueError, match="declined") as caught:
+        handler()
+    trace = describe(caught.value).traceback
+    assert trace
+    assert "ValueError: declined" in trace
+    assert "41111111" not in trace
+
+
+def test_an_errors_record_is_one_json_object() -> None:
+    record = json.loads(error_record(2, "timeout", ErrorText("OSError", "m" * 9_999)))
+    assert {**record, "at": None} == {"attempt": 2, "at": None, "reason": "timeout", "exception": "OSError", "message": "m" * 500}
+    assert datetime.fromisoformat(record["at"]).utcoffset() == timedelta(0)

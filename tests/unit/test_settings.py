@@ -1,0 +1,138 @@
+"""Where the database is found, and the sentence for a URL that leads to none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import sqlq
+from sqlq.settings import DEFAULT_URL, database_url, listen_url, masked, schema_name
+from sqlq.store.database import ends
+
+
+def test_the_argument_counts_before_the_environment_and_that_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SQLQ_DATABASE_URL", raising=False)
+    assert database_url() == make_url(DEFAULT_URL)
+    monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///from_environment.db")
+    assert database_url().database == "from_environment.db"
+    assert database_url("sqlite:///given.db").database == "given.db"
+    monkeypatch.setenv("SQLQ_DATABASE_URL", "")
+    assert database_url() == make_url(DEFAULT_URL)
+
+
+@pytest.mark.parametrize(
+    ("given", "driver"),
+    [
+        ("postgresql://h/d", "postgresql+psycopg"),
+        ("postgres://h/d", "postgresql+psycopg"),
+        ("postgresql+asyncpg://h/d", "postgresql+psycopg"),
+        ("postgresql+psycopg_async://h/d", "postgresql+psycopg"),
+        ("postgresql+psycopg://h/d", "postgresql+psycopg"),
+        ("postgresql+psycopg2://h/d", "postgresql+psycopg2"),
+        ("sqlite:///a.db", "sqlite"),
+        ("sqlite+pysqlite:///a.db", "sqlite"),
+        ("sqlite+aiosqlite:///a.db", "sqlite"),
+    ],
+)
+def test_sqlq_connects_synchronously(given: str, driver: str) -> None:
+    assert database_url(given).drivername == driver
+
+
+def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SQLQ_LISTEN_URL", raising=False)
+    assert listen_url() is None
+    monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://direct/d")
+    assert str(listen_url()) == "postgresql+psycopg://direct/d"
+    assert str(listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
+    for wrong in ("sqlite:///y.db", "postgresql+psycopg2://h/d"):
+        with pytest.raises(sqlq.ConfigurationError, match=r"the URL to listen at is .*, so it has the form postgresql://"):
+            sqlq.App("postgresql://h/d", listen_url=wrong)
+
+
+def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    given = ends(database_url("postgresql://h/d"), 3)
+    assert given == {
+        "connect_timeout": 3,
+        "keepalives_idle": 10,
+        "keepalives_interval": 3,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+    theirs = ends(database_url("postgresql://h/d?connect_timeout=9&tcp_user_timeout=1"), 3)
+    assert theirs == {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3}
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
+    assert "connect_timeout" not in ends(database_url("postgresql://h/d"), 3)
+    assert ends(database_url("postgresql://h/d?service=shop"), 3) == {}
+    assert ends(database_url("sqlite:///shop.db"), 3) == {}
+
+
+@pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d", 7])
+def test_what_is_no_url_is_refused(given: Any) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"):
+        sqlq.App(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("mysql://u:secret@h/d", "sqlq runs on PostgreSQL and SQLite, not on 'mysql'"),
+        ("oracle+cx_oracle://u:secret@h/d", "not on 'oracle'"),
+        ("postgresql+pg99://u:secret@h/d", "SQLAlchemy knows no driver 'postgresql\\+pg99'"),
+        ("sqlite+sqlite99:///a.db", "SQLAlchemy knows no driver"),
+    ],
+)
+def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
+    with pytest.raises(sqlq.UnsupportedDatabaseError, match=reason) as refusal:
+        sqlq.App(given)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite+aiosqlite:///:memory:",
+        "sqlite:///file:x?mode=memory&cache=shared&uri=true",
+        "sqlite:///file::memory:?cache=shared&uri=true",
+    ],
+)
+def test_a_database_in_memory_is_refused(given: str) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match="in memory is seen by one connection only"):
+        sqlq.App(given)
+
+
+def test_an_engine_is_judged_when_it_is_given() -> None:
+    with pytest.raises(sqlq.ConfigurationError, match="in memory is seen by one connection only"):
+        sqlq.App(engine=create_engine("sqlite://"))
+    with pytest.raises(sqlq.ConfigurationError, match="in memory is seen by one connection only"):
+        sqlq.App(engine=create_async_engine("sqlite+aiosqlite://"))
+    with pytest.raises(sqlq.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"):
+        sqlq.App(engine="sqlite:///a.db")  # type: ignore[arg-type]
+    with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
+        sqlq.App("sqlite:///a.db", engine=create_engine("sqlite:///a.db"))
+
+
+def test_asyncpg_parameters_are_said_in_psycopgs_words() -> None:
+    url = database_url("postgresql+asyncpg://h/d?ssl=require&prepared_statement_cache_size=0&application_name=shop")
+    assert url.query == {"sslmode": "require", "application_name": "shop"}
+
+
+def test_passwords_are_masked() -> None:
+    assert masked(URL.create("postgresql", "u", "secret", "h", 5432, "d")) == "postgresql://u:***@h:5432/d"
+
+
+def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SQLQ_SCHEMA", raising=False)
+    assert schema_name() is None
+    monkeypatch.setenv("SQLQ_SCHEMA", "queue_1")
+    assert schema_name() == "queue_1"
+    assert schema_name("other") == "other"
+    for wrong in ("Queue", "a-b", "1a", "", 'a"b', "x" * 42, "a.b"):
+        with pytest.raises(sqlq.ConfigurationError, match="a schema is named by lower-case letters"):
+            schema_name(wrong)

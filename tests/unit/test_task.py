@@ -1,0 +1,500 @@
+"""Tasks: names, options, what `.new()` refuses, and arguments that arrive as they were sent or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections import OrderedDict, namedtuple
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sqlq
+from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
+from sqlq.settings import PAYLOAD_BYTES
+from sqlq.task import Registry, check_json, decode, encode, make_task
+
+T = TypeVar("T")
+OrderId = NewType("OrderId", int)
+
+
+def send(order_id: int, *, copy: bool = False) -> str:
+    """Send a receipt."""
+    return f"{order_id} {copy}"
+
+
+async def send_async(order_id: int) -> int:
+    return order_id
+
+
+def generate() -> Iterator[int]:
+    yield 1
+
+
+async def generate_async() -> AsyncIterator[int]:
+    yield 1
+
+
+def anything(*args: Any, **kwargs: Any) -> None: ...
+
+
+class Callme:
+    def __call__(self, order_id: int) -> int:
+        return order_id
+
+
+class CallmeAsync:
+    async def __call__(self, order_id: int) -> int:
+        return order_id
+
+
+class Sender:
+    def send(self, order_id: int) -> int:
+        return order_id
+
+    @staticmethod
+    def dispatch(order_id: int) -> int:
+        return order_id
+
+
+# -- names and options -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_named_after_its_function() -> None:
+    assert make_task(send).name == f"{__name__}.send"
+    assert make_task(Sender.dispatch).name == f"{__name__}.Sender.dispatch"
+    assert make_task(send, name="shop.send").name == "shop.send"
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (lambda: None, "is a lambda, and has no name: define it at the top of an importable module"),
+        (functools.partial(send, 7), "has no name of its own: give the task one, as in @app.task"),
+        (Callme(), "has no name of its own"),
+        (make_task(send), "has no name of its own"),
+    ],
+)
+def test_functions_no_worker_could_find_are_refused(handler: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_task(handler)
+    assert make_task(handler, name="shop.send").name == "shop.send"
+
+
+def test_nested_functions_and_those_of_main_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nested() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"nested is defined inside another function, where no worker can find it: define"):
+        make_task(nested)
+    monkeypatch.setattr(send, "__module__", "__main__")
+    with pytest.raises(ConfigurationError, match=r"^send is defined in __main__, a module that no worker can import: define it at"):
+        make_task(send)
+    assert make_task(send, name="shop.send").name == "shop.send"
+
+
+@pytest.mark.parametrize("handler", [generate, generate_async, functools.partial(generate)])
+def test_generators_are_refused(handler: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"^shop.generate is a generator function: calling it runs none of its body"):
+        make_task(handler, name="shop.generate")
+
+
+def test_what_cannot_be_called_by_known_parameters_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="its parameters cannot be read; wrap it in a function"):
+        make_task(max, name="shop.largest")
+
+
+@pytest.mark.parametrize(
+    ("handler", "is_async"),
+    [
+        (send, False),
+        (send_async, True),
+        (functools.partial(send_async, 7), True),
+        (CallmeAsync(), True),
+        (Callme(), False),
+        (Sender().send, False),
+    ],
+)
+def test_async_handlers_are_known_as_such(handler: Callable[..., Any], is_async: bool) -> None:
+    assert make_task(handler, name="shop.send").is_async is is_async
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": ""}, "queue is ''"),
+        ({"queue": 7}, "queue is 7"),
+        ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"priority": 101}, "priority is 101"),
+        ({"timeout": 30}, "timeout is 30"),
+        ({"timeout": "0s"}, "timeout is zero"),
+        ({"backoff": 30}, "backoff is 30"),
+        ({"retry_on": "OSError"}, "retry_on holds 'OSError': it lists exception classes"),
+        ({"fail_on": (OSError, 7)}, "fail_on holds 7"),
+        ({"fail_on": OSError()}, "fail_on holds OSError"),
+        ({"name": ""}, "the task's name is ''"),
+        ({"name": "n" * 256}, "the task's name has 256 characters"),
+        ({"aliases": "mail.send"}, "aliases is 'mail.send': it is a list of names"),
+        ({"aliases": {"mail.send"}}, "aliases is {'mail.send'}: it is a list of names"),
+        ({"aliases": ["a", ""]}, "an alias is ''"),
+        ({"name": "a", "aliases": ["b", "a"]}, "a has the name 'a' twice: leave it out of its aliases"),
+        ({"name": "a", "aliases": ["b", "b"]}, "a has the name 'b' twice"),
+        ({"que": "mail"}, "@app.task has no option que; it has name, queue, max_attempts"),
+    ],
+)
+def test_bad_options_are_refused_at_import(options: dict[str, Any], message: str) -> None:
+    app = sqlq.App("sqlite:///shop.db")
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        app.task(**options)(send)
+    assert not app.tasks
+
+
+def test_options_are_what_a_tasks_jobs_start_from() -> None:
+    several: Any = [ValueError]
+    task = make_task(send, queue="mail", max_attempts=9, priority=10, timeout="30s", retry_on=OSError, fail_on=several)
+    job = task.new(7, copy=True)
+    assert (job.task, job.queue, job.max_attempts, job.priority, job.timeout_ms) == (task.name, "mail", 9, 10, 30_000)
+    assert (task.retry.retry_on, task.retry.fail_on) == ((OSError,), (ValueError,))
+    assert decode(job.payload) == ([7], {"copy": True})
+
+
+def test_both_forms_of_the_decorator_and_a_call_of_the_task() -> None:
+    app = sqlq.App("sqlite:///shop.db")
+    plain, named = app.task(send), app.task(name="shop.send", queue="mail")(send_async)
+    assert plain(7, copy=True) == "7 True"
+    assert asyncio.run(named(7)) == 7
+    assert dict(app.tasks) == {plain.name: plain, "shop.send": named}
+    with pytest.raises(ConfigurationError, match=r"@app.task was given 'mail': options are named"):
+        app.task("mail")  # type: ignore[call-overload]
+
+
+def test_a_name_is_registered_once() -> None:
+    registry = Registry()
+    registry.add(make_task(send, name="shop.send"))
+    with pytest.raises(ConfigurationError, match=r"two tasks are named 'shop.send' \(.*test_task.py:\d+ and .*test_task.py:\d+\)"):
+        registry.add(make_task(send_async, name="shop.send"))
+    assert registry["shop.send"].handler is send
+
+
+def test_an_alias_finds_its_task_and_is_not_listed() -> None:
+    registry = Registry()
+    task = make_task(send, name="shop.send", aliases=["mail.send"])
+    registry.add(task)
+    assert registry["mail.send"] is registry.find("mail.send") is task
+    assert (list(registry), len(registry)) == (["shop.send"], 1)
+    assert task.new(7).task == "shop.send"
+    with pytest.raises(UnknownTaskError, match=r"did you mean mail.send\?"):
+        registry.find("mail.sent")
+
+
+@pytest.mark.parametrize(
+    ("options", "twice"),
+    [
+        ({"name": "mail.send"}, "mail.send"),
+        ({"name": "new", "aliases": ["mail.send"]}, "mail.send"),
+        ({"name": "new", "aliases": ["shop.send"]}, "shop.send"),
+    ],
+)
+def test_names_and_aliases_share_one_namespace(options: dict[str, Any], twice: str) -> None:
+    registry = Registry()
+    registry.add(make_task(send, name="shop.send", aliases=["mail.send"]))
+    with pytest.raises(ConfigurationError, match=rf"two tasks are named '{twice}' \(.*or take the alias away"):
+        registry.add(make_task(send_async, **options))
+    assert "new" not in registry
+
+
+def test_a_name_that_is_missing_brings_the_nearest_ones() -> None:
+    registry = Registry()
+    with pytest.raises(UnknownTaskError, match=r"no task is named 'shop.sent': the App has no tasks; import the modules"):
+        registry.find("shop.sent")
+    registry.add(make_task(send, name="shop.send"))
+    with pytest.raises(UnknownTaskError, match=r"no task is named 'shop.sent'; did you mean shop.send\?"):
+        registry.find("shop.sent")
+    assert registry.find("shop.send").handler is send
+
+
+# -- new ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"coppy": True})])
+def test_arguments_must_fit_the_signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentsError, match=r"test_task\.send\(order_id: 'int', \*, copy: 'bool' = False\) -> 'str': "):
+        make_task(send).new(*args, **kwargs)
+
+
+def test_parameters_may_have_any_name() -> None:
+    def named(self: int, args: int, kwargs: int, task: int, name: int) -> tuple[int, ...]:
+        return (self, args, kwargs, task, name)
+
+    task = make_task(named, name="shop.named")
+    arguments = {"self": 1, "args": 2, "kwargs": 3, "task": 4, "name": 5}
+    assert decode(task.new(**arguments).payload) == ([], arguments)
+    assert task(**arguments) == (1, 2, 3, 4, 5)
+
+
+def never_none(
+    a: int = 0,
+    b: str | int = 0,
+    c: OrderId = OrderId(0),
+    d: Annotated[int, "why"] = 0,
+    e: list[int] = [],  # noqa: B006
+    f: Literal["x"] = "x",
+    g: dict[str, Any] = {},  # noqa: B006
+) -> None: ...
+
+
+class HasName(Protocol):
+    name: str
+
+
+def maybe_none(  # type: ignore[no-untyped-def]
+    a: int | None = 0,
+    b: Optional[int] = 0,  # noqa: UP045
+    c: Any = 0,
+    d: Annotated[int | None, "why"] = 0,
+    e: int = None,  # type: ignore[assignment]  # noqa: RUF013
+    f: Literal["x", None] = "x",
+    g: object = 0,
+    h: T = 0,  # type: ignore[assignment]
+    i: Hashable = 0,
+    j: HasName = 0,  # type: ignore[assignment]
+    k=0,
+    m: None = None,
+) -> None: ...
+
+
+def unknown_annotation(a: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
+
+
+@pytest.mark.parametrize("name", list("abcdefg"))
+def test_none_is_refused_where_it_is_annotated_as_impossible(name: str) -> None:
+    none: dict[str, Any] = {name: None}
+    with pytest.raises(ArgumentsError, match=rf"never_none: {name} is None, .* call session.flush\(\) first$"):
+        make_task(never_none).new(**none)
+
+
+@pytest.mark.parametrize("name", list("abcdefghijkm"))
+def test_none_is_accepted_where_it_may_be(name: str) -> None:
+    none: dict[str, Any] = {name: None}
+    assert decode(make_task(maybe_none).new(**none).payload) == ([], none)
+
+
+def test_an_annotation_nobody_can_read_refuses_nothing() -> None:
+    assert decode(make_task(unknown_annotation).new(None).payload) == ([None], {})
+
+
+def test_none_may_be_an_item_of_variable_arguments() -> None:
+    def variable(*numbers: int, **named: int) -> None: ...
+
+    assert decode(make_task(variable, name="shop.variable").new(None, x=None).payload) == ([None], {"x": None})  # type: ignore[arg-type]
+
+
+def test_later_changes_to_what_was_passed_do_not_matter() -> None:
+    numbers = [1]
+    job = make_task(anything).new(numbers)
+    numbers.append(2)
+    assert decode(job.payload) == ([[1]], {})
+
+
+# -- the codec ---------------------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(texts, inner, max_size=4), max_leaves=20
+)
+
+
+def arrives_as(value: Any) -> Any:
+    match value:
+        case list() | tuple():
+            return [arrives_as(item) for item in value]
+        case dict():
+            return {key: arrives_as(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+@given(st.lists(values, max_size=3).map(tuple), st.dictionaries(texts, values, max_size=3))
+def test_what_is_accepted_arrives_equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    payload = encode(args, kwargs)
+    payload.encode()
+    arrived = decode(payload)
+    assert arrived == (arrives_as(args), arrives_as(kwargs))
+    assert repr(arrived[0]) == repr(arrives_as(args))  # 1, 1.0 and True are equal, but not the same
+
+
+anything_at_all = st.recursive(
+    leaves | st.floats() | st.text("\0\ud800a") | st.binary() | st.datetimes() | st.decimals() | st.complex_numbers() | st.uuids(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(texts | st.integers() | st.none() | st.booleans(), inner, max_size=3)
+        | st.frozensets(st.integers(), max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(anything_at_all)
+def test_a_value_arrives_equal_or_is_refused(value: Any) -> None:
+    try:
+        payload = encode((value,), {})
+    except ArgumentsError:
+        return
+    payload.encode()
+    assert decode(payload) == ([arrives_as(value)], {})
+
+
+bad_leaves = st.sampled_from([float("nan"), float("inf"), "a\0b", "\udfff", b"x", {1}, object(), 10**5_000, Decimal(1), {7: 1}, 1j])
+
+
+@given(bad_leaves, st.lists(st.integers(0, 3) | texts, max_size=8))
+def test_what_is_refused_is_named_by_its_path(leaf: Any, steps: list[int | str]) -> None:
+    value, path = leaf, ""
+    for step in reversed(steps):
+        value = [0] * step + [value, 0] if isinstance(step, int) else {"other": 1, step: value}
+        path = f"[{step!r}]{path}"
+    with pytest.raises(ArgumentsError) as refusal:
+        encode((0, value), {}, "shop.send: ")
+    assert str(refusal.value).startswith(f"shop.send: args[1]{path} ")
+    with pytest.raises(ArgumentsError) as refusal:
+        encode((), {"order": value}, "shop.send: ")
+    assert str(refusal.value).startswith(f"shop.send: order{path} ")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"x", r"args\[0\] is b'x' of type bytes, which is not JSON: pass text, for example base64"),
+        ({1}, r"args\[0\] is \{1\} of type set, which is not JSON: pass a list"),
+        (datetime(2030, 1, 1, tzinfo=UTC), r"type datetime, .* pass value.isoformat\(\)"),
+        (date(2030, 1, 1), r"type date, .* pass value.isoformat\(\)"),
+        (Decimal("1.10"), r"type Decimal, .* pass str\(value\)"),
+        (UUID(int=1), r"type UUID, .* pass str\(value\)"),
+        ({"a": {"b": [1, {7: 1}]}}, r"args\[0\]\['a'\]\['b'\]\[1\] has the key 7, but JSON's keys are text: use '7'"),
+        ({"a\0": 1}, r"args\[0\], key 'a\\x00', holds a NUL or a lone surrogate"),
+        ({True: 1}, "has the key True"),
+        ({None: 1}, "has the key None"),
+        (10**4_000, "is an integer of more than 4,000 digits"),
+        (-(10**4_000), "is an integer of more than 4,000 digits"),
+        (range(3), r"type range, which is not JSON: pass an id, or build it from"),
+    ],
+)
+def test_refusals_name_the_remedy(value: Any, message: str) -> None:
+    with pytest.raises(ArgumentsError, match=message):
+        encode((value,), {})
+
+
+def test_names_of_variable_arguments_are_checked_like_keys() -> None:
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(ArgumentsError, match=r"the argument name .* holds a NUL or a lone surrogate"):
+            make_task(anything).new(**{name: 1})
+
+
+def test_cycles_and_depth_are_refused() -> None:
+    cycle: list[Any] = []
+    cycle.append({"again": cycle})
+    with pytest.raises(ArgumentsError, match=r"args\[0\]\[0\]\['again'\].* is nested deeper than 100 levels, or contains itself"):
+        encode((cycle,), {})
+    deep: list[Any] = []
+    for _ in range(99):
+        deep = [deep]
+    assert decode(encode((deep,), {})) == ([deep], {})
+    with pytest.raises(ArgumentsError, match="is nested deeper than 100 levels"):
+        encode(([deep],), {})
+
+
+def test_what_is_too_large_is_refused() -> None:
+    room = PAYLOAD_BYTES - len(encode(("",), {}))
+    assert len(encode(("x" * room,), {})) == PAYLOAD_BYTES
+    assert encode(("ä" * (room // 2),), {})
+    for large in ("x" * (room + 1), "ä" * (room // 2 + 1), [0] * 1_000_000):
+        with pytest.raises(ArgumentsError, match=r"the arguments take .* bytes as JSON, more than the 1,048,576 allowed"):
+            encode((large,), {})
+
+
+class Mail(str, Enum):  # noqa: UP042  # what people had before StrEnum
+    NOW = "now"
+    BROKEN = "\ud800"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Name(StrEnum):
+    ONE = "one"
+
+
+class Text(str):
+    def __str__(self) -> Text:
+        return self
+
+
+@dataclass(slots=True)
+class Slotted:
+    order_id: int
+
+
+Point = namedtuple("Point", "x y")
+
+
+def test_subclasses_of_what_json_has_arrive_as_their_plain_values() -> None:
+    sent = [Mail.NOW, Level.HIGH, Name.ONE, Text("text"), OrderedDict(a=1), {Name.ONE: 1}, Point(1, 2)]
+    assert decode(encode(tuple(sent), {})) == (["now", 3, "one", "text", {"a": 1}, {"one": 1}, [1, 2]], {})
+    with pytest.raises(ArgumentsError, match="lone surrogate"):
+        check_json(Mail.BROKEN, "args[0]")
+    with pytest.raises(ArgumentsError, match="of type Slotted, which is not JSON"):
+        check_json(Slotted(7), "args[0]")
+
+
+def test_a_value_without_a_readable_form_is_refused_too() -> None:
+    class Unreadable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(ArgumentsError, match=r"^args\[0\] is a value of type Unreadable"):
+        check_json(Unreadable(), "args[0]")
+
+
+@pytest.mark.parametrize("payload", ["{}", '{"args": [], "kwargs": {}}'])
+def test_no_arguments(payload: str) -> None:
+    assert decode(payload) == ([], {})
+    assert encode((), {}) == "{}"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ["", "nonsense", "[7]", "7", "null", '{"arg": [7]}', '{"args": 7}', '{"args": {}}', '{"kwargs": [7]}', '{"args": null}', "[" * 200_000],
+    ids=lambda payload: payload[:20],
+)
+def test_payloads_nobody_can_run_are_refused(payload: str) -> None:
+    with pytest.raises(ArgumentsError, match="payload"):
+        decode(payload)
+
+
+@given(values)
+def test_decode_never_raises_anything_else(value: Any) -> None:
+    try:
+        args, kwargs = decode(json.dumps(value))
+    except ArgumentsError:
+        pass
+    else:
+        assert isinstance(args, list)
+        assert isinstance(kwargs, dict)
+
+
+def test_a_value_that_is_small_in_memory_and_endless_as_json_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(ArgumentsError, match="more than the 1,048,576 bytes allowed as JSON"):
+        check_json(value, "args[0]")

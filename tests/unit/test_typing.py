@@ -1,0 +1,171 @@
+"""Type checkers refuse wrong arguments of `.new()` and wrong options, and nothing else.
+
+Each line that must be reported says so itself; whatever is reported beyond them is a failure, too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import assert_type
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+import sqlq
+from sqlq import Job, JobDetails, NewJob
+
+app = sqlq.App("sqlite:///shop.db", retention=timedelta(days=1))
+app = sqlq.App(7)  # wrong
+
+
+@app.task
+def plain(order_id: int, *, copy: bool = False) -> str:
+    return str(order_id)
+
+
+@app.task(queue="mail", max_attempts=5, timeout="30s", backoff=["10s", "5m"], retry_on=OSError, fail_on=(ValueError, KeyError))
+def named(order_id: int) -> None: ...
+
+
+@app.task
+async def plain_async(order_id: int) -> str:
+    return str(order_id)
+
+
+@app.task(backoff=sqlq.exponential("5s"))
+async def named_async(order_id: int, address: str) -> None: ...
+
+
+@app.task(backoff=lambda attempts: timedelta(seconds=attempts))
+def called() -> None: ...
+
+
+@app.task(queue=7)  # wrong
+def wrong_queue() -> None: ...
+
+
+@app.task(que="mail")  # wrong
+def wrong_option() -> None: ...
+
+
+@app.task(timeout=30)  # wrong
+def wrong_timeout() -> None: ...
+
+
+@app.task(backoff=5)  # wrong
+def wrong_backoff() -> None: ...
+
+
+@app.task(retry_on="OSError")  # wrong
+def wrong_exceptions() -> None: ...
+
+
+assert_type(plain.new(7, copy=True), NewJob)
+assert_type(plain(7), str)
+assert_type(named.new(order_id=7), NewJob)
+assert_type(plain_async.new(7), NewJob)
+assert_type(named_async.new(7, "a@example.org"), NewJob)
+plain.new()  # wrong
+plain.new("7")  # wrong
+plain.new(7, True)  # wrong
+plain.new(7, coppy=True)  # wrong
+named.new(None)  # wrong
+named.new(7, 8)  # wrong
+plain_async.new("7")  # wrong
+named_async.new(7)  # wrong
+named_async.new(7, address=7)  # wrong
+called.new(7)  # wrong
+
+job = named.new(7)
+assert_type(job.set(queue="mail", delay="5m", priority=10, max_attempts=3, timeout=timedelta(seconds=30)), NewJob)
+assert_type(job.set(available_at=datetime.now(UTC), unique_key="k", unique_until="start"), NewJob)
+job.set(delay=5)  # wrong
+job.set(available_at="tomorrow")  # wrong
+job.set(priority="high")  # wrong
+job.set(unique_until="end")  # wrong
+job.set("mail")  # wrong
+job.set(que="mail")  # wrong
+job.queue = "mail"  # wrong
+
+
+def sync(one: Session, two: scoped_session[Session], three: Connection, engine: Engine) -> None:
+    assert_type(app.enqueue(job), Job)
+    assert_type(app.enqueue(job, session=one), Job)
+    app.enqueue(job, session=two)
+    app.enqueue(job, session=three)
+    assert_type(app.enqueue_many([job for _ in range(3)], session=one), list[Job])
+    assert_type(app.enqueue(job).created, bool)
+    assert_type(app.get(7), JobDetails)
+    assert_type(app.list(state="failed"), list[JobDetails])
+    assert_type(app.retry_failed([7]), list[int])
+    sqlq.App(engine=engine)
+    sqlq.configure_sqlite(engine, immediate=True)
+    app.enqueue(named)  # wrong
+    app.enqueue(named(7))  # wrong
+    app.enqueue([job])  # wrong
+    app.enqueue(job, session=engine)  # wrong
+    app.enqueue_many(job)  # wrong
+
+
+async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_scoped_session[AsyncSession], engine: AsyncEngine) -> None:
+    assert_type(await plain_async(7), str)
+    assert_type(await app.aenqueue(job), Job)
+    assert_type(await app.aenqueue(job, session=one), Job)
+    await app.aenqueue(job, session=two)
+    await app.aenqueue(job, session=three)
+    assert_type(await app.aenqueue_many([job], session=one), list[Job])
+    sqlq.App(engine=engine)
+    app.enqueue(job, session=one)  # wrong
+    await app.aenqueue(job, session=engine)  # wrong
+"""
+
+WRONG = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def test_mypy_reports_the_wrong_lines_only(program: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--output=json", f"--cache-dir={program.parent / 'cache'}", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr
+    reports = [report for report in map(json.loads, done.stdout.splitlines()) if report["severity"] == "error"]
+    elsewhere = {report["file"] for report in reports} - {str(program)}
+    assert {report["line"] for report in reports if Path(report["file"]).name == program.name} == WRONG, (elsewhere, done.stdout)
+
+
+def test_pyright_reports_the_wrong_lines_only(program: Path) -> None:
+    (program.parent / "pyrightconfig.json").write_text(
+        json.dumps({"typeCheckingMode": "strict", "extraPaths": [str(ROOT)], "include": [program.name]})
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", program.parent],
+        cwd=program.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    reports = [report for report in json.loads(done.stdout)["generalDiagnostics"] if report["severity"] == "error"]
+    assert {report["range"]["start"]["line"] + 1 for report in reports} == WRONG, reports

@@ -1,0 +1,27 @@
+"""How tests wait: for a condition, with a deadline, never for a time to pass. The only file of the tests that sleeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], timeout: float = 10, what: str = "the condition") -> T:
+    """Call `condition` until it returns something true, and return that.
+
+    After `timeout` seconds the test fails and the message names `what` and the last value seen, since that is usually
+    the answer. A condition that raises fails the test at once.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s (last seen: {value!r})")
+        time.sleep(pause)  # noqa: TID251 - waiting is what this file is for
+        pause = min(pause * 2, 0.05)

@@ -1,0 +1,284 @@
+"""complete(session): the handler's writes and the end of its job are one transaction."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+import sqlq
+from sqlq.job import Completed, Settlement
+from sqlq.store import jobs
+from tests.servers import async_database_url
+from tests.waiting import wait_until
+
+payments = Table("payments", MetaData(), Column("n", Integer))
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Engine:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine, immediate=True)
+    payments.create(engine)
+    return engine
+
+
+def paid(engine: Engine) -> list[int]:
+    with engine.connect() as conn:
+        return sorted(conn.scalars(select(payments.c.n)))
+
+
+def run_one(app: sqlq.App, handler: Callable[[], Any], **options: Any) -> Any:
+    """Run one job of this handler until nothing is available; return all that is known of it then."""
+    job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
+    app.worker(drain=True).run()
+    return app.get(job.id)
+
+
+def ways(engine: Engine) -> dict[str, Callable[[], Any]]:
+    def session() -> str:
+        with Session(engine) as session, session.begin():
+            session.execute(insert(payments).values(n=1))
+            sqlq.current_job().complete(session, {"paid": 1})
+        return "is not stored"
+
+    def connection() -> None:
+        with engine.begin() as conn:
+            conn.execute(insert(payments).values(n=1))
+            sqlq.current_job().complete(conn, {"paid": 1})
+
+    def completing() -> None:
+        with sqlq.current_job().completing(engine, {"paid": 1}) as session:
+            session.execute(insert(payments).values(n=1))
+
+    def with_a_factory() -> None:
+        with sqlq.current_job().completing(sessionmaker(engine), {"paid": 1}) as session:
+            session.execute(insert(payments).values(n=1))
+
+    return {way.__name__: way for way in (session, connection, completing, with_a_factory)}
+
+
+@pytest.mark.parametrize("way", ["session", "connection", "completing", "with_a_factory"])
+def test_the_effect_and_the_completion_commit_together(app: sqlq.App, shop: Engine, way: str) -> None:
+    done = run_one(app, ways(shop)[way])
+    assert (done.state, done.attempts, done.result, paid(shop)) == ("finished", 1, {"paid": 1}, [1])
+
+
+@pytest.mark.parametrize("convenient", [True, False])
+def test_async_handlers_complete_too(app: sqlq.App, shop: Engine, database_url: str, convenient: bool) -> None:
+    async def pay() -> None:
+        engine = create_async_engine(async_database_url(database_url))
+        if convenient:
+            async with sqlq.current_job().acompleting(engine, 1) as session:
+                await session.execute(insert(payments).values(n=1))
+        else:
+            async with AsyncSession(engine) as session, session.begin():
+                await session.execute(insert(payments).values(n=1))
+                await sqlq.current_job().acomplete(session, 1)
+        await engine.dispose()
+
+    done = run_one(app, pay)
+    assert (done.state, done.result, paid(shop)) == ("finished", 1, [1])
+
+
+def test_a_rollback_after_complete_is_a_failed_attempt_and_says_why(app: sqlq.App, shop: Engine) -> None:
+    def pay() -> None:
+        with Session(shop) as session:
+            session.execute(insert(payments).values(n=sqlq.current_job().attempts))
+            sqlq.current_job().complete(session)
+            if sqlq.current_job().attempts == 2:
+                session.commit()
+
+    done = run_one(app, pay)
+    assert (done.state, done.attempts, paid(shop)) == ("finished", 2, [2])
+    assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]
+
+
+def test_an_exception_after_the_commit_changes_nothing_any_more(app: sqlq.App, shop: Engine) -> None:
+    def pay() -> None:
+        with sqlq.current_job().completing(shop) as session:
+            session.execute(insert(payments).values(n=1))
+        raise ValueError("the reply to COMMIT was lost, say")
+
+    done = run_one(app, pay)
+    assert (done.state, done.attempts, done.errors, paid(shop)) == ("finished", 1, [], [1])
+
+
+def test_an_exception_before_the_commit_takes_all_back(app: sqlq.App, shop: Engine) -> None:
+    def pay() -> None:
+        with Session(shop) as session, session.begin():
+            session.execute(insert(payments).values(n=1))
+            sqlq.current_job().complete(session)
+            raise ValueError("no")
+
+    done = run_one(app, pay, max_attempts=1)
+    assert (done.state, done.exception, paid(shop)) == ("failed", "ValueError", [])
+
+
+def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
+    """The fence of complete() itself: the token has moved on, so its transaction rolls back."""
+    seen: list[BaseException] = []
+
+    def pay() -> None:
+        job = sqlq.current_job()
+        if job.attempts == 1:
+            with shop.begin() as conn:
+                conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1"))
+        try:
+            with job.completing(shop) as session:
+                session.execute(insert(payments).values(n=job.attempts))
+        except sqlq.LeaseLostError as error:
+            seen.append(error)
+            raise
+
+    job = app.enqueue(app.task(name="t")(pay).new())
+    worker = app.worker()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(lambda: worker._settler.tally.lost, what="the loss noticed")
+    worker.stop()
+    thread.join(10)
+    assert len(seen) == 1
+    assert paid(shop) == []
+    assert app.get(job.id).state == "running", "its row is somebody else's business"
+
+
+def test_without_retention_the_row_is_gone_and_that_counts_as_done(database_url: str, shop: Engine) -> None:
+    app = sqlq.App(database_url, retention="0s")
+
+    def pay() -> None:
+        with sqlq.current_job().completing(shop) as session:
+            session.execute(insert(payments).values(n=sqlq.current_job().attempts))
+
+    app.enqueue(app.task(name="t")(pay).new())
+    tally = app.worker(drain=True).run()
+    assert (tally.completed, tally.retried, paid(shop), app.list()) == (1, 0, [1], [])
+    app.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop: Engine, level: str) -> None:
+    def pay() -> None:
+        with shop.connect().execution_options(isolation_level=level) as conn, conn.begin():
+            sqlq.current_job().complete(conn)
+
+    done = run_one(app, pay, max_attempts=1)
+    assert done.exception == "sqlq.errors.ConfigurationError"
+    assert f"at {level}" in done.message
+    assert "READ COMMITTED" in done.message
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, shop: Engine) -> None:
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    with app.database.begin() as conn:
+        (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+    right = (claimed.id, claimed.lease_token)
+    done: list[bool] = []
+
+    def complete() -> None:
+        with shop.begin() as conn:
+            done.append(jobs.complete(conn, right, None, schema="public", keep_finished=True))
+
+    with app.database.begin() as heartbeat:
+        assert list(jobs.extend(heartbeat, [right], lease_ms=30_000)) == [right]
+        thread = threading.Thread(target=complete)
+        thread.start()
+        with shop.connect() as look:
+            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            wait_until(lambda: look.execute(waiting).scalar(), what="complete() waiting for the row")
+        assert done == []
+    thread.join(10)
+    assert done == [True]
+    assert app.get(job.id).state == "finished"
+
+    second = app.enqueue(app.task(name="u")(lambda: None).new())
+    with app.database.begin() as conn:
+        (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+    with shop.begin() as conn:
+        assert jobs.complete(conn, (claimed.id, claimed.lease_token), None, schema="public", keep_finished=True)
+        with app.database.begin() as heartbeat:
+            assert jobs.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
+            settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
+            assert jobs.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
+    assert app.get(second.id).state == "finished"
+
+
+def test_what_takes_no_session_is_refused(app: sqlq.App) -> None:
+    def nothing() -> None:
+        sqlq.current_job().complete(None)  # type: ignore[arg-type]
+
+    done = run_one(app, nothing, max_attempts=1)
+    assert "session is a NoneType" in done.message
+
+
+def test_a_result_that_is_not_json_is_stored_as_null(app: sqlq.App, shop: Engine) -> None:
+    def pay() -> None:
+        with sqlq.current_job().completing(shop, result={1, 2}):
+            pass
+
+    done = run_one(app, pay)
+    assert (done.state, done.result) == ("finished", None)
+
+
+def test_inline_mode_completes_with_the_session(app: sqlq.App, shop: Engine) -> None:
+    from sqlq.testing import inline
+
+    def pay() -> None:
+        with sqlq.current_job().completing(shop) as session:
+            session.execute(insert(payments).values(n=1))
+
+    task = app.task(name="t")(pay)
+    with inline(app) as ran:
+        app.enqueue(task.new())
+    assert [job.state for job in ran.jobs] == ["finished"]
+    assert paid(shop) == [1]
+
+
+# -- cancellation, seen by the heartbeat -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["thread", "coroutine"])
+def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelled(app: sqlq.App, engine: Engine, kind: str) -> None:
+    import asyncio
+
+    began = threading.Event()
+
+    def in_a_thread() -> None:
+        job = sqlq.current_job()
+        began.set()
+        wait_until(lambda: job.cancelled, what="the handler being told")
+        raise RuntimeError("stopped half-way")
+
+    async def on_the_loop() -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    job = app.enqueue(app.task(name="t")(in_a_thread if kind == "thread" else on_the_loop).new())
+    worker = app.worker(lease="1s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(10)
+    with engine.begin() as conn:
+        now = "statement_timestamp()" if engine.dialect.name == "postgresql" else "1"
+        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {now}"))
+    wait_until(lambda: app.get(job.id).state == "cancelled", what="the job cancelled")
+    worker.stop()
+    thread.join(10)
+    assert app.get(job.id).reason == "cancelled by an operator"
+
+
+def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(app: sqlq.App, engine: Engine) -> None:
+    ran: list[int] = []
+    job = app.enqueue(app.task(name="t")(lambda: ran.append(1)).new())
+    with engine.begin() as conn:
+        now = "statement_timestamp()" if engine.dialect.name == "postgresql" else "1"
+        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {now}"))
+    app.worker(drain=True).run()
+    assert (app.get(job.id).state, ran) == ("cancelled", [])

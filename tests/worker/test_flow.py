@@ -1,0 +1,286 @@
+"""How a worker goes about its queues: order, fairness, share, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+
+def drain(app: sqlq.App, **options: Any) -> Any:
+    return app.worker(drain=True, **options).run()
+
+
+def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Engine) -> None:
+    order: list[str] = []
+    task = app.task(name="t")(order.append)
+    soon = [task.new(f"p0-{i}") for i in range(5)]
+    app.enqueue_many([*soon, task.new("p9").set(priority=9), task.new("p-100").set(priority=-100), task.new("p100").set(priority=100)])
+    early = app.enqueue(task.new("p0-early"))
+    minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id"), {"id": early.id})
+    drain(app, concurrency=1)
+    assert order == ["p100", "p9", "p0-early", *(f"p0-{i}" for i in range(5)), "p-100"]
+
+
+def test_queues_are_served_in_the_order_given(app: sqlq.App) -> None:
+    order: list[str] = []
+    task = app.task(name="t")(order.append)
+    app.enqueue_many([task.new(q).set(queue=q, priority=p) for q, p in [("low", 100), ("high", 0), ("mid", 50)] for _ in range(3)])
+    drain(app, queues=["high", "mid", "low"], concurrency=1)
+    assert order == ["high"] * 3 + ["mid"] * 3 + ["low"] * 3
+
+
+def test_only_the_queues_named_are_served(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    mine, other = app.enqueue(task.new().set(queue="mine")), app.enqueue(task.new().set(queue="other"))
+    drain(app, queues=["mine"])
+    assert (app.get(mine.id).state, app.get(other.id).state) == ("finished", "available")
+
+
+def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
+    """Every queue has its turn: the quiet one's job comes long before the busy one is empty."""
+    order: list[str] = []
+    task = app.task(name="t")(order.append)
+    app.enqueue_many([task.new("busy").set(queue="busy", priority=100) for _ in range(200)])
+    app.enqueue(task.new("quiet").set(queue="quiet", priority=-100))
+    drain(app, concurrency=2)
+    assert order.index("quiet") < 100
+
+
+def test_a_paused_queue_is_not_served(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t")(lambda: None)
+    held, free = app.enqueue(task.new().set(queue="held")), app.enqueue(task.new().set(queue="free"))
+    now = "now()" if engine.dialect.name == "postgresql" else "1"
+    with engine.begin() as conn:
+        conn.execute(text(f"INSERT INTO sqlq_queues (queue, paused_at) VALUES ('held', {now})"))
+    drain(app)
+    drain(app, queues=["held", "free"])
+    assert (app.get(held.id).state, app.get(free.id).state) == ("available", "finished")
+
+
+def test_no_more_than_the_slots_run_at_a_time(app: sqlq.App) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def enter(by: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += by
+            most = max(most, running)
+
+    @app.task(name="sync")
+    def sync() -> None:
+        enter(1)
+        threading.Event().wait(0.002)
+        enter(-1)
+
+    @app.task(name="async")
+    async def asynchronous() -> None:
+        enter(1)
+        await asyncio.sleep(0.002)
+        enter(-1)
+
+    app.enqueue_many([task.new() for _ in range(60) for task in (sync, asynchronous)])
+    assert drain(app, concurrency=3).completed == 120
+    assert most == 3
+
+
+def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
+    together = 5
+    barrier = asyncio.Barrier(together)
+
+    @app.task(name="t")
+    async def meet() -> None:
+        await asyncio.wait_for(barrier.wait(), 10)
+
+    app.enqueue_many([meet.new() for _ in range(together)])
+    assert drain(app, concurrency=together).completed == together
+
+
+def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
+    """What a worker has no slot for it does not hold: with long jobs, no more is reserved than runs."""
+    release = threading.Event()
+    task = app.task(name="t")(lambda: release.wait(30))
+    app.enqueue_many([task.new() for _ in range(10)])
+    with working(app, concurrency=5):
+        wait_until(lambda: len(app.list(state="running")) == 5, what="one worker's slots being full")
+        assert len(app.list(state="available")) == 5
+        other = sqlq.App(database_url)
+        other.task(name="t")(lambda: release.wait(30))
+        with working(other, concurrency=5):
+            wait_until(lambda: len(app.list(state="running")) == 10, what="the second worker taking its share")
+            release.set()
+            wait_until(lambda: len(app.list(state="finished")) == 10, what="all jobs finished")
+        other.close()
+
+
+def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
+    """After a run of short jobs a worker claims ahead; when the jobs turn long it gives back what it cannot start."""
+    release = threading.Event()
+    quick = app.task(name="quick")(lambda: None)
+    slow = app.task(name="slow")(lambda: release.wait(30))
+    app.enqueue_many([quick.new() for _ in range(1_000)] + [slow.new() for _ in range(300)])
+    with working(app, concurrency=2):
+        wait_until(lambda: len(app.list(state="finished", limit=2_000)) == 1_000, timeout=30, what="the quick jobs finished")
+        wait_until(lambda: len(app.list(state="running", limit=2_000)) == 2, what="only what runs being held")
+        given_back = [job for job in app.list(state="available", limit=2_000) if job.releases]
+        assert all(job.attempts == 0 for job in given_back)
+        release.set()
+        wait_until(lambda: len(app.list(state="finished", limit=2_000)) == 1_300, timeout=30, what="all jobs finished")
+
+
+def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
+    began, release = threading.Event(), threading.Event()
+
+    @app.task(name="t")
+    def slow() -> None:
+        began.set()
+        release.wait(30)
+
+    first, second = app.enqueue_many([slow.new(), slow.new()])
+    worker = app.worker(concurrency=1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(10)
+    worker.stop()
+    release.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert app.get(first.id).state == "finished"
+    assert (app.get(second.id).state, app.get(second.id).attempts) == ("available", 0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(app: sqlq.App, asynchronous: bool) -> None:
+    release, began = threading.Event(), threading.Event()
+
+    async def sleeps() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    def waits() -> None:
+        began.set()
+        release.wait(30)
+
+    task = app.task(name="t")(sleeps if asynchronous else waits)
+    job = app.enqueue(task.new())
+    worker = app.worker(grace="0s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(10)
+    worker.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    row = app.get(job.id)
+    assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
+    assert worker.left_running is not asynchronous
+    release.set()
+
+
+def test_the_second_stop_leaves_at_once(app: sqlq.App) -> None:
+    began, release = threading.Event(), threading.Event()
+
+    @app.task(name="t")
+    def slow() -> None:
+        began.set()
+        release.wait(30)
+
+    job = app.enqueue(slow.new())
+    worker = app.worker(grace="1h")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(10), "what is claimed and has not begun is given back"
+    worker.stop()
+    worker.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert app.get(job.id).state == "running", "whoever rescues it takes over"
+    release.set()
+
+
+@pytest.mark.parametrize("most", [7, 700])
+def test_max_jobs(app: sqlq.App, most: int) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(1_000)])
+    assert app.worker(max_jobs=most).run().completed == most
+    assert len(app.list(state="available", limit=2_000)) == 1_000 - most
+
+
+def test_a_worker_enters_itself_and_signs_off(app: sqlq.App, engine: Engine) -> None:
+    def entered() -> list[Any]:
+        with engine.connect() as conn:
+            return list(conn.execute(text("SELECT pid, queues, concurrency FROM sqlq_workers")))
+
+    with engine.connect() as conn:
+        assert not list(conn.execute(text("SELECT 1 FROM sqlq_workers")))
+    worker = app.worker(["mail"], concurrency=4)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(entered, what="the worker being entered")
+    assert entered()[0][1:] == ('["mail"]', 4)
+    worker.stop()
+    thread.join(10)
+    assert entered() == []
+
+
+def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> None:
+    app = sqlq.App(empty_database_url)
+    with pytest.raises((sqlq.SchemaVersionError, sqlq.ConfigurationError), match="migrate"):
+        app.worker().run()
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queues": "mail"}, "give a list"),
+        ({"queues": []}, "at least one queue"),
+        ({"queues": [""]}, "not blank"),
+        ({"concurrency": 0}, "from 1 to 1,000"),
+        ({"lease": "1ms"}, "between 1s and 1d"),
+        ({"lease": "soon"}, "30s"),
+        ({"grace": 5}, "timedelta"),
+        ({"max_jobs": 0}, "at least 1"),
+    ],
+)
+def test_bad_options_are_one_sentence(app: sqlq.App, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match=message):
+        app.worker(**options)
+
+
+def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(app: sqlq.App, engine: Engine) -> None:
+    """The hint comes from a transaction of the caller's own: on PostgreSQL by NOTIFY, on SQLite by data_version."""
+    started: list[int] = []
+    task = app.task(name="t")(started.append)
+    with working(app) as worker:
+        app.enqueue(task.new(0))
+        wait_until(lambda: started == [0], what="the worker being at work")
+        worker._wake._interval = 3600.0  # it will not look again by itself
+        wait_until(lambda: worker._wake._interval > 1 and not worker._wake._called.is_set(), what="the worker sleeping")
+        with engine.connect() as conn:
+            app.enqueue(task.new(1), session=conn)
+            conn.commit()
+        wait_until(lambda: started == [0, 1], timeout=5, what="the job started by a hint")
+
+
+def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> None:
+    app = sqlq.App(database_url, retention="1ms")
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(5)])
+    drain(app)
+    worker = app.worker()
+
+    def pruned() -> bool:
+        worker._prune()
+        return not app.list()
+
+    wait_until(pruned, what="the finished jobs gone")
+    app.close()

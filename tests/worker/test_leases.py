@@ -1,0 +1,304 @@
+"""Leases: renewed while a job is held, rescued when nobody renews, and worth nothing to those who lost them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.job import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store import jobs
+from sqlq.store.jobs import Fate
+from sqlq.worker.running import RunningJob
+from tests.waiting import wait_until
+
+ERROR = ErrorText("ValueError", "no")
+EVERY_OUTCOME: list[Outcome] = [Completed("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
+
+
+@contextmanager
+def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
+    """A worker at work in a thread of this process."""
+    worker = app.worker(**options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
+
+
+def ids(rights: set[tuple[int, int]]) -> set[int]:
+    return {id for id, _ in rights}
+
+
+def settle(app: sqlq.App, job: Any, outcome: Outcome) -> set[int]:
+    with app.database.begin() as conn:
+        return ids(jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
+
+
+def fate(app: sqlq.App, job: Any) -> Fate:
+    with app.database.read() as conn:
+        return jobs.fates(conn, [(job.id, job.lease_token)])[job.id, job.lease_token]
+
+
+def expire(engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
+
+
+def rescue(app: sqlq.App) -> list[jobs.Rescued]:
+    with app.database.begin() as conn:
+        return jobs.rescue(conn)
+
+
+@pytest.fixture
+def noop(app: sqlq.App) -> Any:
+    return app.task(name="noop")(lambda: None)
+
+
+def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine) -> None:
+    release = threading.Event()
+    task = app.task(name="t")(lambda: release.wait(30))
+    app.enqueue(task.new())
+
+    def expires() -> Any:
+        with engine.connect() as conn:
+            return conn.execute(text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL")).scalar()
+
+    with working(app, lease="1s"):
+        first = wait_until(expires, what="the job running")
+        # several leases long, and no other worker may take it meanwhile
+        seen = {first}
+        while len(seen) < 6:
+            wait_until(lambda: expires() not in seen, what="a renewal")
+            seen.add(expires())
+            assert rescue(app) == []
+        release.set()
+        wait_until(lambda: app.list(state="finished"), what="the job finished")
+    (job,) = app.list()
+    assert (job.attempts, job.lease_token) == (1, 1)
+
+
+def test_what_nobody_renews_is_rescued_and_counted(app: sqlq.App, engine: Engine, noop: Any) -> None:
+    job = app.enqueue(noop.new().set(max_attempts=3))
+    for losses in range(2):
+        claim(app, owner=f"worker-{losses}")
+        assert rescue(app) == [], "the lease has not run out"
+        expire(engine)
+        (rescued,) = rescue(app)
+        assert (rescued.id, rescued.attempts, rescued.owner, rescued.failed) == (job.id, losses + 1, f"worker-{losses}", False)
+        row = app.get(job.id)
+        assert row.state == ("available" if losses == 0 else "scheduled"), "due at once after the first loss, with backoff after the second"
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE jobs SET available_at = created_at"))
+    claim(app)
+    expire(engine)
+    assert rescue(app)[0].failed
+    done = app.get(job.id)
+    assert (done.state, done.reason, done.attempts, done.lease_token) == ("failed", "worker_lost", 3, 6)
+    assert [e["reason"] for e in done.errors] == ["worker_lost", "worker_lost"]
+
+
+@pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
+def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outcome: Outcome) -> None:
+    app.enqueue(noop.new())
+    (zombie,) = claim(app, owner="same-name")
+    expire(engine)
+    rescue(app)
+    (owner,) = claim(app, owner="same-name")
+    before = app.get(owner.id)
+    assert settle(app, zombie, outcome) == set()
+    with app.database.begin() as conn:
+        assert jobs.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
+    assert app.get(owner.id) == before
+    assert fate(app, zombie) is Fate.LOST
+    assert settle(app, owner, Completed(None)) == {owner.id}
+    assert settle(app, zombie, outcome) == set()
+    assert app.get(owner.id).state == "finished"
+
+
+def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(app: sqlq.App, noop: Any) -> None:
+    job = app.enqueue(noop.new())
+    (zombie,) = claim(app)
+    settle(app, zombie, Failed("error", ERROR))
+    assert app.retry_failed([job.id]) == [job.id]
+    (owner,) = claim(app)
+    assert (owner.id, owner.attempts) == (zombie.id, zombie.attempts)
+    for outcome in EVERY_OUTCOME:
+        assert settle(app, zombie, outcome) == set()
+    assert app.get(job.id).state == "running"
+
+
+@pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
+def test_a_settle_is_not_repeated(app: sqlq.App, noop: Any, outcome: Outcome) -> None:
+    """After a lost reply to COMMIT the same settle may come again."""
+    app.enqueue(noop.new())
+    (job,) = claim(app)
+    assert settle(app, job, outcome) == {job.id}
+    after = app.get(job.id)
+    assert fate(app, job) is Fate.SETTLED
+    for again in EVERY_OUTCOME:
+        assert settle(app, job, again) == set()
+    assert app.get(job.id) == after
+
+
+def test_expiry_alone_revokes_nothing(app: sqlq.App, engine: Engine, noop: Any) -> None:
+    app.enqueue(noop.new())
+    (job,) = claim(app)
+    expire(engine)
+    assert fate(app, job) is Fate.HELD
+    assert settle(app, job, Completed(None)) == {job.id}
+
+
+def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    task = app.task(name="t")(lambda: started.append(1))
+    job = app.enqueue(task.new())
+    worker = app.worker(max_jobs=1)
+    monkeypatch.setattr(worker._leases, "trusted_until", lambda sent_at: 0.0)
+    worker.run()
+    assert not started
+    row = app.get(job.id)
+    assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
+
+
+def test_a_handler_whose_lease_is_lost_is_told(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    told = threading.Event()
+
+    @app.task(name="t")
+    def handler() -> None:
+        wait_until(lambda: sqlq.current_job().cancelled, what="being told")
+        told.set()
+
+    app.enqueue(handler.new())
+    caplog.set_level(logging.ERROR, "sqlq")
+    with working(app, lease="1s", queues=["default"]):
+        wait_until(lambda: app.list(state="running"), what="the job running")
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1, reserved_by = 'somebody'"))
+        assert told.wait(10)
+        wait_until(lambda: "does not count" in caplog.text, what="the outcome being dropped")
+        assert app.list()[0].state == "running"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("verb", ["settle", "extend"])
+def test_a_locked_row_does_not_keep_the_others_back(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
+    app.enqueue_many([noop.new(), noop.new(), noop.new()])
+    first, second, third = claim(app)
+    write = partial(settle_all if verb == "settle" else extend_all, app, [first, second, third])
+    with engine.begin() as rival:
+        rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": second.id})
+        assert write() == {first.id, third.id}
+        assert fate(app, second) is Fate.HELD
+    assert write() == ({second.id} if verb == "settle" else {first.id, second.id, third.id})
+
+
+def settle_all(app: sqlq.App, held: list[Any]) -> set[int]:
+    with app.database.begin() as conn:
+        return ids(jobs.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held]))
+
+
+def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
+    with app.database.begin() as conn:
+        return ids(set(jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_outcome_kept_back_by_a_row_lock_keeps_no_other_back(app: sqlq.App, engine: Engine) -> None:
+    first, others = threading.Event(), threading.Event()
+    task = app.task(name="t")(lambda n: (first if n == 0 else others).wait(30))
+    locked, *free = app.enqueue_many([task.new(n) for n in range(4)])
+    with working(app) as worker:
+        wait_until(lambda: len(app.list(state="running")) == 4, what="the jobs running")
+        with engine.begin() as rival:
+            rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
+            first.set()
+            wait_until(lambda: worker._executors.ended == 1, what="the locked job's handler ending")
+            others.set()
+            wait_until(lambda: {str(app.get(job.id).state) for job in free} == {"finished"}, what="the others finished")
+        wait_until(lambda: app.get(locked.id).state == "finished", what="the locked job finished")
+
+
+def test_the_claim_skips_what_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
+    app.enqueue_many([noop.new() for _ in range(6)])
+    if app.database.engine.dialect.name == "sqlite":  # one writer at a time: the rival cannot even begin
+        assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
+        return
+    with app.database.begin() as rival:
+        theirs = jobs.claim(rival, ["default"], limit=3, owner="rival", lease_ms=30_000)
+        ours = claim(app)
+    assert len(theirs) == len(ours) == 3
+    assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
+
+
+def test_each_claim_raises_the_token_and_counts_the_attempt(app: sqlq.App, noop: Any) -> None:
+    app.enqueue(noop.new())
+    for token in range(1, 4):
+        (job,) = claim(app)
+        assert (job.lease_token, job.attempts) == (token, 1)
+        settle(app, job, Released())
+    (job,) = claim(app)
+    settle(app, job, Retried(0, ERROR))
+    (job,) = claim(app)
+    assert (job.lease_token, job.attempts) == (5, 2)
+
+
+def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(app: sqlq.App, engine: Engine, noop: Any) -> None:
+    """A job put back may be claimed again by the same worker before it has noted the end of the attempt before."""
+    app.enqueue(noop.new())
+    leases = app.worker()._leases
+    (first,) = (RunningJob(job, noop, 0.0) for job in claim(app))
+    leases.hold([first])
+    settle(app, first.claimed, Retried(0, ERROR))
+    (second,) = (RunningJob(job, noop, 0.0) for job in claim(app))
+    leases.hold([second])
+    leases.drop([first.right])
+    expire(engine)
+    leases.beat()
+    assert rescue(app) == []
+    assert second.is_trusted()
+    assert not first.is_trusted()
+
+
+def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) -> None:
+    """A supervisor renews all that is in its worker's name, so it would never run out."""
+    job = app.enqueue(noop.new())
+    (claimed,) = claim(app)
+    leases = app.worker()._leases
+    renewed = {(claimed.id, claimed.lease_token): False}
+    leases.renewed_for_us(renewed, 1.0)
+    assert app.get(job.id).state == "running", "the reply may be under way"
+    leases.renewed_for_us(renewed, 2.0)
+    assert (app.get(job.id).state, app.get(job.id).attempts) == ("available", 0)
+
+
+def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at(app: sqlq.App, noop: Any, engine: Engine) -> None:
+    app.enqueue_many([noop.new(), noop.new()])
+    kept, lost = (RunningJob(job, None, 5.0) for job in claim(app))
+    for job in (kept, lost):
+        job.claimed_at = 0.0
+    leases = app.worker()._leases
+    leases.hold([kept, lost])
+    expire(engine)
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id"), {"id": lost.id})
+    leases.renewed_for_us({kept.right: True}, 100.0)
+    assert (kept.trusted_until, kept.cancel_requested, kept.asked_to_stop) == (leases.trusted_until(100.0), True, True)
+    assert (lost.trusted_until, lost.asked_to_stop, len(leases)) == (0.0, True, 1)

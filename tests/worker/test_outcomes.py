@@ -1,0 +1,410 @@
+"""Each way an attempt can end, and where the job is afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+
+import sqlq
+from sqlq.settings import ERROR_BYTES, MAX_RELEASES
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+
+
+def drain(app: sqlq.App, **options: Any) -> Any:
+    return app.worker(drain=True, **options).run()
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
+    if kind == "def":
+
+        @app.task(name="t")
+        def handler(a: int, *, b: list[int]) -> Any:
+            return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempts}
+    else:
+
+        @app.task(name="t")
+        async def handler(a: int, *, b: list[int]) -> Any:
+            await asyncio.sleep(0)
+            return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempts}
+
+    job = app.enqueue(handler.new(1, b=[2, 3]))
+    assert drain(app).completed == 1
+    done = app.get(job.id)
+    assert (done.state, done.result, done.attempts) == ("finished", {"sum": 6, "job": job.id, "attempts": 1}, 1)
+    assert done.lease_token == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration(7), asyncio.CancelledError(), GeneratorExit()]
+)
+def test_whatever_a_handler_raises_is_an_error_of_its_attempt(app: sqlq.App, error: BaseException, asynchronous: bool) -> None:
+    def fails() -> None:
+        raise error
+
+    async def afails() -> None:
+        raise error
+
+    task = app.task(name="t", max_attempts=2, backoff="0s")(afails if asynchronous else fails)
+    job = app.enqueue(task.new())
+    tally = drain(app)
+    assert (tally.retried, tally.failed) == (1, 1)
+    done = app.get(job.id)
+    assert (done.state, done.reason, done.attempts) == ("failed", "error", 2)
+    # PEP 479: what leaves a coroutine as StopIteration arrives as RuntimeError
+    expected = "RuntimeError" if asynchronous and isinstance(error, StopIteration) else type(error).__name__
+    assert done.exception is not None
+    assert done.exception.endswith(expected)
+    assert "fails" in (done.traceback or "")
+    assert [(e["attempt"], e["reason"]) for e in done.errors] == [(1, "error")]
+
+
+def test_an_exception_that_cannot_be_shown_is_recorded_all_the_same(app: sqlq.App) -> None:
+    class NastyError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    @app.task(name="t", max_attempts=1)
+    def nasty() -> None:
+        raise NastyError
+
+    job = app.enqueue(nasty.new())
+    drain(app)
+    assert app.get(job.id).message == "<its __str__ raised RuntimeError>"
+
+
+def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(app: sqlq.App) -> None:
+    @app.task(name="t", max_attempts=1)
+    def wordy() -> None:
+        raise ValueError("head\0\ud800" + "x" * 50_000_000 + "tail")
+
+    job = app.enqueue(wordy.new())
+    drain(app)
+    done = app.get(job.id)
+    assert done.message is not None
+    assert done.message.startswith("head␀\ufffd")
+    assert done.message.endswith("tail")
+    assert len((done.message + (done.traceback or "")).encode()) <= ERROR_BYTES
+
+
+@pytest.mark.parametrize("result", [{1, 2}, float("nan"), b"bytes", "x" * 2_000_000, object()])
+def test_a_result_that_cannot_be_stored_is_null_and_the_job_is_finished(
+    app: sqlq.App, result: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = app.task(name="t")(lambda: result)
+    job = app.enqueue(task.new())
+    assert drain(app).completed == 1
+    assert (app.get(job.id).state, app.get(job.id).result) == ("finished", None)
+    assert "null is stored" in caplog.text
+
+
+def test_text_that_databases_refuse_is_scrubbed_in_results(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: {"a\0": ["\ud800é"]})
+    job = app.enqueue(task.new())
+    drain(app)
+    assert app.get(job.id).result == {"a␀": ["\ufffdé"]}
+
+
+def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
+    seen: list[int] = []
+
+    @app.task(name="retry", backoff="1h")
+    def retry() -> None:
+        seen.append(sqlq.current_job().attempts)
+        if len(seen) < 3:
+            raise sqlq.Retry("0s") from ValueError("busy")
+
+    @app.task(name="snooze")
+    def snooze() -> None:
+        raise sqlq.Snooze("1h")
+
+    @app.task(name="cancel")
+    def cancel() -> None:
+        raise sqlq.Cancel("not wanted any more")
+
+    retried, snoozed, cancelled = (app.enqueue(t.new()).id for t in (retry, snooze, cancel))
+    tally = drain(app)
+    assert (tally.completed, tally.retried, tally.released, tally.cancelled) == (1, 2, 1, 1)
+    assert seen == [1, 2, 3]
+    assert [(e["exception"], e["message"]) for e in app.get(retried).errors] == [("ValueError", "busy")] * 2
+    job = app.get(snoozed)
+    assert (job.state, job.attempts, job.releases) == ("scheduled", 0, 1)
+    job = app.get(cancelled)
+    assert (job.state, job.reason) == ("cancelled", "not wanted any more")
+
+
+def test_a_snooze_counts_once_a_job_was_given_back_too_often(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="t", max_attempts=2, backoff="0s")
+    def forever() -> None:
+        raise sqlq.Snooze("0s")
+
+    job = app.enqueue(forever.new())
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET releases = :n"), {"n": MAX_RELEASES - 2})
+    tally = drain(app)
+    assert (tally.released, tally.retried, tally.failed) == (2, 1, 1)
+    assert app.get(job.id).state == "failed"
+
+
+def test_retry_on_and_fail_on(app: sqlq.App) -> None:
+    def raises(error: str) -> None:
+        raise {"os": OSError, "value": ValueError, "timeout": TimeoutError}[error]
+
+    only = app.task(name="only", retry_on=OSError, backoff="1h")(raises)
+    never = app.task(name="never", fail_on=(OSError,), backoff="1h")(raises)
+    jobs = {(t.name, e): app.enqueue(t.new(e)).id for t in (only, never) for e in ("os", "value", "timeout")}
+    drain(app)
+    states = {key: str(app.get(id).state) for key, id in jobs.items()}
+    assert states == {
+        ("only", "os"): "scheduled",
+        ("only", "value"): "failed",
+        ("only", "timeout"): "scheduled",
+        ("never", "os"): "failed",
+        ("never", "value"): "scheduled",
+        ("never", "timeout"): "failed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("backoff", "seconds"),
+    [
+        (None, (0.8, 1.2)),
+        ("7s", (7, 7)),
+        (["3s", "9s"], (3, 3)),
+        (lambda n: timedelta(seconds=40 + n), (41, 41)),
+        (sqlq.linear("10s"), (8, 12)),
+    ],
+)
+def test_backoff(app: sqlq.App, backoff: Any, seconds: tuple[float, float]) -> None:
+    @app.task(name="t", backoff=backoff)
+    def fails() -> None:
+        raise ValueError
+
+    app.enqueue(fails.new())
+    worker = app.worker(max_jobs=1)
+    worker.run()
+    job = app.list()[0]
+    # the error is noted by this machine's clock just before the database adds the wait to its own; here they are one
+    failed_at = datetime.fromisoformat(job.errors[0]["at"])
+    waited = (job.available_at - failed_at).total_seconds()
+    assert seconds[0] - 0.01 <= waited <= seconds[1] + 2.0
+
+
+def test_a_backoff_that_fails_does_not_lose_the_job(app: sqlq.App) -> None:
+    @app.task(name="t", backoff=lambda attempts: "soon")
+    def fails() -> None:
+        raise ValueError
+
+    job = app.enqueue(fails.new())
+    app.worker(max_jobs=1).run()
+    row = app.get(job.id)
+    assert (row.state in ("scheduled", "available"), row.attempts) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    "payload", ["not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "", "[" * 100_000]
+)
+def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(app: sqlq.App, engine: Engine, payload: str) -> None:
+    task = app.task(name="t")(lambda: "ok")
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', :payload)"), {"payload": payload})
+    behind = app.enqueue(task.new())
+    tally = drain(app)
+    assert (tally.failed, tally.completed) == (1, 1)
+    (bad,) = app.list(state="failed")
+    assert (bad.reason, bad.attempts) == ("bad_payload", 1)
+    assert app.get(behind.id).state == "finished"
+
+
+@pytest.mark.parametrize("moment", ["-infinity", "infinity", "0044-03-15 BC", "9999-12-31"])
+@pytest.mark.parametrize("column", ["available_at", "created_at"])
+def test_a_moment_that_no_worker_could_read_is_refused(engine: Engine, column: str, moment: str) -> None:
+    if engine.dialect.name == "sqlite":
+        moment = {"-infinity": "-1", "infinity": "9e999"}.get(moment, moment)
+    with pytest.raises(IntegrityError), engine.begin() as conn:
+        conn.execute(text(f"INSERT INTO jobs (queue, task, {column}) VALUES ('default', 't', :moment)"), {"moment": moment})
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture, asynchronous: bool
+) -> None:
+    """An older worker may meet a newer job: another worker's handler may take the argument."""
+    ran: list[int] = []
+
+    def plain(a: int) -> None:
+        ran.append(a)
+
+    async def coroutine(a: int) -> None:
+        ran.append(a)
+
+    app.task(name="t", max_attempts=1)(coroutine if asynchronous else plain)
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (task, payload) VALUES ('t', :p)"), {"p": '{"args": [1], "kwargs": {"new": 2}}'})
+    id = app.list()[0].id
+    for released in (1, 2):
+        assert drain(app).released == 1
+        job = app.get(id)
+        assert (job.attempts, job.releases, job.errors) == (0, released, [])
+        assert job.available_at > job.created_at
+        assert "got an unexpected keyword argument 'new'" in caplog.text
+        day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
+        with engine.begin() as conn:
+            earlier = f", unknown_since = unknown_since - {day}" if released == 2 else ""
+            conn.execute(text(f"UPDATE jobs SET available_at = created_at{earlier}"))
+    assert drain(app).failed == 1
+    done = app.get(id)
+    assert (done.reason, done.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
+    assert "'new'" in (done.message or "")
+    assert not ran
+
+
+def test_a_job_that_waited_for_code_that_takes_its_arguments_runs(app: sqlq.App, database_url: str) -> None:
+    old, new = sqlq.App(database_url), sqlq.App(database_url)
+    old.task(name="t")(lambda a: a)
+    newer = new.task(name="t")(lambda a, b=0: a + b)
+    job = new.enqueue(newer.new(1, b=2))
+    assert drain(old).released == 1
+    with new.database.begin() as conn:
+        conn.execute(text("UPDATE jobs SET available_at = created_at"))
+    assert drain(new).completed == 1
+    done = new.get(job.id)
+    assert (done.result, done.attempts) == (3, 1)
+    old.close()
+    new.close()
+
+
+def test_a_type_error_of_the_handlers_own_is_an_ordinary_failure(app: sqlq.App) -> None:
+    @app.task(name="t", backoff="1h")
+    def fails(a: Any) -> None:
+        len(a)
+
+    app.enqueue(fails.new(1))
+    assert drain(app).retried == 1
+
+
+def test_a_job_under_an_alias_runs(app: sqlq.App, engine: Engine) -> None:
+    app.task(name="shop.send_receipt", aliases=["mail.send", "mail.receipt"])(lambda n: n)
+    with engine.begin() as conn:
+        for name in ("mail.send", "mail.receipt", "shop.send_receipt"):
+            conn.execute(text("INSERT INTO jobs (task, payload) VALUES (:name, :p)"), {"name": name, "p": '{"args": [7]}'})
+    assert drain(app).completed == 3
+
+
+def test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('default', 'no.such')"))
+    assert drain(app).released == 1
+    (job,) = app.list()
+    assert (job.attempts, job.releases) == (0, 1)
+    assert job.available_at > job.created_at
+    assert "no task is named 'no.such'" in caplog.text
+    day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}"))
+    assert drain(app).failed == 1
+    assert app.get(job.id).reason == "unknown_task"
+
+
+def test_a_job_whose_attempts_were_spent_by_hand_does_not_run_again(app: sqlq.App, engine: Engine) -> None:
+    ran: list[int] = []
+    task = app.task(name="t")(lambda: ran.append(1))
+    app.enqueue(task.new())
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET attempts = max_attempts"))
+    assert drain(app).failed == 1
+    assert not ran
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_timeout_counts_as_an_attempt(app: sqlq.App, asynchronous: bool) -> None:
+    def slow() -> None:
+        wait_until(lambda: sqlq.current_job().cancelled, what="the handler being told of its timeout")
+
+    async def aslow() -> None:
+        await asyncio.Event().wait()
+
+    task = app.task(name="t", timeout="100ms", max_attempts=1)(aslow if asynchronous else slow)
+    job = app.enqueue(task.new())
+    assert drain(app).failed == 1
+    done = app.get(job.id)
+    assert (done.reason, done.exception) == ("timeout", "sqlq.errors.JobTimeoutError")
+
+
+def test_the_timeout_of_a_job_comes_before_that_of_its_task(app: sqlq.App) -> None:
+    @app.task(name="t", timeout="1h", max_attempts=1)
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    job = app.enqueue(slow.new().set(timeout="100ms"))
+    assert drain(app).failed == 1
+    assert app.get(job.id).reason == "timeout"
+
+
+def test_logs_say_what_happened_in_one_line(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sqlq")
+    task = app.task(name="shop.ship", max_attempts=1)(lambda: 1 / 0)
+    job = app.enqueue(task.new().set(queue="mail"))
+    drain(app)
+    (record,) = [r for r in caplog.records if getattr(r, "event", "") == "failed"]
+    fields = record.__dict__
+    assert (fields["job_id"], fields["task"], fields["queue"], fields["attempt"]) == (job.id, "shop.ship", "mail", 1)
+    assert "duration_ms" in fields
+    assert "ZeroDivisionError: division by zero" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
+    """A thread cannot be killed; until it ends the job stays its worker's."""
+    release = threading.Event()
+
+    @app.task(name="t", timeout="50ms", max_attempts=1)
+    def stubborn() -> str:
+        wait_until(lambda: sqlq.current_job().cancelled, what="the timeout")
+        release.wait(10)
+        return "too late"
+
+    job = app.enqueue(stubborn.new())
+    worker = app.worker(drain=True)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(lambda: app.get(job.id).state == "running", what="the job running")
+    release.set()
+    thread.join(10)
+    assert (app.get(job.id).state, app.get(job.id).reason) == ("failed", "timeout")
+
+
+def test_a_finished_job_leaves_no_row_at_retention_zero(database_url: str) -> None:
+    app = sqlq.App(database_url, retention="0s")
+    task = app.task(name="t")(lambda: 1)
+    job = app.enqueue(task.new())
+    assert drain(app).completed == 1
+    with pytest.raises(sqlq.JobNotFoundError):
+        app.get(job.id)
+    app.close()
+
+
+def test_errors_of_many_attempts_stay_bounded(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="t", max_attempts=300, backoff="0s")
+    def fails() -> None:
+        raise ValueError("x" * 5_000)
+
+    job = app.enqueue(fails.new())
+    drain(app)
+    done = app.get(job.id)
+    assert (done.state, done.attempts) == ("failed", 300)
+    assert len(json.dumps(done.errors)) < 2 * ERROR_BYTES
+    assert done.errors[0]["attempt"] == 1

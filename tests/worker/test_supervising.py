@@ -1,0 +1,286 @@
+"""What stands between a handler that dies and its job: the supervisor's decisions, in this process and without its loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+import sqlq
+from sqlq.job import ClaimedJob, Completed, Outcome, Released, Settlement
+from sqlq.store import cluster, jobs
+from sqlq.store.jobs import Fate
+from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.child import ORPHANED_MS, Supervised
+from sqlq.worker.isolates import Isolates
+from sqlq.worker.link import Link
+from sqlq.worker.running import Home, RunningJob
+from sqlq.worker.supervisor import Keeper
+from tests.waiting import wait_until
+
+LEASE_MS = 1_000
+
+
+@pytest.fixture
+def noop(app: sqlq.App) -> Any:
+    return app.task(name="noop", max_attempts=3)(lambda: None)
+
+
+def claim(app: sqlq.App, owner: str, limit: int = 10) -> list[ClaimedJob]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
+
+
+def right(job: ClaimedJob) -> tuple[int, int]:
+    return (job.id, job.lease_token)
+
+
+def enter(app: sqlq.App, worker: str) -> None:
+    with app.database.begin() as conn:
+        cluster.register(conn, id=worker, host="here", pid=1, version="0", queues=None, concurrency=1)
+
+
+# -- when a worker has died ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bereaved(app: sqlq.App) -> Callable[..., bool]:
+    keeper = Keeper(LEASE_MS)
+    keeper._database = app.database
+    return keeper._give_back_of
+
+
+def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(app: sqlq.App, noop: Any, bereaved: Callable[..., bool]) -> None:
+    app.enqueue_many([noop.new() for _ in range(3)])
+    started, unstarted = claim(app, "dead", limit=2)
+    (others,) = claim(app, "alive")
+    assert bereaved("dead", {right(started)}, "died")
+    lost, given_back, left = (app.get(job.id) for job in (started, unstarted, others))
+    assert (lost.state, lost.attempts, lost.releases, lost.lease_token) == ("available", 1, 0, 2)
+    assert [error["reason"] for error in lost.errors] == ["worker_lost"]
+    assert (given_back.state, given_back.attempts, given_back.releases, given_back.errors) == ("available", 0, 1, [])
+    assert (left.state, left.reserved_by) == ("running", "alive")
+    assert {job.id: job.losses for job in claim(app, "next")} == {started.id: 1, unstarted.id: 0}
+
+
+def test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started(app: sqlq.App, noop: Any, bereaved: Callable[..., bool]) -> None:
+    app.enqueue_many([noop.new(), noop.new()])
+    held = claim(app, "dead")
+    assert bereaved("dead", None, "died")
+    assert [(app.get(job.id).attempts, app.get(job.id).releases) for job in held] == [(1, 0), (1, 0)]
+
+
+def test_a_worker_taken_for_dead_can_settle_nothing(app: sqlq.App, noop: Any, bereaved: Callable[..., bool]) -> None:
+    app.enqueue(noop.new())
+    (job,) = claim(app, "dead")
+    assert bereaved("dead", {right(job)}, "died")
+    with app.database.begin() as conn:
+        assert jobs.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
+        assert jobs.fates(conn, [right(job)]) == {right(job): Fate.LOST}
+        assert jobs.extend_owned(conn, "dead", lease_ms=1) == {}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_row_that_is_locked_is_given_back_later(app: sqlq.App, engine: Engine, noop: Any, bereaved: Callable[..., bool]) -> None:
+    app.enqueue_many([noop.new(), noop.new()])
+    locked, free = claim(app, "dead")
+    enter(app, "dead")
+    both = {right(locked), right(free)}
+    with engine.begin() as rival:
+        rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
+        assert not bereaved("dead", both, "died"), "there is something left to do"
+        assert [app.get(job.id).state for job in (locked, free)] == ["running", "available"]
+    assert bereaved("dead", both, "died")
+    assert app.get(locked.id).state == "available"
+
+
+# -- while it lives --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    keeper = Keeper(LEASE_MS)
+    yield keeper
+    keeper.close()
+
+
+def test_it_renews_what_its_worker_holds_and_tells_it(app: sqlq.App, engine: Engine, noop: Any, keeper: Keeper, database_url: str) -> None:
+    app.enqueue_many([noop.new(), noop.new()])
+    mine, others = claim(app, "mine", limit=1)[0], claim(app, "other")[0]
+    enter(app, "mine")
+
+    def leases() -> dict[int, Any]:
+        with engine.connect() as conn:
+            return {row.id: row.lease_expires_at for row in conn.execute(text("SELECT id, lease_expires_at FROM jobs"))}
+
+    before = leases()
+    here, there = Link.pair()
+    child = Link(there)
+    keeper.keep("mine", here, database_url, app.database.schema)
+    message = child.receive()
+    assert message is not None
+    assert message["renewed"] == [[*right(mine), False]]
+    assert message["entered"]
+    after = leases()
+    assert after[mine.id] != before[mine.id]
+    assert after[others.id] == before[others.id]
+    here.close()
+    child.close()
+
+
+def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(app: sqlq.App, keeper: Keeper, database_url: str) -> None:
+    """An engine with a creator of its own may lead to another database than its URL."""
+    here, there = Link.pair()
+    keeper.keep("elsewhere", here, database_url, app.database.schema)
+    wait_until(lambda: not keeper._kept, what="the keeper noticing")
+    with pytest.raises(BlockingIOError):
+        there.recv(1, socket.MSG_DONTWAIT)
+    here.close()
+    there.close()
+
+
+def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
+    box, fd = BlackBox.create()
+    os.close(fd)
+    here, there = Link.pair()
+    supervisor = Link(there)
+    stops: list[int | None] = []
+    Supervised(here, box).listen(stop=stops.append, renewed=lambda *args: None)
+    supervisor.send(stop=True)
+    wait_until(lambda: stops, what="being told to stop")
+    assert stops == [None], "within its own grace time"
+    supervisor.close()
+    wait_until(lambda: len(stops) == 2, what="the end of the link noticed")
+    assert stops[1] == ORPHANED_MS
+    here.close()
+    box.close()
+
+
+def test_the_box_says_what_runs(app: sqlq.App) -> None:
+    """So a kill in the middle of it counts as that job's attempt."""
+    box, fd = BlackBox.create()
+    os.close(fd)
+    here, there = Link.pair()
+    seen: list[Any] = []
+
+    @app.task(name="looks")
+    def looks() -> None:
+        job = sqlq.current_job()
+        seen.append(box.read() == {(job.id, job.lease_token)})
+
+    app.enqueue(looks.new())
+    assert app.worker(drain=True, ties=Supervised(here, box)).run().completed == 1
+    assert seen == [True]
+    assert box.read() == set(), "and is forgotten when it is settled"
+    here.close()
+    there.close()
+    box.close()
+
+
+# -- processes for one job at a time -----------------------------------------------------------------------------------------
+
+
+class Recorded(Isolates):
+    """Notes which jobs were to run in a process of their own, and starts none."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda fd: pytest.fail("a process was started"))
+        self.ran: list[int] = []
+
+    def execute(self, running: RunningJob) -> Outcome:
+        self.ran.append(running.id)
+        return Completed()
+
+
+def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(app: sqlq.App, engine: Engine, noop: Any) -> None:
+    alone = app.task(name="alone", isolate=True)(lambda: None)
+    usual, lost, isolated = app.enqueue_many([noop.new(), noop.new(), alone.new()])
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET losses = 1 WHERE id = :id"), {"id": lost.id})
+    isolates = Recorded()
+    assert app.worker(drain=True, isolates=isolates).run().completed == 3
+    assert sorted(isolates.ran) == [lost.id, isolated.id]
+    assert usual.id not in isolates.ran
+
+
+ISOLATE = """
+import sys
+from sqlq.worker.link import Link
+link = Link.inherited(int(sys.argv[1]))
+while (message := link.receive()) is not None:
+    if "job" in message:
+        link.send(began=True)
+        link.send(outcome={"is": "Completed", "result": None})
+"""
+
+
+class Killable(RunningJob):
+    """Keeps what would kill it, as a heartbeat does that is just about to."""
+
+    seen: Callable[[], None]
+
+    def mark_started(self) -> None:
+        super().mark_started()
+        assert self.kill is not None
+        self.seen = self.kill
+
+
+def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn(fd: int) -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen([sys.executable, "-c", ISOLATE, str(fd)], pass_fds=[fd]))
+        return processes[-1]
+
+    def job(id: int) -> Killable:
+        return Killable(ClaimedJob(id, 1, "q", "t", "{}", 1, 3), None, float("inf"), Home(None, keep_finished=True), isolated=True)
+
+    isolates = Isolates(spawn)
+    first, second = job(1), job(2)
+    assert isolates.execute(first) == Completed()
+    first.seen()
+    assert isolates.execute(second) == Completed()
+    assert len(processes) == 1, "one after the other in the same process"
+    (isolate,) = isolates._all
+    isolates.close()
+    isolate.link.close()
+    assert isinstance(isolates.execute(job(3)), Released)
+
+
+# -- complete() --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_finished", [True, False])
+def test_completing_is_the_owners_alone_and_once(app: sqlq.App, engine: Engine, noop: Any, keep_finished: bool) -> None:
+    app.enqueue(noop.new())
+    (job,) = claim(app, "me")
+
+    def complete(token: int) -> bool:
+        with engine.begin() as conn:
+            return jobs.complete(conn, (job.id, token), None, schema=app.database.schema, keep_finished=keep_finished)
+
+    assert not complete(job.lease_token - 1)
+    assert not complete(job.lease_token + 1)
+    assert complete(job.lease_token)
+    assert not complete(job.lease_token)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(app: sqlq.App, database_url: str) -> None:
+    """Its RELEASE would commit what the outer ROLLBACK should undo."""
+    engine = create_engine(database_url)
+
+    def completes() -> None:
+        with engine.connect() as conn, conn.begin(), conn.begin_nested():
+            sqlq.current_job().complete(conn)
+
+    job = app.enqueue(app.task(name="t", max_attempts=1)(completes).new())
+    app.worker(drain=True).run()
+    assert "configure_sqlite" in str(app.get(job.id).message)
+    engine.dispose()

@@ -1,0 +1,53 @@
+"""Who holds vacuum back is named, where it matters."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.store import health
+from sqlq.worker import vacuum
+from sqlq.worker.vacuum import VacuumWatch
+from tests.waiting import wait_until
+
+postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@postgresql
+def test_an_old_transaction_before_many_dead_rows_is_named(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vacuum, "OLD_SECONDS", 0.0)
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 10)
+    app.enqueue_many([app.task(name="t")(lambda: None).new()] * 50)
+    watch = VacuumWatch(app.database)
+
+    def dead() -> int:
+        with app.database.read() as conn:
+            rows = health.dead_rows(conn)
+        return rows.dead if rows else 0
+
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as old:
+        old.execute(text("SELECT set_config('application_name', 'old-report', false)"))
+        old.execute(text("SELECT count(*) FROM jobs"))
+        with engine.begin() as conn:
+            conn.execute(text("DELETE FROM jobs"))
+        wait_until(lambda: dead() > 10, what="the statistics")
+        with caplog.at_level(logging.WARNING, "sqlq.worker"):
+            watch.look(10)
+            assert caplog.records == [], "too few jobs to matter"
+            watch.look(2_000)
+            watch.look(4_000)
+    (record,) = caplog.records
+    assert "old-report" in record.message
+    assert "dead rows" in record.message
+
+
+@postgresql
+def test_without_an_old_transaction_nothing_is_said(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "sqlq.worker"):
+        VacuumWatch(app.database).look(2_000)
+    assert caplog.records == []
