@@ -74,11 +74,6 @@ def listens(conn: Connection) -> bool:
     return bool(found.scalar_one())
 
 
-def session_pid(conn: Connection) -> int:
-    """The process of the session that answers now (PostgreSQL)."""
-    return int(conn.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
-
-
 def channel(schema: str | None) -> str:
     """The name of the channel: one for each schema, short enough for PostgreSQL whatever the schema's name."""
     return "sqlq_" + hashlib.sha256(str(schema).encode()).hexdigest()[:16]

@@ -172,6 +172,9 @@ class Dialect:
             conn.execute(_delete_held(self, batch), parameters, execution_options=options)
         return moved
 
+    def refuse_standby(self, conn: Connection) -> None:
+        """Raise where this is a copy that may lag behind: what it knows of a job may be out of date."""
+
     def stricter_isolation(self, conn: Connection) -> str | None:
         """Return the transaction's isolation level where a write since its snapshot would make its own fail."""
         return None

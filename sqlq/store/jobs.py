@@ -412,8 +412,9 @@ class Fate(Enum):
 def fates(conn: Connection, held: Iterable[Right], *, keep_finished: bool = True) -> dict[Right, Fate]:
     """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost to somebody.
 
-    A row that is gone altogether was settled where finished jobs are not kept.
+    A row that is gone altogether was settled where finished jobs are not kept. A standby is not believed: it raises.
     """
+    _dialect(conn).refuse_standby(conn)
     held = list(held)
     ids = [id for id, _ in held]
     found: dict[int, tuple[int, bool]] = {}

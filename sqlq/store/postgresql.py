@@ -31,9 +31,9 @@ _AWAY_CLASSES = ("08", "53", "57P", "58")
 _READ_ONLY = "25006"
 """A standby: the primary is elsewhere, or about to be here."""
 
-_USELESS = ("08", "57P", _READ_ONLY)
+_USELESS = ("08", "57P", _READ_ONLY, "0A000")
 """A connection that says so is of no use any more: its server goes, or it leads to a standby, where a new one may lead to
-the primary."""
+the primary, or (feature_not_supported) a migration has changed a column that a statement prepared on it returns."""
 
 
 _SEPARATOR = "\x1f"
@@ -93,6 +93,9 @@ class PostgreSQL(Dialect):
         parameters = self.parameters(batch, rows)
         return rights(conn.execute(_move(self, batch, target, skip_locked), parameters, execution_options=options))
 
+    def refuse_standby(self, conn: Connection) -> None:
+        conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
+
     def stricter_isolation(self, conn: Connection) -> str | None:
         level = str(conn.scalar(text("SELECT current_setting('transaction_isolation')")))
         return None if level in ("read committed", "read uncommitted") else level.upper()
@@ -125,7 +128,7 @@ class PostgreSQL(Dialect):
         def _connected(dbapi_connection: Any, record: Any) -> None:
             bound(dbapi_connection, patience)
             if getattr(dbapi_connection, "prepare_threshold", None) is not None:  # psycopg 3, and its user has nothing against it
-                dbapi_connection.prepare_threshold = ONLY_ON_REQUEST if _leads_to_one_server(dbapi_connection) else None
+                dbapi_connection.prepare_threshold = ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
 
         @event.listens_for(engine, "handle_error")
         def _failed(context: ExceptionContext) -> None:
@@ -139,7 +142,7 @@ ONLY_ON_REQUEST = sys.maxsize
 """How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_anew`."""
 
 
-def _leads_to_one_server(driver: Any) -> bool:
+def leads_to_one_server(driver: Any) -> bool:
     """Whether a psycopg connection ends at the server process that takes its statements.
 
     A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared, or saw another
@@ -209,6 +212,9 @@ def _numbers(values: Sequence[int | None]) -> str:
 def is_read_only(error: BaseException) -> bool:
     """Whether a database refused to write because it is a standby."""
     return _state_of(getattr(error, "orig", error)) == _READ_ONLY
+
+
+_TRANSACTION_ID = text("SELECT txid_current()")
 
 
 def _state(error: DBAPIError) -> str | None:

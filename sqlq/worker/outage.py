@@ -16,6 +16,7 @@ log = logging.getLogger("sqlq.worker")
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
 """The longest wait, and a connection attempt that is given up, leave a worker back at work within five seconds."""
 SAY_EVERY_SECONDS = 60.0
+TAKES_NO_WRITES = "takes no writes, as a standby does not"
 
 
 class Outage:
@@ -45,7 +46,7 @@ class Outage:
         with Outage._lock:
             if Outage._since is None:
                 Outage._since = moment
-            trouble = "takes no writes, as a standby does not" if is_read_only(error) else "does not answer"
+            trouble = TAKES_NO_WRITES if is_read_only(error) else "does not answer"
             if moment - Outage._said_at.get(trouble, -SAY_EVERY_SECONDS) >= SAY_EVERY_SECONDS:
                 Outage._said_at[trouble] = moment
                 log.warning(
@@ -56,12 +57,14 @@ class Outage:
         seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
-    def over(self) -> None:
-        """Note that the database answered."""
+    def over(self, *, wrote: bool = True) -> None:
+        """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby does as well."""
         if self._failures == 0:
             return
-        self._failures = 0
         with Outage._lock:
+            if not wrote and TAKES_NO_WRITES in Outage._said_at:
+                return
+            self._failures = 0
             if Outage._since is not None:
                 away_ms = (time.monotonic() - Outage._since) * 1000
                 Outage._since = None

@@ -21,6 +21,7 @@ from sqlq.clock import readable
 from sqlq.settings import LISTEN_PING_SECONDS, POLL_MS
 from sqlq.store import cluster
 from sqlq.store.database import Database
+from sqlq.store.postgresql import leads_to_one_server
 from sqlq.worker.outage import Outage
 
 log = logging.getLogger("sqlq.worker")
@@ -133,7 +134,7 @@ class NotifiedWake(Wake):
         if not callable(getattr(driver, "notifies", None)):
             return False  # psycopg2: polling suffices
         named = self._database.place is not None and self._database.place.listen_url is not None
-        if named or cluster.session_pid(conn) == driver.info.backend_pid:
+        if named or leads_to_one_server(driver):
             return True
         log.info(
             "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each %s; "

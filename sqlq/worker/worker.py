@@ -236,7 +236,7 @@ class Worker:
                 log.exception("claiming failed; trying again")
                 self._stopping.wait(1.0)
                 continue
-            outage.over()
+            outage.over(wrote=claimed > 0)
             if claimed:
                 self._wake.found_work()
             elif self._options.drain and held_nothing:

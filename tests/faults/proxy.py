@@ -111,7 +111,7 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
-        self._lock = threading.Lock()
+        self._lock, self._entrance = threading.Lock(), threading.Lock()
         self._links: set[Link] = set()
         self._deaf: set[str] = set()
         self._only: Callable[[Link], bool] = every
@@ -143,11 +143,12 @@ class Proxy:
 
     def drop(self, only: Callable[[Link], bool] = every) -> int:
         """Reset connections and return how many; the other sides have heard of it then."""
-        links = self.links(only)
-        for link in links:
-            link.reset()
-        for link in links:  # a socket that a thread still reads from is not closed yet
-            link.join()
+        with self._entrance:  # nobody comes back while others still have a connection
+            links = self.links(only)
+            for link in links:
+                link.reset()
+            for link in links:  # a socket that a thread still reads from is not closed yet
+                link.join()
         return len(links)
 
     def lose(self, *what: str, only: Callable[[Link], bool] = every) -> None:
@@ -182,14 +183,15 @@ class Proxy:
                 client, _ = self._listening.accept()
             except OSError:
                 return
-            try:
-                server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
-                server.settimeout(None)
-            except OSError:  # nobody there: neither are we
-                client.close()
-                continue
-            with self._lock:
-                self._links.add(Link(self, client, server))
+            with self._entrance:
+                try:
+                    server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
+                    server.settimeout(None)
+                except OSError:  # nobody there: neither are we
+                    client.close()
+                    continue
+                with self._lock:
+                    self._links.add(Link(self, client, server))
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
