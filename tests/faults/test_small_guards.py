@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.job import Completed, Settlement
 from sqlq.store import jobs
+from sqlq.store.database import Database
 from sqlq.store.jobs import Fate
 from sqlq.worker.claim import Claimer
 from tests.waiting import wait_until
@@ -69,19 +70,20 @@ def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sql
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_outlives_a_change_of_a_column_it_returns(app: sqlq.App) -> None:
+def test_a_claim_outlives_a_change_of_a_column_it_returns(database_url: str, app: sqlq.App, engine: Engine) -> None:
     """What is prepared on a connection cannot return another type than when it was; on the next one it can."""
     task = app.task(name="t")(lambda: None)
-    claimer = Claimer(app.database.for_loops, "me", ["default"], concurrency=1, lease_ms=60_000)
     app.enqueue_many([task.new(), task.new()])
-    assert len(claimer.claim(1)) == 1
-    with app.database.begin() as conn:
-        conn.execute(text("DROP VIEW job_states"))  # stands on the column
-        conn.execute(text("ALTER TABLE jobs ALTER COLUMN priority TYPE bigint"))
-    with pytest.raises(DBAPIError, match="cached plan") as caught:
-        claimer.claim(1)
-    assert caught.value.connection_invalidated
-    assert len(claimer.claim(1)) == 1
+    with closing(Database(create_engine(database_url, pool_size=1, max_overflow=0), None)) as one_connection:
+        claimer = Claimer(one_connection, "me", ["default"], concurrency=1, lease_ms=60_000)
+        assert len(claimer.claim(1)) == 1
+        with engine.begin() as conn:
+            conn.execute(text("DROP VIEW job_states"))  # stands on the column
+            conn.execute(text("ALTER TABLE jobs ALTER COLUMN priority TYPE bigint"))
+        with pytest.raises(DBAPIError, match="cached plan") as caught:
+            claimer.claim(1)
+        assert caught.value.connection_invalidated
+        assert len(claimer.claim(1)) == 1
 
 
 def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
