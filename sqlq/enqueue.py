@@ -24,7 +24,7 @@ from sqlq.job import Job, NewJob
 from sqlq.schema import version
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.settings import masked
-from sqlq.store import jobs
+from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
 from sqlq.store.sqlite import savepoint_may_be_outermost
 
@@ -52,10 +52,8 @@ class Enqueuer:
         if session is None:
             schema = self._own_schema()
             if len(new) == 1 and new[0].unique_key is None and self._database.takes_single_statements:
-                (row,) = self._database.run_alone(*jobs.insertion(new[0], self._database.engine.dialect, schema))
-                done = [jobs.inserted(new[0], row)]
-            else:
-                done = self._database.run(lambda conn: jobs.insert(conn, new, schema))
+                return [self._enqueue_alone(new[0], schema)]
+            done = self._database.run(lambda conn: jobs.insert(conn, new, schema))
             self._hints.send()
             return done
         conn = connection_of(session)
@@ -72,6 +70,20 @@ class Enqueuer:
             raise
         self._hints.on_commit_of(conn)
         return done
+
+    def _enqueue_alone(self, new: NewJob, schema: str | None) -> Job:
+        database = self._database
+        statement, parameters = jobs.insertion(new, database.engine.dialect, schema)
+        if self._hints.takes_along():
+            try:
+                (row,) = database.run_alone(*cluster.notifying(statement, parameters, schema))
+                return jobs.inserted(new, row)
+            except DBAPIError as error:
+                if not database.dialect.has_no_room(error):
+                    raise  # else the hint was refused, and with it the job, which does not depend on it
+        (row,) = database.run_alone(statement, parameters)
+        self._hints.send()
+        return jobs.inserted(new, row)
 
     async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]:
         """The same for an asynchronous session; without one, the synchronous way in a thread."""

@@ -5,6 +5,9 @@ producers: a NOTIFY in the caller's transaction makes commits wait for each othe
 hint is sent by a thread of its own, on a connection of its own, when a transaction that enqueued is committing, and one
 hint stands for all commits of the last few milliseconds. It may overtake the COMMIT it speaks of; a worker that finds
 nothing after a hint looks again at short, growing intervals.
+
+Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its hint along:
+then there are no others whose commits would wait.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -20,12 +24,14 @@ from sqlalchemy import Connection, Engine, event
 
 from sqlq.store import cluster
 from sqlq.store.database import Database
+from sqlq.store.postgresql import is_in_transaction
 
 log = logging.getLogger("sqlq")
 
 DEBOUNCE_SECONDS = 0.005
-COMMIT_SECONDS = 0.001
-"""About how long a COMMIT takes. It need not be right: a worker that was told too early looks again."""
+QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
+COMMIT_SECONDS, LOOK_SECONDS = 0.01, 0.000_1
+"""How long the hint waits for the COMMIT it speaks of, and how often it looks. A worker that was told too early looks again."""
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last hint to leave."""
 CLOSE_SECONDS = 5.0
@@ -49,8 +55,10 @@ class Hints:
         self._wanted = False
         self._resting = False
         """Whether the thread waits a moment, and will see by itself that a hint is wanted."""
-        self._early = False
+        self._committing: list[Any] = []
+        """The connections whose COMMIT is under way."""
         self._closing = False
+        self._last_at = float("-inf")
         self._thread: threading.Thread | None = None
 
     def on_commit_of(self, conn: Connection) -> None:
@@ -60,14 +68,21 @@ class Hints:
         self._enqueued.add(conn)
         if conn.engine not in self._listening:
             self._listening.add(conn.engine)
-            event.listen(conn.engine, "commit", self._committing)
-            event.listen(conn.engine, "commit_twophase", self._committing)
+            event.listen(conn.engine, "commit", self._commits)
+            event.listen(conn.engine, "commit_twophase", self._commits)
 
-    def _committing(self, conn: Connection, *args: Any) -> None:
+    def _commits(self, conn: Connection, *args: Any) -> None:
         if conn in self._enqueued:
             self._enqueued.discard(conn)
-            self._early = True
+            self._committing.append(conn.connection.driver_connection)
             self.send()
+
+    def takes_along(self) -> bool:
+        """Whether the transaction about to begin should send the hint itself, since there was none for a while."""
+        moment = time.monotonic()
+        quiet = not self._silent and moment - self._last_at > QUIET_SECONDS
+        self._last_at = moment
+        return quiet
 
     def send(self) -> None:
         """Send a hint soon, from the notifier's thread; returns at once."""
@@ -91,9 +106,11 @@ class Hints:
                     self._thread = None
                     return
                 self._wanted = False
-                if self._early:  # what it speaks of is committed in a moment
-                    self._early = False
-                    self._changed.wait_for(lambda: self._closing, COMMIT_SECONDS)
+                committing, self._committing = self._committing, []
+            until = time.monotonic() + COMMIT_SECONDS
+            while any(map(is_in_transaction, committing)) and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+            self._last_at = time.monotonic()
             try:
                 cluster.notify(self._database)
             except Exception as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, delete, func, insert, select, text, type_coerce, update
 
@@ -55,6 +55,12 @@ _QUEUE_NAMES = select(_names.c.name)
 def notify(database: Database) -> None:
     """Wake the idle workers now (PostgreSQL)."""
     database.run_alone("SELECT pg_notify(%(channel)s, '')", {"channel": channel(database.schema)})
+
+
+def notifying(statement: str, parameters: Mapping[str, Any], schema: str | None) -> tuple[str, dict[str, Any]]:
+    """Return a statement that is a transaction by itself, with a hint to idle workers at its commit (PostgreSQL)."""
+    told = f"WITH done AS ({statement}) SELECT done.*, pg_notify(%(channel)s, '') FROM done"
+    return told, {**parameters, "channel": channel(schema)}
 
 
 def wake_others(conn: Connection) -> None:

@@ -37,7 +37,7 @@ from sqlq.settings import (
 from sqlq.store.dialect import Dialect
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.patience import Patience
-from sqlq.store.postgresql import look_at_idle_connections, plan_anew
+from sqlq.store.postgresql import look_at_idle_connections, plan_once
 from sqlq.store.sqlite import ONE_STATEMENT, READ_ONLY
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
+
+_POSTGRESQL = {"isolation_level": "AUTOCOMMIT", "pool_use_lifo": True}
+"""Most statements are a transaction each, so connections rest in the mode for those. And the one used last is taken first, so that
+each thread stays with a server process that knows its statements."""
 
 OLDEST = {"postgresql": (15,), "sqlite": (3, 35)}
 
@@ -58,12 +62,12 @@ class Use:
     connect_seconds: int
     pre_ping: bool = False
     """Whether a pooled connection is looked at before each use. Loops do without: they try again anyway."""
-    plan_anew: bool = False
-    """Whether statements that are prepared are planned each time, since their tables grow and shrink."""
+    plan_once: bool = False
+    """Whether statements that are prepared are planned once."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
-LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_anew=True)
+LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
 LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
 
 
@@ -109,7 +113,7 @@ class Database:
         """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
         options: dict[str, Any] = {}
         if url.get_backend_name() != "sqlite":
-            options = {"isolation_level": "READ COMMITTED", "connect_args": ends(url, use.connect_seconds)}
+            options = {**_POSTGRESQL, "connect_args": ends(url, use.connect_seconds)}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
@@ -128,7 +132,7 @@ class Database:
         url = supported(sync.url)
         if getattr(sync.dialect, "is_async", False) or isinstance(sync.pool, StaticPool):
             return cls.open(url, schema, create=create, use=use)
-        options: dict[str, Any] = {} if sync.dialect.name == "sqlite" else {"isolation_level": "READ COMMITTED"}
+        options = {} if sync.dialect.name == "sqlite" else {"isolation_level": _POSTGRESQL["isolation_level"]}
         return cls._prepared(create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use)
 
     @classmethod
@@ -138,8 +142,8 @@ class Database:
         if engine.dialect.name == "postgresql":
             if use.pre_ping:
                 look_at_idle_connections(engine)
-            if use.plan_anew:
-                plan_anew(engine)
+            if use.plan_once:
+                plan_once(engine)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
         return cls(engine, schema, create=create, patience=patience)
@@ -216,7 +220,8 @@ class Database:
 
     def _open(self) -> Connection:
         self._mind_the_file()
-        return self.engine.connect()
+        conn = self.engine.connect()
+        return conn if self.engine.dialect.name == "sqlite" else conn.execution_options(isolation_level="READ COMMITTED")
 
     def _mind_the_file(self) -> None:
         if self.engine.dialect.name == "sqlite":  # a pool beside the caller's connects by the caller's engine, past our own events
@@ -236,7 +241,7 @@ class Database:
             with self.begin() as conn:
                 yield conn
         else:
-            with self.patience, self._autocommit.connect() as conn:
+            with self.patience, self._single.connect() as conn:
                 yield conn
 
     @cached_property
@@ -249,8 +254,8 @@ class Database:
             return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")
 
     @cached_property
-    def _autocommit(self) -> Engine:
-        return self.engine.execution_options(isolation_level="AUTOCOMMIT", schema_translate_map={TOKEN_SCHEMA: self.schema})
+    def _single(self) -> Engine:
+        return self.engine.execution_options(schema_translate_map={TOKEN_SCHEMA: self.schema})
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -265,7 +270,7 @@ class Database:
             with self.connect(**{READ_ONLY: ONE_STATEMENT}) as conn:
                 yield conn
         else:
-            with self.patience, self._autocommit.connect() as conn:
+            with self.patience, self._single.connect() as conn:
                 yield conn
 
     def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:

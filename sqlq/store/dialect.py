@@ -215,6 +215,10 @@ class Dialect:
         """Whether the database undid the whole transaction for a reason that may be gone when it is run again."""
         return False
 
+    def has_no_room(self, error: DBAPIError) -> bool:
+        """Whether the database undid the whole transaction for want of room, which may be that for notifications."""
+        return False
+
     def is_useless(self, error: BaseException) -> bool:
         """Whether a connection that met this error of its driver's is of no use any more, beside those that SQLAlchemy knows."""
         return False

@@ -25,6 +25,9 @@ from sqlq.store.patience import Patience, bound
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
 """serialization_failure, deadlock_detected, lock_not_available"""
 
+_LIMIT_EXCEEDED = "54000"
+"""program_limit_exceeded: so says NOTIFY, when a listener in a transaction without end keeps the notifications from going"""
+
 _AWAY_CLASSES = ("08", "53", "57P", "58")
 """connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system errors"""
 
@@ -109,19 +112,17 @@ class PostgreSQL(Dialect):
             return error.connection_invalidated or type(error.orig).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
         return state.startswith(_AWAY_CLASSES) or state == _READ_ONLY or error.connection_invalidated
 
+    def has_no_room(self, error: DBAPIError) -> bool:
+        return _state(error) == _LIMIT_EXCEEDED
+
     def is_useless(self, error: BaseException) -> bool:
         return _state_of(error).startswith(_USELESS)
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Any]:
-        driver.autocommit = True
-        try:
-            with driver.cursor() as cursor:
-                cursor.execute(statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {}))
-                rows: list[Any] = cursor.fetchall()
-                return rows
-        finally:
-            if not driver.closed:
-                driver.autocommit = False
+        with driver.cursor() as cursor:
+            cursor.execute(statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {}))
+            rows: list[Any] = cursor.fetchall()
+            return rows
 
     def prepare(self, engine: Engine, patience: Patience) -> None:
         @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks a first connection for its version
@@ -139,7 +140,7 @@ class PostgreSQL(Dialect):
 
 
 ONLY_ON_REQUEST = sys.maxsize
-"""How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_anew`."""
+"""How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_once`."""
 
 
 def leads_to_one_server(driver: Any) -> bool:
@@ -148,25 +149,33 @@ def leads_to_one_server(driver: Any) -> bool:
     A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared, or saw another
     of the same name. It gives its clients a process number of its own, so that it can find out whom a cancel request means.
     """
+    return bool(_at_once(driver, "SELECT pg_backend_pid()") == driver.info.backend_pid)
+
+
+def _at_once(driver: Any, statement: str) -> Any:
+    """Run a statement outside any transaction, and return the value it has."""
     autocommit, driver.autocommit = driver.autocommit, True
-    (pid,) = driver.execute("SELECT pg_backend_pid()").fetchone()
+    (value,) = driver.execute(statement).fetchone()
     driver.autocommit = autocommit
-    return bool(pid == driver.info.backend_pid)
+    return value
 
 
-def plan_anew(engine: Engine) -> None:
-    """Have statements that are prepared on connections of this engine planned each time they are run.
+def plan_once(engine: Engine) -> None:
+    """Have what is prepared on connections of this engine planned once, and such that the plan holds for tables of any size.
 
-    A plan for any parameters, which the server may come to keep, might be made while a table is empty, and stay when there are a
-    million rows in it, until somebody analyses it.
+    Planning a claim takes as long as running it. A plan made while a table is empty stays when there are a million rows in it, until
+    somebody analyses it; so the plan may only go by indexes, whose order makes sorting needless, as it has to for a full table.
     """
 
     @event.listens_for(engine, "connect")
     def _connected(dbapi_connection: Any, record: Any) -> None:
         if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
-            dbapi_connection.autocommit = True
-            dbapi_connection.execute("SET plan_cache_mode = force_custom_plan")
-            dbapi_connection.autocommit = False
+            _at_once(dbapi_connection, _PLAN_ONCE)
+
+
+_PLAN_ONCE = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || " + " || ".join(
+    f"set_config('enable_{way}', 'off', false)" for way in ("seqscan", "bitmapscan", "sort")
+)
 
 
 IDLE_SECONDS = 10.0
@@ -207,6 +216,14 @@ def _readable(dbapi_connection: Any) -> bool:
 def _numbers(values: Sequence[int | None]) -> str:
     """Return an array of numbers as text, which costs a driver a hundredth of what a list does."""
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
+
+
+def is_in_transaction(driver: Any) -> bool:
+    """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False where it cannot be told."""
+    try:
+        return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
+    except Exception:  # closed meanwhile, or another driver's
+        return False
 
 
 def is_read_only(error: BaseException) -> bool:
