@@ -28,7 +28,10 @@ from sqlq.store.postgresql import is_in_transaction
 
 log = logging.getLogger("sqlq")
 
-DEBOUNCE_SECONDS = 0.005
+DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
+"""How long at least lies between two hints, and how long in a stream: workers that find jobs look again by themselves."""
+STREAM_JOBS, STREAM_PER_SECOND = 5, 250
+"""A stream begins with so many jobs between two hints, and ends when there are fewer in a second."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
 COMMIT_SECONDS, LOOK_SECONDS = 0.01, 0.000_1
 """How long the hint waits for the COMMIT it speaks of, and how often it looks. A worker that was told too early looks again."""
@@ -52,7 +55,8 @@ class Hints:
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._wanted = False
+        self._wanted = 0
+        """For how many transactions a hint is still to be sent."""
         self._resting = False
         """Whether the thread waits a moment, and will see by itself that a hint is wanted."""
         self._committing: list[Any] = []
@@ -91,7 +95,8 @@ class Hints:
         if self._pid != os.getpid():  # a forked child inherits the object, but no thread
             self._start_anew()
         with self._changed:
-            known, self._wanted = self._wanted or self._resting, True
+            known = self._wanted or self._resting
+            self._wanted += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
                 self._thread.start()
@@ -99,26 +104,28 @@ class Hints:
                 self._changed.notify_all()
 
     def _run(self) -> None:
+        rest = DEBOUNCE_SECONDS
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._closing)
                 if not self._wanted:
                     self._thread = None
                     return
-                self._wanted = False
+                self._wanted = 0
                 committing, self._committing = self._committing, []
             until = time.monotonic() + COMMIT_SECONDS
             while any(map(is_in_transaction, committing)) and time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
-            self._last_at = time.monotonic()
             try:
                 cluster.notify(self._database)
             except Exception as error:
                 log.debug("a hint to idle workers was not sent: %s", error)
             with self._changed:
                 self._resting = True
-                self._changed.wait_for(lambda: self._closing, DEBOUNCE_SECONDS)
+                self._changed.wait_for(lambda: self._closing, rest)
                 self._resting = False
+                streams = self._wanted >= max(STREAM_JOBS, rest * STREAM_PER_SECOND)
+                rest = STREAM_DEBOUNCE_SECONDS if streams else DEBOUNCE_SECONDS
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts another one."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, delete, func, insert, select, text, type_coerce, update
@@ -41,9 +42,16 @@ def still_holds(conn: Connection, id: str) -> bool:
     return conn.scalar(select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == id).limit(1)) is not None
 
 
-def queue_names(conn: Connection) -> list[str]:
+def queue_names(database: Database) -> list[str]:
     """Return the queues that hold jobs nobody has reserved: one probe of the claim index for each, whatever its length."""
-    return [name for name in conn.scalars(_QUEUE_NAMES) if name is not None]
+    found = database.run_alone(naming_queues(database.engine.dialect, database.schema), ())
+    return [name for (name,) in found if name is not None]
+
+
+@lru_cache
+def naming_queues(dialect: Any, schema: str | None) -> str:
+    """Return the statement for it, as a driver takes it."""
+    return str(_QUEUE_NAMES.compile(dialect=dialect, schema_translate_map={TOKEN_SCHEMA: schema}, render_schema_translate=True))
 
 
 _first = select(func.min(jobs.c.queue).label("name")).where(jobs.c.reserved_at.is_(None)).cte("names", recursive=True)

@@ -10,7 +10,7 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,11 +34,11 @@ from sqlq.settings import (
     masked,
     supported,
 )
-from sqlq.store.dialect import Dialect
+from sqlq.store.dialect import Ask, Dialect
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.patience import Patience
 from sqlq.store.postgresql import look_at_idle_connections, plan_once
-from sqlq.store.sqlite import ONE_STATEMENT, READ_ONLY
+from sqlq.store.sqlite import READ_ONLY
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -263,16 +263,6 @@ class Database:
         with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
             yield conn
 
-    @contextmanager
-    def look(self) -> Iterator[Connection]:
-        """A connection for one statement that only reads."""
-        if self.engine.dialect.name == "sqlite":
-            with self.connect(**{READ_ONLY: ONE_STATEMENT}) as conn:
-                yield conn
-        else:
-            with self.patience, self._single.connect() as conn:
-                yield conn
-
     def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
         """Run `work` in a transaction of its own, again when the database undid it whole, with jitter between.
 
@@ -292,16 +282,22 @@ class Database:
 
         return self._again(transaction, lambda error: error.connection_invalidated and not committing, tries)
 
-    def run_alone(self, statement: str, parameters: Any, *, tries: int = 5) -> list[Any]:
+    def run_alone(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
         """Run one statement, written as the driver takes it, in a transaction of its own and return its rows. Again when the
         database undid it; not when the connection broke, since it may be done."""
+        return self._on_driver(lambda ask: ask(statement, parameters))
 
-        def transaction() -> list[Any]:
+    def run_past_sqlalchemy(self, work: Callable[[Ask], T]) -> T:
+        """Do the same with `work`, which is one statement on PostgreSQL and may be several on SQLite."""
+        return self._on_driver(lambda ask: self.dialect.whole(ask, work))
+
+    def _on_driver(self, work: Callable[[Ask], T]) -> T:
+        def transaction() -> T:
             with self.patience:
                 self._mind_the_file()
-                return self.dialect.run_on_driver(self.engine, statement, parameters)
+                return self.dialect.on_driver(self.engine, work)
 
-        return self._again(transaction, lambda error: False, tries)
+        return self._again(transaction, lambda error: False, tries=5)
 
     def _again(self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int) -> T:
         until = time.monotonic() + ANSWER_SECONDS

@@ -8,42 +8,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import (
     CTE,
-    BigInteger,
     ColumnElement,
     Connection,
     Delete,
     Engine,
     Insert,
-    Integer,
-    Select,
-    SmallInteger,
-    String,
     Table,
-    Update,
-    bindparam,
     delete,
     insert,
     literal,
     select,
     text,
-    update,
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
-from sqlq.schema.tables import CARRIED, HOLDS_KEY, after, epoch_ms, jobs, now, queues, since_ms
+from sqlq.schema.tables import CARRIED, HOLDS_KEY, TOKEN_SCHEMA, epoch_ms, jobs, since_ms
 from sqlq.store.patience import Patience
 
 Place: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970, and its id."""
 
+Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
+"""Runs a statement with its parameters, as the driver takes them, and returns its rows."""
+
 Right: TypeAlias = tuple[int, int]
 """A job's id and the lease token under which somebody holds it."""
+
+
+T = TypeVar("T")
 
 
 def rights(rows: Iterable[Any]) -> set[Right]:
@@ -67,7 +65,6 @@ class Batch:
         yield from (literal(value).label(name) for name, value in self.constants.items())
 
 
-IDS = Batch(id=BigInteger)
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 CLAIMED: tuple[ColumnElement[Any], ...] = (
@@ -89,6 +86,11 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
 """The fields of `ClaimedJob`, in their order."""
 
 
+def claimed_columns(dialect: Any) -> str:
+    """Return them as one database says them, for a claim that is written by hand."""
+    return ", ".join(str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED)
+
+
 class Dialect:
     """One database's way of saying things; stateless, found by its name in `jobs.DIALECTS`."""
 
@@ -106,34 +108,19 @@ class Dialect:
 
     # -- claim -----------------------------------------------------------------------------------------------------
 
-    def claim(self, conn: Connection, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Sequence[Sequence[Any]]:
+    def claim(self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> list[Sequence[Any]]:
         """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any order.
 
         Queues are served in the order given. Within one, each priority is one range of the claim index, so that rows
         scheduled at a higher priority are stepped over as a whole instead of read. Nobody else claims a row meanwhile:
         the rows are locked, or (where there are no row locks) the transaction has the database's write lock.
         """
-        due: list[int] = []
-        paused = set(conn.scalars(select(queues.c.queue).where(queues.c.paused_at.is_not(None))))
-        for name in names:
-            level = None if name in paused else conn.scalar(_TOP_LEVEL, {"name": name})
-            while level is not None and len(due) < limit:
-                due += conn.scalars(_DUE_AT_LEVEL, {"name": name, "level": level, "most": limit - len(due)})
-                level = conn.scalar(_NEXT_LEVEL, {"name": name, "level": level})
-        if not due:
-            return []
-        return conn.execute(_reserve(self), {**self.parameters(IDS, [(i,) for i in due]), "owner": owner, "lease_ms": lease_ms}).all()
+        raise NotImplementedError
 
-    def claiming(
-        self, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int
-    ) -> tuple[str, dict[str, Any]] | None:
-        """Return the claim as one statement and its parameters, as the driver takes them; None where it takes several."""
-        return None
-
-    def claiming_beyond(
-        self, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
-    ) -> tuple[str, dict[str, Any]]:
-        """Return the same for what is due after a place in each of some queues and priorities, in their order."""
+    def claim_beyond(
+        self, ask: Ask, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
+    ) -> list[Sequence[Any]]:
+        """Do the same for what is due after a place in each of some queues and priorities, in their order."""
         raise NotImplementedError
 
     # -- settle ----------------------------------------------------------------------------------------------------
@@ -179,20 +166,28 @@ class Dialect:
         """Return the transaction's isolation level where a write since its snapshot would make its own fail."""
         return None
 
-    # -- one statement ---------------------------------------------------------------------------------------------
+    # -- past SQLAlchemy -------------------------------------------------------------------------------------------
 
-    def run_on_driver(self, engine: Engine, statement: str, parameters: Any) -> list[Any]:
-        """Run one statement that is a transaction by itself on a pooled connection, and return its rows.
+    def on_driver(self, engine: Engine, work: Callable[[Ask], T]) -> T:
+        """Do `work` by asking the driver of a pooled connection itself, each statement a transaction, and return what it returns.
 
-        It goes past SQLAlchemy, which would take half as long again as the statement. An error is raised as SQLAlchemy raises it,
-        and a connection that is of no use after it is given up likewise, together with those that rest beside it.
+        SQLAlchemy would take half as long again as a statement. An error is raised as SQLAlchemy raises it, and a connection
+        that is of no use after it is given up likewise, together with those that rest beside it.
         """
         known: Any = engine.dialect
         pooled: Any = None
         useless = False
+        statement: str | None = None
+        parameters: Any = None
+
+        def ask(what: str, given: Any) -> list[Sequence[Any]]:
+            nonlocal statement, parameters
+            statement, parameters = what, given
+            return self.run(pooled.dbapi_connection, what, given)
+
         try:
             pooled = engine.raw_connection()
-            return self.run(pooled.dbapi_connection, statement, parameters)
+            return work(ask)
         except known.loaded_dbapi.Error as error:
             useless = pooled is not None and (self.is_useless(error) or known.is_disconnect(error, pooled.dbapi_connection, None))
             raise DBAPIError.instance(
@@ -205,8 +200,12 @@ class Dialect:
             if pooled is not None:
                 pooled.close()
 
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Any]:
-        """Run a statement on a driver's connection, so that it is committed when this returns its rows."""
+    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
+        """Do `work`, which is one statement where it can be one, as one transaction."""
+        return work(ask)
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        """Run a statement on a driver's connection and return its rows."""
         raise NotImplementedError
 
     # -- trouble ---------------------------------------------------------------------------------------------------
@@ -261,38 +260,3 @@ def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> Insert:
 @cache
 def _delete_held(dialect: Dialect, batch: Batch) -> Delete:
     return delete(jobs).where(jobs.c.id.in_(select(held(dialect, batch).c.id)))
-
-
-@cache
-def _reserve(dialect: Dialect) -> Update:
-    chosen = dialect.rows(IDS)
-    return (
-        update(jobs)
-        .values(reservation(bindparam("owner", type_=String), bindparam("lease_ms", type_=BigInteger)))
-        .where(jobs.c.id == chosen.c.id)
-        .returning(*CLAIMED)
-    )
-
-
-def reservation(owner: ColumnElement[str], lease_ms: ColumnElement[int]) -> dict[str, Any]:
-    """Return what a claim writes (T2): the attempt is counted and the token raised before any handler runs."""
-    return {
-        "reserved_at": now(),
-        "reserved_by": owner,
-        "lease_expires_at": after(lease_ms),
-        "lease_token": jobs.c.lease_token + 1,
-        "attempts": jobs.c.attempts + 1,
-    }
-
-
-_UNRESERVED = (jobs.c.queue == bindparam("name", type_=String), jobs.c.reserved_at.is_(None))
-_LEVEL = bindparam("level", type_=SmallInteger)
-_TOP_LEVEL: Select[tuple[int]] = select(jobs.c.priority).where(*_UNRESERVED).order_by(jobs.c.priority.desc()).limit(1)
-_NEXT_LEVEL: Select[tuple[int]] = _TOP_LEVEL.where(jobs.c.priority < _LEVEL)
-_DUE_AT_LEVEL: Select[tuple[int]] = (
-    select(jobs.c.id)
-    .where(*_UNRESERVED, jobs.c.priority == _LEVEL, jobs.c.available_at <= now())
-    .order_by(jobs.c.available_at, jobs.c.id)
-    .limit(bindparam("most", type_=Integer))
-    .with_for_update(skip_locked=True)
-)

@@ -299,7 +299,12 @@ def claim(conn: Connection, names: Sequence[str], *, limit: int, owner: str, lea
 
     Counts the attempt and raises the token. To be committed before any handler runs.
     """
-    return claimed(_dialect(conn).claim(conn, names, limit, owner, lease_ms), names, limit)
+    schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+
+    def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
+        return list(conn.exec_driver_sql(statement, parameters))
+
+    return claimed(_dialect(conn).claim(ask, schema, names, limit, owner, lease_ms), names, limit)
 
 
 def claimed(rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int) -> list[ClaimedJob]:

@@ -18,8 +18,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
-from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Place, Right, held, rights
+from sqlq.schema.tables import CARRIED, jobs
+from sqlq.store.dialect import NO_OPTIONS, Ask, Batch, Dialect, Place, Right, claimed_columns, held, rights
 from sqlq.store.patience import Patience, bound
 
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
@@ -47,19 +47,15 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     insert = staticmethod(postgresql.insert)
 
-    def claim(self, conn: Connection, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Sequence[Sequence[Any]]:
-        schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
-        return conn.exec_driver_sql(*self.claiming(schema, names, limit, owner, lease_ms)).all()
+    def claim(self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> list[Sequence[Any]]:
+        return ask(_claim(schema), {"names": list(names), "most": limit, "owner": owner, "lease_ms": lease_ms})
 
-    def claiming(self, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> tuple[str, dict[str, Any]]:
-        return _claim(schema), {"names": list(names), "most": limit, "owner": owner, "lease_ms": lease_ms}
-
-    def claiming_beyond(
-        self, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
-    ) -> tuple[str, dict[str, Any]]:
+    def claim_beyond(
+        self, ask: Ask, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
+    ) -> list[Sequence[Any]]:
         queues, priorities, moments, ids = map(list, zip(*places, strict=True))
         levels = {"queues": queues, "priorities": _numbers(priorities), "moments": _numbers(moments), "ids": _numbers(ids)}
-        return _claim_beyond(schema), {**levels, "most": limit, "owner": owner, "lease_ms": lease_ms}
+        return ask(_claim_beyond(schema), {**levels, "most": limit, "owner": owner, "lease_ms": lease_ms})
 
     def rows(self, batch: Batch) -> FromClause:
         arrays = (
@@ -118,10 +114,10 @@ class PostgreSQL(Dialect):
     def is_useless(self, error: BaseException) -> bool:
         return _state_of(error).startswith(_USELESS)
 
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Any]:
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
         with driver.cursor() as cursor:
             cursor.execute(statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {}))
-            rows: list[Any] = cursor.fetchall()
+            rows: list[Sequence[Any]] = cursor.fetchall()
             return rows
 
     def prepare(self, engine: Engine, patience: Patience) -> None:
@@ -286,7 +282,6 @@ def _claim_from(prefix: str, levels: str, beyond: str = "") -> str:
     for which each row is found by its primary key, where a join would read the whole table for a large batch.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    columns = ", ".join(str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED)
     return f"""
 WITH due AS MATERIALIZED (
      SELECT ready.id
@@ -306,7 +301,7 @@ UPDATE {prefix}.jobs
        lease_token = lease_token + 1,
        attempts = attempts + 1
  WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING {columns}
+RETURNING {claimed_columns(dialect)}
 """
 
 

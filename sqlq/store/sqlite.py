@@ -7,8 +7,8 @@ wrote in between. BEGIN IMMEDIATE cannot: it waits before it has read anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, cast, column, event, func, select
 from sqlalchemy.dialects import sqlite
@@ -17,23 +17,34 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 
 from sqlq.errors import ConfigurationError
-from sqlq.schema.tables import milliseconds_of
-from sqlq.store.dialect import Batch, Dialect
+from sqlq.schema.tables import SQLITE_NOW, milliseconds_of
+from sqlq.store.dialect import Ask, Batch, Dialect, claimed_columns
 from sqlq.store.patience import Patience
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+T = TypeVar("T")
+
 BUSY_TIMEOUT_MS = 10_000
 READ_ONLY = "sqlq_read_only"
 """Execution option of connections that only read, and so need not queue up for the write lock."""
-ONE_STATEMENT = "one statement"
-"""The option's value where it is one statement, which is a transaction by itself."""
 
 
 class SQLite(Dialect):
     name = "sqlite"
     insert = staticmethod(sqlite.insert)
+
+    def claim(self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> list[Sequence[Any]]:
+        due: list[int] = []
+        paused = {name for (name,) in ask(_PAUSED, ())}
+        for name in names:
+            levels = [] if name in paused else ask(_TOP_LEVEL, (name,))
+            while levels and len(due) < limit:
+                ((level,),) = levels
+                due += [id for (id,) in ask(_DUE_AT_LEVEL, (name, level, limit - len(due)))]
+                levels = ask(_NEXT_LEVEL, (name, level))
+        return ask(_RESERVE, (owner, lease_ms, json.dumps(due))) if due else []
 
     def rows(self, batch: Batch) -> FromClause:
         each = func.json_each(bindparam("batch", type_=Text)).table_valued(column("value"), name="each")
@@ -52,10 +63,16 @@ class SQLite(Dialect):
     def joined(self, texts: Sequence[str]) -> str | None:
         return json.dumps(texts, ensure_ascii=False)
 
-    def run(self, driver: Any, statement: str, parameters: Any) -> list[Any]:
-        # it takes the write lock as it begins, and waits for it as BEGIN IMMEDIATE does; committed when all its rows are read
-        rows: list[Any] = driver.execute(statement, parameters).fetchall()
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        # by itself it takes the write lock as it begins, and waits for it as BEGIN IMMEDIATE does; committed when all its rows are read
+        rows: list[Sequence[Any]] = driver.execute(statement, parameters).fetchall()
         return rows
+
+    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
+        ask("BEGIN IMMEDIATE", ())
+        done = work(ask)
+        ask("COMMIT", ())
+        return done  # whatever was raised before COMMIT, or by it: the pool rolls back what is still open
 
     def rolled_back(self, error: DBAPIError) -> bool:
         return any(words in str(error.orig) for words in ("database is locked", "database table is locked", "database schema is locked"))
@@ -74,6 +91,27 @@ class SQLite(Dialect):
             cursor.execute("PRAGMA journal_mode = WAL")
             cursor.fetchall()
             cursor.close()
+
+
+_PAUSED = "SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL"
+_TOP_LEVEL = "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1"
+_NEXT_LEVEL = "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? ORDER BY priority DESC LIMIT 1"
+_DUE_AT_LEVEL = f"""
+SELECT id FROM main.jobs
+ WHERE queue = ? AND reserved_at IS NULL AND priority = ? AND available_at <= {SQLITE_NOW}
+ ORDER BY available_at, id
+ LIMIT ?
+"""
+_RESERVE = f"""
+UPDATE main.jobs
+   SET reserved_at = {SQLITE_NOW},
+       reserved_by = ?,
+       lease_expires_at = {SQLITE_NOW} + ?,
+       lease_token = lease_token + 1,
+       attempts = attempts + 1
+ WHERE id IN (SELECT value FROM json_each(?))
+RETURNING {claimed_columns(sqlite.dialect())}
+"""
 
 
 def _text(data: bytes) -> str:
@@ -104,8 +142,7 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     @event.listens_for(engine, "begin")
     def _began(conn: Connection) -> None:
         read_only = conn.get_execution_options().get(READ_ONLY, False)
-        if read_only != ONE_STATEMENT:
-            conn.exec_driver_sql("BEGIN IMMEDIATE" if immediate and not read_only else "BEGIN")
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if immediate and not read_only else "BEGIN")
 
 
 def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlq.job import ClaimedJob
 from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
-from sqlq.store.dialect import Place
+from sqlq.store.dialect import Ask, Place
 
 AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
@@ -144,22 +144,31 @@ class Claimer:
             claimed = self._go_on(names, limit)
             if claimed or not self._drain:
                 return claimed
-        statement = database.dialect.claiming(database.schema, names, limit, self._owner, self._lease_ms)
-        if statement is not None and database.takes_single_statements:
-            begun = time.monotonic()
-            claimed = jobs.claimed(database.run_alone(*statement), names, limit)
+        if not database.takes_single_statements:
+            with database.begin() as conn:
+                return jobs.claim(conn, names, limit=limit, owner=self._owner, lease_ms=self._lease_ms)
+        begun = time.monotonic()
+        dialect, schema = database.dialect, database.schema
+
+        def work(ask: Ask) -> list[ClaimedJob]:
+            return jobs.claimed(dialect.claim(ask, schema, names, limit, self._owner, self._lease_ms), names, limit)
+
+        claimed = database.run_past_sqlalchemy(work)
+        if not self._is_sqlite:
             self._frontier.began_anew(claimed, time.monotonic() - begun)
-            return claimed
-        with database.begin() as conn:
-            return jobs.claim(conn, names, limit=limit, owner=self._owner, lease_ms=self._lease_ms)
+        return claimed
 
     def _go_on(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         places = self._frontier.places(names)
         if not places:
             return []
         database = self._database
-        statement = database.dialect.claiming_beyond(database.schema, places, limit, self._owner, self._lease_ms)
-        claimed = jobs.claimed(database.run_alone(*statement), names, limit)
+        dialect, schema = database.dialect, database.schema
+
+        def work(ask: Ask) -> list[ClaimedJob]:
+            return jobs.claimed(dialect.claim_beyond(ask, schema, places, limit, self._owner, self._lease_ms), names, limit)
+
+        claimed = database.run_past_sqlalchemy(work)
         self._frontier.went_on(claimed)
         return claimed
 
@@ -177,8 +186,7 @@ class Claimer:
         return ordered[first:] + ordered[:first]
 
     def _look(self) -> list[str]:
-        with self._database.look() as conn:
-            found = cluster.queue_names(conn)
+        found = cluster.queue_names(self._database)
         self._looked_at = time.monotonic()
         kept = {name: at for name, at in self._seen.items() if at > self._looked_at - QUEUES_KEPT_SECONDS}
         self._seen = kept | dict.fromkeys(found, self._looked_at)

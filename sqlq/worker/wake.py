@@ -27,6 +27,8 @@ from sqlq.worker.outage import Outage
 log = logging.getLogger("sqlq.worker")
 
 FIRST_LOOK_SECONDS = 0.002
+LOOK_AFTER_HINT_SECONDS = 0.02
+"""Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again then."""
 POLL_SECONDS = POLL_MS / 1000
 STOP_SECONDS = 5.0
 
@@ -170,8 +172,7 @@ class NotifiedWake(Wake):
                     self._hinted()
 
     def _hinted(self) -> None:
-        # the hint may have overtaken the COMMIT it speaks of, so the looks that follow come close together
-        self._interval = FIRST_LOOK_SECONDS
+        self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
         self._called.set()
 
 

@@ -39,7 +39,7 @@ class Play:
 
     def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return jobs.claim(conn, cluster.queue_names(conn), limit=limit, owner="worker", lease_ms=lease_ms)
+            return jobs.claim(conn, cluster.queue_names(self.app.database), limit=limit, owner="worker", lease_ms=lease_ms)
 
     def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
         with self.app.database.begin() as conn:

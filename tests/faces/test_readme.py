@@ -512,8 +512,8 @@ def work_as(url: str) -> None:
             cluster.seen(conn, "w")
             cluster.leave(conn, "w")
             cluster.sweep(conn, silent_ms=1)
-            cluster.queue_names(conn)
             cluster.wake_others(conn)
+        cluster.queue_names(database)
         task = app.task(name="shop.note")(lambda text: text)
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
         for outcome in (Completed("1"), Failed("error", error), Retried(0, error), Released(0)):

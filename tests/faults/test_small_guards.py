@@ -19,6 +19,7 @@ import sqlq
 from sqlq.job import Completed, Settlement
 from sqlq.store import jobs
 from sqlq.store.database import Database
+from sqlq.store.dialect import Ask
 from sqlq.store.jobs import Fate
 from sqlq.worker.claim import Claimer
 from tests.waiting import wait_until
@@ -92,8 +93,8 @@ def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.Monke
     app.enqueue_many([task.new() for _ in range(3)])
     honest = app.database.dialect.claim
 
-    def greedy(conn: Connection, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Any:
-        return honest(conn, names, 3, owner, lease_ms)
+    def greedy(ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Any:
+        return honest(ask, schema, names, 3, owner, lease_ms)
 
     monkeypatch.setattr(app.database.dialect, "claim", greedy)
     with pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"), app.database.begin() as conn:

@@ -52,7 +52,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "release": settle_with(Released()),
     "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
     "rescue": lambda conn, held: jobs.rescue(conn),
-    "queue_names": lambda conn, held: cluster.queue_names(conn),
+    "queue_names": lambda conn, held: conn.exec_driver_sql(cluster.naming_queues(conn.dialect, schema_of(conn))),
     "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""

@@ -1,22 +1,20 @@
-SELECT main.sqlq_queues.queue 
-FROM main.sqlq_queues 
-WHERE main.sqlq_queues.paused_at IS NOT NULL;
+SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL;
 
-SELECT main.jobs.priority 
-FROM main.jobs 
-WHERE main.jobs.queue = ? AND main.jobs.reserved_at IS NULL ORDER BY main.jobs.priority DESC
- LIMIT ? OFFSET ?;
+SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1;
 
-SELECT main.jobs.id 
-FROM main.jobs 
-WHERE main.jobs.queue = ? AND main.jobs.reserved_at IS NULL AND main.jobs.priority = ? AND main.jobs.available_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ORDER BY main.jobs.available_at, main.jobs.id
- LIMIT ? OFFSET ?;
+SELECT id FROM main.jobs
+ WHERE queue = ? AND reserved_at IS NULL AND priority = ? AND available_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)
+ ORDER BY available_at, id
+ LIMIT ?;
 
-SELECT main.jobs.priority 
-FROM main.jobs 
-WHERE main.jobs.queue = ? AND main.jobs.reserved_at IS NULL AND main.jobs.priority < ? ORDER BY main.jobs.priority DESC
- LIMIT ? OFFSET ?;
+SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? ORDER BY priority DESC LIMIT 1;
 
-UPDATE main.jobs SET attempts=(main.jobs.attempts + ?), reserved_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), reserved_by=?, lease_expires_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?), lease_token=(main.jobs.lease_token + ?) FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id 
-FROM json_each(?) AS "each") AS batch WHERE main.jobs.id = batch.id RETURNING id, lease_token, queue, task, payload, attempts, max_attempts, releases, timeout_ms, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - unknown_since) AS unknown_ms, cancel_requested_at, losses, priority, available_at AS due_ms;
+UPDATE main.jobs
+   SET reserved_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER),
+       reserved_by = ?,
+       lease_expires_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?,
+       lease_token = lease_token + 1,
+       attempts = attempts + 1
+ WHERE id IN (SELECT value FROM json_each(?))
+RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, jobs.max_attempts, jobs.releases, jobs.timeout_ms, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - jobs.unknown_since), jobs.cancel_requested_at, jobs.losses, jobs.priority, jobs.available_at;
 
