@@ -46,9 +46,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
 
-_POSTGRESQL = {"isolation_level": "AUTOCOMMIT", "pool_use_lifo": True}
-"""Most statements are a transaction each, so connections rest in the mode for those. And the one used last is taken first, so that
-each thread stays with a server process that knows its statements."""
+_RESTS = {"isolation_level": "AUTOCOMMIT"}
+"""Most statements are a transaction each, so PostgreSQL's connections rest in the mode for those."""
+_POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
+"""The connection used last is taken first, so that a thread stays with a server process that knows its statements. There is nothing to
+roll back: SQLAlchemy ends the transactions it began, and whatever goes past it is in autocommit."""
 
 OLDEST = {"postgresql": (15,), "sqlite": (3, 35)}
 
@@ -113,7 +115,7 @@ class Database:
         """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
         options: dict[str, Any] = {}
         if url.get_backend_name() != "sqlite":
-            options = {**_POSTGRESQL, "connect_args": ends(url, use.connect_seconds)}
+            options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
@@ -132,7 +134,7 @@ class Database:
         url = supported(sync.url)
         if getattr(sync.dialect, "is_async", False) or isinstance(sync.pool, StaticPool):
             return cls.open(url, schema, create=create, use=use)
-        options = {} if sync.dialect.name == "sqlite" else {"isolation_level": _POSTGRESQL["isolation_level"]}
+        options = {} if sync.dialect.name == "sqlite" else _RESTS
         return cls._prepared(create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use)
 
     @classmethod
@@ -215,8 +217,8 @@ class Database:
 
     def connect(self, **options: Any) -> Connection:
         """Open a connection on which every statement goes to sqlq's own schema."""
-        conn = self._open()
-        return conn.execution_options(schema_translate_map={TOKEN_SCHEMA: self.schema}, **options)
+        schema = self.schema  # asked before, for the pool may have one connection only
+        return self._open().execution_options(schema_translate_map={TOKEN_SCHEMA: schema}, **options)
 
     def _open(self) -> Connection:
         self._mind_the_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
@@ -582,7 +583,8 @@ def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against
         with app.database.read() as conn:
             prepared = conn.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
     engine.dispose()
-    assert [statement.split(" (")[0] for statement in prepared] == (["INSERT INTO public.jobs"] if users_threshold else [])
+    inserts = [re.sub(r"^WITH done AS \(", "", statement).split(" (")[0] for statement in prepared]  # the first takes a hint along
+    assert inserts == (["INSERT INTO public.jobs"] * 2 if users_threshold else [])
 
 
 def test_options_arrive_without_a_session_as_with_one(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:

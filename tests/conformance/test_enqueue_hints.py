@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq import hints
 from sqlq.store import cluster
 from tests.conformance.callers import Caller, Way
+from tests.servers import OwnPostgreSQL
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ways = pytest.mark.parametrize(
@@ -38,8 +41,11 @@ class Listener:
         cluster.listen(self._conn)
 
     def hears_one(self) -> bool:
+        return self.hears_within(10)
+
+    def hears_within(self, seconds: float) -> bool:
         driver: Any = self._conn.connection.dbapi_connection
-        return len(list(driver.notifies(timeout=10, stop_after=1))) == 1
+        return bool(list(driver.notifies(timeout=seconds, stop_after=1)))
 
     def hears_no_more(self) -> bool:
         """Whether nothing comes before a last word of our own, which is sent after all the App had to say."""
@@ -90,6 +96,65 @@ def test_an_enqueue_without_a_session_is_heard(app: sqlq.App, send: sqlq.Task[..
     app.enqueue(send.new(1))
     assert listener.hears_one()
     assert listener.hears_no_more()
+
+
+def test_a_lone_job_takes_its_hint_along(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is heard without a word from the thread, which the next jobs leave theirs to."""
+    by_the_thread = threading.Event()
+    monkeypatch.setattr(cluster, "notify", lambda database: by_the_thread.set())
+    job = app.enqueue(send.new(1).set(delay="1s"))
+    assert (job.state, listener.hears_one(), by_the_thread.is_set()) == ("scheduled", True, False)
+    app.enqueue(send.new(2))
+    assert by_the_thread.wait(10)
+    assert listener.hears_no_more()
+
+
+def test_a_job_does_not_depend_on_its_hint(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, restartable_postgresql: OwnPostgreSQL
+) -> None:
+    """The server has room for so many notifications; here a listener that stays in its transaction keeps them from going."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        if conn.scalar(text("SELECT count(*) FROM pg_settings WHERE name = 'max_notify_queue_pages'")) == 0:
+            pytest.skip("before PostgreSQL 17 there is room for gigabytes")
+        conn.execute(text("ALTER SYSTEM SET max_notify_queue_pages = 64"))
+    try:
+        engine.dispose()
+        restartable_postgresql.restart()
+        with engine.connect() as listener, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as talker:
+            listener.execute(text("LISTEN talk"))
+            listener.commit()
+            listener.execute(text("SELECT 1"))
+            with pytest.raises(DBAPIError, match="too many notifications"):  # noqa: PT012 - one of them is too many
+                while True:
+                    talker.execute(text("SELECT pg_notify('talk', repeat('.', 7900))"))
+            assert app.enqueue(send.new(1)).created
+            assert len(app.list()) == 1
+    finally:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            conn.execute(text("ALTER SYSTEM RESET max_notify_queue_pages"))
+        engine.dispose()
+        restartable_postgresql.restart()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_hint_waits_for_the_commit_it_speaks_of(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "COMMIT_SECONDS", 60.0)
+    engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
+    commit = engine.dialect.do_commit
+
+    def slow(connection: Any) -> None:
+        assert not listener.hears_within(0.3)
+        commit(connection)
+
+    monkeypatch.setattr(engine.dialect, "do_commit", slow)
+    with engine.begin() as conn:
+        app.enqueue(send.new(1), session=conn)
+    assert listener.hears_one()
+    engine.dispose()
 
 
 def test_two_phase_commits_are_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:

@@ -42,7 +42,7 @@ class Guard(NamedTuple):
 
 
 LEASES, FLOW, OUTCOMES = "tests/worker/test_leases.py::", "tests/worker/test_flow.py::", "tests/worker/test_outcomes.py::"
-FRONTIER = "tests/worker/test_frontier.py::"
+FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
     "tests/faults/test_hostile_data.py::",
@@ -70,8 +70,8 @@ GUARDS = [
     Guard("sqlq/worker/claim.py", "            if claimed or not self._drain:", "            if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
     Guard("sqlq/worker/claim.py", "self._dear_seconds = seconds if is_dear and self._was_dear else 0.0", "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
     Guard(IN_PG, "interval '1 microsecond', level.id)", "interval '1 microsecond', 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
-    Guard("sqlq/store/database.py", "            if use.plan_anew:", "            if False:", "tests/sql/test_statements.py::test_a_claim_is_prepared_and_planned_anew_for_the_tables_as_they_are[postgresql]"),
-    Guard(IN_PG, "ONLY_ON_REQUEST if _leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
+    Guard("sqlq/store/database.py", "            if use.plan_once:", "            if False:", "tests/sql/test_statements.py::test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
+    Guard(IN_PG, "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard(IN_PG, "            bound(dbapi_connection, patience)", "            pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
     # the fence of every owner's write
     Guard(IN_DIALECT, ".where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))", ".where(jobs.c.reserved_at.is_not(None))", LEASES + "test_a_zombie_changes_nothing[sqlite-Completed]"),
@@ -83,13 +83,13 @@ GUARDS = [
     # the claim
     Guard(IN_PG, "       lease_token = lease_token + 1,", "       lease_token = lease_token,", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
     Guard(IN_PG, "       attempts = attempts + 1", "       attempts = attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
-    Guard(IN_DIALECT, '"lease_token": jobs.c.lease_token + 1,', '"lease_token": jobs.c.lease_token,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
-    Guard(IN_DIALECT, '"attempts": jobs.c.attempts + 1,', '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
+    Guard(IN_LITE, "       lease_token = lease_token + 1,", "       lease_token = lease_token,", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
+    Guard(IN_LITE, "       attempts = attempts + 1", "       attempts = attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard(IN_PG, "               FOR UPDATE SKIP LOCKED) AS ready", "               ) AS ready", LEASES + "test_the_claim_skips_what_a_rival_is_claiming[postgresql]"),
     Guard(IN_PG, "WITH due AS MATERIALIZED (", "WITH due AS (", "tests/sql/test_statements.py::test_the_database_receives_the_golden_statement[postgresql-claim]"),
     Guard(IN_PG, "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL", WALK + "[postgresql]"),
     Guard(IN_PG, "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL AND available_at <= now()", SMALL + "test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement[postgresql]"),
-    Guard(IN_DIALECT, "jobs.c.priority == _LEVEL, jobs.c.available_at <= now())", "jobs.c.priority == _LEVEL)", WALK + "[sqlite]"),
+    Guard(IN_LITE, "AND priority = ? AND available_at <= {SQLITE_NOW}", "AND priority = ?", WALK + "[sqlite]"),
     Guard(IN_JOBS, "    if len(claimed) > limit:", "    if False:", SMALL + "test_more_than_asked_for_is_not_run[postgresql]"),
     Guard("sqlq/worker/executors.py", "    def _attempt(self, job: RunningJob) -> Outcome:\n        if not job.is_trusted():", "    def _attempt(self, job: RunningJob) -> Outcome:\n        if False:", LEASES + "test_a_job_is_not_started_on_a_lease_that_is_not_trusted[sqlite]"),
     Guard(IN_WORKER, "                self._give_back_unstarted()", "                pass", FLOW + "test_what_does_not_start_in_time_is_given_back[sqlite]"),
@@ -144,17 +144,23 @@ GUARDS = [
     Guard(IN_EXECUTE, "    if running.heeded:", "    if False:", CANCEL + "test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled[sqlite-def]"),
     Guard(IN_EXECUTE, "    if running.cancel_requested:\n        return Cancelled(BY_OPERATOR)\n    if job", "    if job", COMPLETE + "test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start[sqlite]"),
     Guard(IN_PG, "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
-    Guard(IN_DIALECT, "level = None if name in paused else conn.scalar", "level = conn.scalar", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
+    Guard(IN_LITE, "levels = [] if name in paused else ask", "levels = ask", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
     Guard("sqlq/worker/wake.py", "                if time.monotonic() >= ping_at:", "                if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
-    Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY)', '_USELESS = ("08", "57P")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
+    Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY, "0A000")', '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
     Guard("sqlq/schema/version.py", "self.oldest_code <= HEAD < self.revision", "HEAD < self.revision", SCHEMA + "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
     Guard("sqlq/schema/version.py", "self.revision == HEAD or self.oldest_code <= HEAD < self.revision", "self.revision == HEAD", SCHEMA + "test_a_newer_revision_is_one_line_in_the_log[sqlite]"),
     Guard("sqlq/schema/live.py", "            if sqlstate(error) not in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):", "            if True:", "tests/migrations/test_live.py::test_patience_ends_in_a_sentence_and_changes_nothing"),
     Guard("sqlq/schema/live.py", "        if is_valid(connection, schema, index) is False:", "        if False:", "tests/migrations/test_live.py::test_an_index_of_an_aborted_build_is_built_again"),
     # the connections of sqlq's own
-    Guard("sqlq/store/database.py", 'options = {"isolation_level": "READ COMMITTED", "connect_args"', 'options = {"connect_args"', SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
-    Guard("sqlq/store/database.py", 'else {"isolation_level": "READ COMMITTED"}', "else {}", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
+    Guard("sqlq/store/database.py", 'conn.execution_options(isolation_level="READ COMMITTED")', "conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
+    Guard("sqlq/store/database.py", 'conn.execution_options(isolation_level="READ COMMITTED")', "conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
+    Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY, "0A000")', '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
+    Guard(IN_JOBS, "    _dialect(conn).refuse_standby(conn)\n", "", BLINKS + "test_a_standby_is_waited_out_and_its_promotion_noticed[postgresql]"),
+    Guard("sqlq/worker/outage.py", "            if not wrote and TAKES_NO_WRITES in Outage._said_at:", "            if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
+    Guard("sqlq/enqueue.py", "                if not database.dialect.has_no_room(error):", "                if True:", HINTS + "test_a_job_does_not_depend_on_its_hint[postgresql]"),
+    Guard("sqlq/hints.py", "            while any(map(is_in_transaction, committing))", "            while False", HINTS + "test_a_hint_waits_for_the_commit_it_speaks_of[psycopg-postgresql]"),
+    Guard("sqlq/enqueue.py", "        if self._hints.takes_along():", "        if False:", HINTS + "test_a_lone_job_takes_its_hint_along[postgresql]"),
     Guard("sqlq/store/database.py", 'return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")', "return True", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
     # enqueueing
     Guard(IN_DIALECT, 'index_elements=["queue", "unique_key"], index_where=text(HOLDS_KEY)', 'index_elements=["queue", "unique_key"]', UNIQUE + "test_a_duplicate_answers_with_the_live_job[postgresql]"),

@@ -75,7 +75,7 @@ def test_a_claim_outlives_a_change_of_a_column_it_returns(database_url: str, app
     """What is prepared on a connection cannot return another type than when it was; on the next one it can."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
-    with closing(Database(create_engine(database_url, pool_size=1, max_overflow=0), None)) as one_connection:
+    with closing(Database.beside(create_engine(database_url, pool_size=1, max_overflow=0))) as one_connection:
         claimer = Claimer(one_connection, "me", ["default"], concurrency=1, lease_ms=60_000)
         assert len(claimer.claim(1)) == 1
         with engine.begin() as conn:
