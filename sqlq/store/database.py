@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -69,7 +69,8 @@ class Use:
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
-LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
+LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+CLAIMS = replace(LOOPS, plan_once=True)
 LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
 
 
@@ -155,6 +156,12 @@ class Database:
         """The same database for loops that go on for ever and try again: with a pool that no user code has a share in,
         short patience, and no sign of life before each use. Closed with this one."""
         return self._for(LOOPS)
+
+    @cached_property
+    def for_claims(self) -> Database:
+        """The same for claims alone, whose connections plan what they prepare once and by indexes: for other statements, with many
+        rows at a time, such plans would be bad. Closed with this one."""
+        return self._for(CLAIMS)
 
     def for_listening(self) -> Database:
         """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to LISTEN. To be
@@ -323,9 +330,10 @@ class Database:
     def close(self) -> None:
         """Close the pooled connections; the Database may be used again and then opens new ones."""
         self.engine.dispose()
-        loops: Database | None = self.__dict__.get("for_loops")
-        if loops is not None and loops is not self:
-            loops.close()
+        for name in ("for_loops", "for_claims"):
+            derived: Database | None = self.__dict__.get(name)
+            if derived is not None and derived is not self:
+                derived.close()
 
 
 def _mind_the_file(url: URL, create: bool) -> None:

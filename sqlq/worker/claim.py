@@ -96,7 +96,7 @@ class Claimer:
     def __init__(
         self, database: Database, owner: str, queues: Sequence[str] | None, concurrency: int, lease_ms: int, *, drain: bool = False
     ) -> None:
-        self._database = database
+        self._database = database.for_claims
         self._owner = owner
         self._fixed = None if queues is None else list(dict.fromkeys(queues))
         self._concurrency = concurrency

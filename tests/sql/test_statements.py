@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
@@ -188,17 +188,17 @@ ROWS = 30_000
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full(app: sqlq.App, database_url: str) -> None:
+def test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full(app: sqlq.App, engine: Engine) -> None:
     """It is prepared and planned once. Nothing analyses the table, and its plan has to hold."""
-    loops = app.database.for_loops
-    claimer = Claimer(loops, "somebody", ["default"], 10, 30_000)
+    claims = app.database.for_claims
+    claimer = Claimer(app.database, "somebody", ["default"], 10, 30_000)
     for _ in range(2):
         assert claimer.claim(10) == []
-    with create_engine(database_url).begin() as conn:
+    with engine.begin() as conn:
         conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)"))
         rows = "SELECT 'default', 't', '{}', 100 * (n % 2), now() + (n % 2) * interval '1 day' FROM generate_series(1, :rows) AS n"
         conn.execute(text(f"INSERT INTO jobs (queue, task, payload, priority, available_at) {rows}"), {"rows": ROWS})
-    with loops.engine.connect() as conn, conn.begin() as transaction:
+    with claims.engine.connect() as conn, conn.begin() as transaction:
         sql = "SELECT name, custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE :words"
         name, *plans = conn.execute(text(sql), {"words": "%SKIP LOCKED%"}).one()
         assert plans == [0, 2]
