@@ -25,7 +25,7 @@ def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
     subject = find("sqlq")
     lots, lot = bench.size.lots, bench.size.passing // bench.size.lots
     with bench.place(subject, database) as place:
-        times = max(20, min(200, bench.size.passing // 50))
+        times = max(20, min(500, bench.size.passing // 50))
         claims = [_claims(bench, place, times)]
         with psycopg.connect(place.url, application_name="old-report") as old:
             old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
