@@ -170,7 +170,9 @@ def plan_once(engine: Engine) -> None:
 
 
 _PLAN_ONCE = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || " + " || ".join(
-    f"set_config('enable_{way}', 'off', false)" for way in ("seqscan", "bitmapscan", "sort")
+    f"set_config('{setting}', 'off', false)"
+    # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time it is run
+    for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
 )
 
 

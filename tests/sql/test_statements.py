@@ -202,6 +202,7 @@ def test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full(app: sql
         sql = "SELECT name, custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE :words"
         name, *plans = conn.execute(text(sql), {"words": "%SKIP LOCKED%"}).one()
         assert plans == [0, 2]
+        assert conn.scalar(text("SHOW jit")) == "off"
         for limit in (1, 100):
             run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name} ('{{default}}', {limit}, 'me', 30000)"
             (plan,) = conn.exec_driver_sql(run).scalar_one()
