@@ -33,8 +33,8 @@ DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
 STREAM_JOBS, STREAM_PER_SECOND = 5, 250
 """A stream begins with so many jobs between two hints, and ends when there are fewer in a second."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
-COMMIT_SECONDS, LOOK_SECONDS = 0.01, 0.000_1
-"""How long the hint waits for the COMMIT it speaks of, and how often it looks. A worker that was told too early looks again."""
+COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
+"""How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was told too early looks again."""
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last hint to leave."""
 CLOSE_SECONDS = 5.0
@@ -113,9 +113,10 @@ class Hints:
                     return
                 self._wanted = 0
                 committing, self._committing = self._committing, []
-            until = time.monotonic() + COMMIT_SECONDS
+            until, pause = time.monotonic() + COMMIT_SECONDS, FIRST_LOOK_SECONDS
             while any(map(is_in_transaction, committing)) and time.monotonic() < until:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(pause)
+                pause *= 1.5
             try:
                 cluster.notify(self._database)
             except Exception as error:
