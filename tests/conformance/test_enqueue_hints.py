@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -16,7 +15,6 @@ import sqlq
 from sqlq import hints
 from sqlq.store import cluster
 from tests.conformance.callers import Caller, Way
-from tests.servers import OwnPostgreSQL
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ways = pytest.mark.parametrize(
@@ -109,33 +107,6 @@ def test_a_lone_job_takes_its_hint_along(
     app.enqueue(send.new(2))
     assert by_the_thread.wait(10)
     assert listener.hears_no_more()
-
-
-def test_a_job_does_not_depend_on_its_hint(
-    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, restartable_postgresql: OwnPostgreSQL
-) -> None:
-    """The server has room for so many notifications; here a listener that stays in its transaction keeps them from going."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        if conn.scalar(text("SELECT count(*) FROM pg_settings WHERE name = 'max_notify_queue_pages'")) == 0:
-            pytest.skip("before PostgreSQL 17 there is room for gigabytes")
-        conn.execute(text("ALTER SYSTEM SET max_notify_queue_pages = 64"))
-    try:
-        engine.dispose()
-        restartable_postgresql.restart()
-        with engine.connect() as listener, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as talker:
-            listener.execute(text("LISTEN talk"))
-            listener.commit()
-            listener.execute(text("SELECT 1"))
-            with pytest.raises(DBAPIError, match="too many notifications"):  # noqa: PT012 - one of them is too many
-                while True:
-                    talker.execute(text("SELECT pg_notify('talk', repeat('.', 7900))"))
-            assert app.enqueue(send.new(1)).created
-            assert len(app.list()) == 1
-    finally:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-            conn.execute(text("ALTER SYSTEM RESET max_notify_queue_pages"))
-        engine.dispose()
-        restartable_postgresql.restart()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])

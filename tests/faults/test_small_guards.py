@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
@@ -22,6 +22,7 @@ from sqlq.store.database import Database
 from sqlq.store.dialect import Ask
 from sqlq.store.jobs import Fate
 from sqlq.worker.claim import Claimer
+from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
 ASKS_THE_TIME = {"clock.py", "cli/health.py", "cli/output.py", "retry.py"}
@@ -85,6 +86,33 @@ def test_a_claim_outlives_a_change_of_a_column_it_returns(database_url: str, app
             claimer.claim(1)
         assert caught.value.connection_invalidated
         assert len(claimer.claim(1)) == 1
+
+
+def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL) -> None:
+    """The server has room for so many notifications; here a listener that stays in its transaction keeps them from going."""
+    server = restartable_postgresql
+    url = server.create_database()
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as conn:
+        if conn.scalar(text("SELECT count(*) FROM pg_settings WHERE name = 'max_notify_queue_pages'")) == 0:
+            pytest.skip("before PostgreSQL 17 there is room for gigabytes")
+        conn.execute(text("ALTER SYSTEM SET max_notify_queue_pages = 64"))
+    server.restart()
+    try:
+        with closing(sqlq.App(url)) as app, engine.connect() as listener, engine.connect() as talker:
+            app.migrate()
+            listener.execute(text("LISTEN talk"))
+            listener.execute(text("BEGIN"))
+            with pytest.raises(DBAPIError, match="too many notifications"):  # noqa: PT012 - one of them is too many
+                for _ in range(100):
+                    talker.execute(text("SELECT pg_notify('talk', repeat('.', 7900))"))
+            assert app.enqueue(app.task(name="t")(print).new()).created
+            assert len(app.list()) == 1
+    finally:
+        with engine.connect() as conn:
+            conn.execute(text("ALTER SYSTEM RESET max_notify_queue_pages"))
+        server.drop_database(url)
+        server.restart()
 
 
 def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
