@@ -22,6 +22,7 @@ from sqlq.store.database import Database
 from sqlq.store.dialect import Ask
 from sqlq.store.jobs import Fate
 from sqlq.worker.claim import Claimer
+from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
@@ -113,6 +114,23 @@ def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL
             conn.execute(text("ALTER SYSTEM RESET max_notify_queue_pages"))
         server.drop_database(url)
         server.restart()
+
+
+def test_a_standby_is_not_asked_what_became_of_a_job(restartable_postgresql: OwnPostgreSQL) -> None:
+    """It may not know of the claim yet, and so say that somebody else has the job."""
+    url = restartable_postgresql.create_database()
+    with closing(sqlq.App(url)) as app:
+        app.migrate()
+    try:
+        with (
+            standby_of(restartable_postgresql) as standby,
+            Database.beside(create_engine(standby.url(make_url(url).database or ""))) as database,
+            pytest.raises(DBAPIError, match="during recovery"),
+            database.read() as conn,
+        ):
+            jobs.fates(conn, [(1, 1)])
+    finally:
+        restartable_postgresql.drop_database(url)
 
 
 def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
