@@ -3,8 +3,8 @@
 Polling alone is enough for everything but latency, so a hint may be lost, late or early. What it may not do is cost the
 producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids two-phase commit. So the
 hint is sent by a thread of its own, on a connection of its own, when a transaction that enqueued is committing, and one
-hint stands for all commits of the last few milliseconds. It may overtake the COMMIT it speaks of; a worker that finds
-nothing after a hint looks again at short, growing intervals.
+hint stands for all commits of the last few milliseconds. It may overtake a COMMIT that takes long; a worker that finds
+nothing after a hint looks again soon.
 
 Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its hint along:
 then there are no others whose commits would wait.
@@ -33,6 +33,7 @@ DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
 STREAM_JOBS, STREAM_PER_SECOND = 5, 250
 """A stream begins with so many jobs between two hints, and ends when there are fewer in a second."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
+"""After so long without a job enqueued alone, the next takes its hint along."""
 COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
 """How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was told too early looks again."""
 LAST_WORDS_SECONDS = 0.5

@@ -33,7 +33,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
-    """The PostgreSQL of this session: one of the tests' own, or the one SQLQ_TEST_POSTGRESQL_URL names."""
+    """The PostgreSQL of this test run: one of the tests' own, or the one SQLQ_TEST_POSTGRESQL_URL names."""
     if url := os.environ.get("SQLQ_TEST_POSTGRESQL_URL"):
         yield PostgreSQL(make_url(url))
     else:

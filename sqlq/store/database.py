@@ -65,7 +65,7 @@ class Use:
     pre_ping: bool = False
     """Whether a pooled connection is looked at before each use. Loops do without: they try again anyway."""
     plan_once: bool = False
-    """Whether statements that are prepared are planned once."""
+    """Whether statements that are prepared are planned once, and by indexes alone."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)

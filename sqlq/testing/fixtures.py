@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def sqlq_test_schema() -> Iterator[tuple[str, str | None]]:
-    """URL and schema of the server SQLQ_TEST_DATABASE_URL names, with tables; the schema is this session's own and goes with it."""
+    """URL and schema of the server SQLQ_TEST_DATABASE_URL names, with tables; the schema is this test run's own and goes with it."""
     with _test_schema(os.environ["SQLQ_TEST_DATABASE_URL"]) as place:
         yield place
 

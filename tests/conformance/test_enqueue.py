@@ -152,7 +152,7 @@ def test_nothing_of_the_callers_is_ended(app: sqlq.App, send: sqlq.Task[..., Non
             app.enqueue(send.new(1).set(unique_key=unique), session=session)
             app.enqueue_many([send.new(1), send.new(1).set(unique_key=unique)] * 3, session=session)
             with pytest.raises(sqlq.EnqueueError):
-                app.enqueue(None, session=session)  # type: ignore[arg-type]
+                app.enqueue(None, session=session)  # type: ignore[arg-type]  # what is refused here
         assert ended == []
         session.commit()
     assert ended == ["commit", "checkin"] or ended == ["commit", "rollback", "checkin"]

@@ -115,7 +115,7 @@ def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine)
     with Caller(database_url, way) as caller:
         first = caller.enqueue(app, send.new(1))
         with pytest.raises(EnqueueError, match=r"not a coroutine: calling a task runs it here and now; write app.enqueue"):
-            caller.enqueue(app, send(1))  # type: ignore[arg-type]
+            caller.enqueue(app, send(1))  # type: ignore[arg-type]  # what is refused here
         with pytest.raises(EnqueueError, match="not a Task"):
             caller.enqueue_many(app, [send.new(1), send])  # type: ignore[list-item]
         last = caller.enqueue(app, send.new(2))
