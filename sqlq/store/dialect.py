@@ -176,7 +176,7 @@ class Dialect:
         """
         known: Any = engine.dialect
         pooled: Any = None
-        useless = False
+        done = useless = False
         statement: str | None = None
         parameters: Any = None
 
@@ -187,7 +187,9 @@ class Dialect:
 
         try:
             pooled = engine.raw_connection()
-            return work(ask)
+            result = work(ask)
+            done = True
+            return result
         except known.loaded_dbapi.Error as error:
             useless = pooled is not None and (self.is_useless(error) or known.is_disconnect(error, pooled.dbapi_connection, None))
             raise DBAPIError.instance(
@@ -198,6 +200,8 @@ class Dialect:
                 pooled.invalidate()
                 engine.dispose()
             if pooled is not None:
+                if not (done or useless):  # a transaction may be open, and a caller's kind of pool may leave it so
+                    pooled.rollback()
                 pooled.close()
 
     def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:

@@ -72,7 +72,7 @@ class SQLite(Dialect):
         ask("BEGIN IMMEDIATE", ())
         done = work(ask)
         ask("COMMIT", ())
-        return done  # whatever was raised before COMMIT, or by it: the pool rolls back what is still open
+        return done
 
     def rolled_back(self, error: DBAPIError) -> bool:
         return any(words in str(error.orig) for words in ("database is locked", "database table is locked", "database schema is locked"))

@@ -157,6 +157,7 @@ GUARDS = [
     Guard("sqlq/store/database.py", 'conn.execution_options(isolation_level="READ COMMITTED")', "conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
     Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY, "0A000")', '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
     Guard(IN_JOBS, "    _dialect(conn).refuse_standby(conn)\n", "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),
+    Guard(IN_DIALECT, "                    pooled.rollback()", "                    pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
     Guard("sqlq/worker/outage.py", "            if not wrote and TAKES_NO_WRITES in Outage._said_at:", "            if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("sqlq/enqueue.py", "                if not database.dialect.has_no_room(error):", "                if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
     Guard("sqlq/hints.py", "            while any(map(is_in_transaction, committing))", "            while False", HINTS + "test_a_hint_waits_for_the_commit_it_speaks_of[psycopg-postgresql]"),

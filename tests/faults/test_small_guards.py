@@ -148,6 +148,20 @@ def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.Monke
     assert {job.state for job in app.list()} == {"available"}
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_claim_that_is_broken_off_keeps_no_lock(app: sqlq.App, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the pool, being made as the caller's is, does not roll back."""
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    engine = create_engine(database_url, pool_reset_on_return=None)
+    with closing(Database.beside(engine)) as database:
+        claimer = Claimer(database, "me", ["default"], concurrency=1, lease_ms=60_000)
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs, "claimed", lambda rows, names, limit: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                claimer.claim(1)
+        assert len(claimer.claim(1)) == 1
+
+
 def test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
