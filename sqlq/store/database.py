@@ -35,9 +35,9 @@ from sqlq.settings import (
     supported,
 )
 from sqlq.store.dialect import Ask, Dialect
+from sqlq.store.driver import Driver
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.patience import Patience
-from sqlq.store.postgresql import look_at_idle_connections, plan_once
 from sqlq.store.sqlite import READ_ONLY
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ class Database:
     @classmethod
     def _prepared(cls, engine: Engine, schema: str | None, create: bool, use: Use) -> Database:
         patience = Patience(use.answer_seconds, use.longest_answer_seconds)
-        DIALECTS[engine.dialect.name].prepare(engine, patience)
-        if engine.dialect.name == "postgresql":
-            if use.pre_ping:
-                look_at_idle_connections(engine)
-            if use.plan_once:
-                plan_once(engine)
+        dialect = DIALECTS[engine.dialect.name]
+        dialect.prepare(engine, patience)
+        if use.pre_ping:
+            dialect.look_at_idle_connections(engine)
+        if use.plan_once:
+            dialect.plan_once(engine)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
         return cls(engine, schema, create=create, patience=patience)
@@ -191,6 +191,10 @@ class Database:
         return DIALECTS[self.engine.dialect.name]
 
     @cached_property
+    def _driver(self) -> Driver:
+        return Driver(self.engine, self.dialect)
+
+    @cached_property
     def schema(self) -> str | None:
         """The schema the tables are in, always named on PostgreSQL; asks the database once where none was given."""
         with self.patience, self._open() as conn:
@@ -229,6 +233,7 @@ class Database:
 
     def _open(self) -> Connection:
         self._mind_the_file()
+        self._driver.close()  # what one thread does needs one connection
         conn = self.engine.connect()
         return conn if self.engine.dialect.name == "sqlite" else conn.execution_options(isolation_level="READ COMMITTED")
 
@@ -304,7 +309,7 @@ class Database:
         def transaction() -> T:
             with self.patience:
                 self._mind_the_file()
-                return self.dialect.on_driver(self.engine, work)
+                return self._driver.run(work)
 
         return self._again(transaction, lambda error: False, tries=5)
 
@@ -321,6 +326,11 @@ class Database:
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)
         raise AssertionError("unreachable")
 
+    def forget_connections(self) -> None:
+        """Leave the connections to the process that this one was forked from, and open: shared, they would mix two conversations."""
+        self._driver.forget()
+        self.engine.dispose(close=False)
+
     def __enter__(self) -> Self:
         return self
 
@@ -329,6 +339,7 @@ class Database:
 
     def close(self) -> None:
         """Close the pooled connections; the Database may be used again and then opens new ones."""
+        self._driver.close()
         self.engine.dispose()
         for name in ("for_loops", "for_claims"):
             derived: Database | None = self.__dict__.get(name)
@@ -367,9 +378,8 @@ _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    # A connection shared by two processes mixes their conversations; the child leaves it open, for it is the parent's.
     for database in _FORKABLE:
-        database.engine.dispose(close=False)
+        database.forget_connections()
 
 
 if hasattr(os, "register_at_fork"):

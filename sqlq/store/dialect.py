@@ -168,41 +168,9 @@ class Dialect:
 
     # -- past SQLAlchemy -------------------------------------------------------------------------------------------
 
-    def on_driver(self, engine: Engine, work: Callable[[Ask], T]) -> T:
-        """Do `work` by asking the driver of a pooled connection itself, each statement a transaction, and return what it returns.
-
-        SQLAlchemy would take half as long again as a statement. An error is raised as SQLAlchemy raises it, and a connection
-        that is of no use after it is given up likewise, together with those that rest beside it.
-        """
-        known: Any = engine.dialect
-        pooled: Any = None
-        done = useless = False
-        statement: str | None = None
-        parameters: Any = None
-
-        def ask(what: str, given: Any) -> list[Sequence[Any]]:
-            nonlocal statement, parameters
-            statement, parameters = what, given
-            return self.run(pooled.dbapi_connection, what, given)
-
-        try:
-            pooled = engine.raw_connection()
-            result = work(ask)
-            done = True
-            return result
-        except known.loaded_dbapi.Error as error:
-            useless = pooled is not None and (self.is_useless(error) or known.is_disconnect(error, pooled.dbapi_connection, None))
-            raise DBAPIError.instance(
-                statement, parameters, error, known.loaded_dbapi.Error, connection_invalidated=useless, dialect=known
-            ) from error
-        finally:
-            if useless:
-                pooled.invalidate()
-                engine.dispose()
-            if pooled is not None:
-                if not (done or useless):  # a transaction may be open, and a caller's kind of pool may leave it so
-                    pooled.rollback()
-                pooled.close()
+    def is_cut_off(self, driver: Any) -> bool:
+        """Whether a driver's idle connection is closed by the other end, as far as can be told without asking it."""
+        return False
 
     def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
         """Do `work`, which is one statement where it can be one, as one transaction."""
@@ -229,6 +197,21 @@ class Dialect:
     def is_away(self, error: DBAPIError) -> bool:
         """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
         return error.connection_invalidated
+
+    def look_at_idle_connections(self, engine: Engine) -> None:
+        """Have a pooled connection that died while it was idle replaced before it is used.
+
+        What a server or a proxy has closed can be told without asking it. Only after a longer rest, in which a firewall may have
+        forgotten the connection, it is asked for a sign of life, which costs a round trip.
+        """
+
+    def plan_once(self, engine: Engine) -> None:
+        """Have what is prepared on connections of this engine planned once, and such that the plan holds for tables of any size.
+
+        Planning a claim takes as long as running it. A plan made while a table is empty stays when there are a million rows in it,
+        until somebody analyses it; so the plan may only go by indexes, whose order makes sorting needless, as it has to for a full
+        table.
+        """
 
     def prepare(self, engine: Engine, patience: Patience) -> None:
         """Set up an engine of sqlq's own: how its transactions begin, how long they wait."""

@@ -20,6 +20,7 @@ from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.schema.tables import CARRIED, jobs
 from sqlq.store.dialect import NO_OPTIONS, Ask, Batch, Dialect, Place, Right, claimed_columns, held, rights
+from sqlq.store.driver import RESTS_SINCE
 from sqlq.store.patience import Patience, bound
 
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
@@ -120,6 +121,35 @@ class PostgreSQL(Dialect):
             rows: list[Sequence[Any]] = cursor.fetchall()
             return rows
 
+    def is_cut_off(self, driver: Any) -> bool:
+        looker = select_module.poll()
+        looker.register(driver.fileno(), select_module.POLLIN)
+        return bool(looker.poll(0))  # readable, though nothing was asked
+
+    def look_at_idle_connections(self, engine: Engine) -> None:
+        @event.listens_for(engine, "checkin")
+        def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
+            record.info.setdefault(RESTS_SINCE, time.monotonic())
+
+        @event.listens_for(engine, "checkout")
+        def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
+            since = record.info.pop(RESTS_SINCE, None)
+            if since is None:
+                return
+            try:
+                fresh = time.monotonic() - since < IDLE_SECONDS
+                sound = not self.is_cut_off(dbapi_connection) and (fresh or engine.dialect.do_ping(dbapi_connection))
+            except Exception as error:  # the driver's, whose class depends on it
+                raise DisconnectionError from error
+            if not sound:
+                raise DisconnectionError
+
+    def plan_once(self, engine: Engine) -> None:
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
+                _at_once(dbapi_connection, _PLAN_ONCE)
+
     def prepare(self, engine: Engine, patience: Patience) -> None:
         @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks a first connection for its version
         def _connected(dbapi_connection: Any, record: Any) -> None:
@@ -135,6 +165,8 @@ class PostgreSQL(Dialect):
                 context.is_disconnect = True
 
 
+IDLE_SECONDS = 10.0
+"""After so long a connection is asked for a sign of life before it is used."""
 ONLY_ON_REQUEST = sys.maxsize
 """How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_once`."""
 
@@ -156,59 +188,11 @@ def _at_once(driver: Any, statement: str) -> Any:
     return value
 
 
-def plan_once(engine: Engine) -> None:
-    """Have what is prepared on connections of this engine planned once, and such that the plan holds for tables of any size.
-
-    Planning a claim takes as long as running it. A plan made while a table is empty stays when there are a million rows in it, until
-    somebody analyses it; so the plan may only go by indexes, whose order makes sorting needless, as it has to for a full table.
-    """
-
-    @event.listens_for(engine, "connect")
-    def _connected(dbapi_connection: Any, record: Any) -> None:
-        if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
-            _at_once(dbapi_connection, _PLAN_ONCE)
-
-
 _PLAN_ONCE = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || " + " || ".join(
     f"set_config('{setting}', 'off', false)"
     # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time it is run
     for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
 )
-
-
-IDLE_SECONDS = 10.0
-
-
-def look_at_idle_connections(engine: Engine) -> None:
-    """Have a pooled connection that died while it was idle replaced before it is used.
-
-    What a server or a proxy has closed can be told without asking it: its socket is readable, though nothing was asked. Only
-    after a longer rest, in which a firewall may have forgotten the connection, it is asked for a sign of life, which costs
-    a round trip.
-    """
-
-    @event.listens_for(engine, "checkin")
-    def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info["sqlq_rests_since"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-        since = record.info.pop("sqlq_rests_since", None)
-        if since is None:
-            return
-        try:
-            fresh = time.monotonic() - since < IDLE_SECONDS
-            sound = not _readable(dbapi_connection) and (fresh or engine.dialect.do_ping(dbapi_connection))
-        except Exception as error:  # the driver's, whose class depends on it
-            raise DisconnectionError from error
-        if not sound:
-            raise DisconnectionError
-
-
-def _readable(dbapi_connection: Any) -> bool:
-    looker = select_module.poll()
-    looker.register(dbapi_connection.fileno(), select_module.POLLIN)
-    return bool(looker.poll(0))
 
 
 def _numbers(values: Sequence[int | None]) -> str:

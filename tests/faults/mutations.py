@@ -58,6 +58,7 @@ CANCEL, QUEUES, BLINKS = (
 SCHEMA = "tests/worker/test_schema_change.py::"
 UNIQUE, ENQUEUE = "tests/conformance/test_enqueue_unique.py::", "tests/conformance/test_enqueue.py::"
 WALK = MACHINE + "test_the_database_walks_as_the_contract_says"
+IN_DRIVER, DRIVER = "sqlq/store/driver.py", "tests/sql/test_driver.py::"
 IN_DIALECT, IN_PG, IN_LITE, IN_JOBS = "sqlq/store/dialect.py", "sqlq/store/postgresql.py", "sqlq/store/sqlite.py", "sqlq/store/jobs.py"
 IN_EXECUTE, IN_SETTLE, IN_LEASE, IN_WORKER = (f"sqlq/worker/{name}.py" for name in ("execute", "settle", "lease", "worker"))
 IN_SUPERVISOR, IN_ISOLATES, IN_LINK, IN_BOX = (f"sqlq/worker/{name}.py" for name in ("supervisor", "isolates", "link", "blackbox"))
@@ -70,7 +71,7 @@ GUARDS = [
     Guard("sqlq/worker/claim.py", "            if claimed or not self._drain:", "            if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
     Guard("sqlq/worker/claim.py", "self._dear_seconds = seconds if is_dear and self._was_dear else 0.0", "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
     Guard(IN_PG, "interval '1 microsecond', level.id)", "interval '1 microsecond', 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
-    Guard("sqlq/store/database.py", "            if use.plan_once:", "            if False:", "tests/sql/test_statements.py::test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
+    Guard("sqlq/store/database.py", "        if use.plan_once:", "        if False:", "tests/sql/test_statements.py::test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
     Guard(IN_PG, "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard(IN_PG, "            bound(dbapi_connection, patience)", "            pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
     # the fence of every owner's write
@@ -157,7 +158,13 @@ GUARDS = [
     Guard("sqlq/store/database.py", 'conn.execution_options(isolation_level="READ COMMITTED")', "conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
     Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY, "0A000")', '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
     Guard(IN_JOBS, "    _dialect(conn).refuse_standby(conn)\n", "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),
-    Guard(IN_DIALECT, "                    pooled.rollback()", "                    pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
+    Guard(IN_DRIVER, "if moment - taken_at < TAKEN_SECONDS and ", "if ", DRIVER + "test_statements_that_follow_each_other_ask_the_pool_once[sqlite]"),
+    Guard(IN_DRIVER, " and not self._dialect.is_cut_off(pooled.dbapi_connection)", "", DRIVER + "test_a_connection_cut_off_between_two_statements_is_replaced[postgresql]"),
+    Guard(IN_DRIVER, "        pooled.info[RESTS_SINCE] = taken_at", "        pass", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
+    Guard(IN_DRIVER, " and engine.pool.size() > 1", "", DRIVER + "test_the_only_connection_of_a_pool_is_kept_by_nobody[sqlite]"),
+    Guard(IN_DRIVER, "            self.close()", "            pass", DRIVER + "test_a_connection_of_no_use_is_given_up_with_those_that_rest[postgresql]"),
+    Guard(IN_PG, "record.info.setdefault(RESTS_SINCE, time.monotonic())", "record.info[RESTS_SINCE] = time.monotonic()", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
+    Guard(IN_DRIVER, "            pooled.rollback()", "            pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
     Guard("sqlq/worker/outage.py", "            if not wrote and TAKES_NO_WRITES in Outage._said_at:", "            if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("sqlq/enqueue.py", "                if not database.dialect.has_no_room(error):", "                if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
     Guard("sqlq/hints.py", "            while any(map(is_in_transaction, committing))", "            while False", HINTS + "test_a_hint_waits_for_the_commit_it_speaks_of[psycopg-postgresql]"),
@@ -168,7 +175,8 @@ GUARDS = [
     Guard("sqlq/enqueue.py", "        refuse_loose_savepoint(conn)", "        pass", ENQUEUE + "test_a_savepoint_that_may_be_the_outermost_is_refused"),
     Guard("sqlq/enqueue.py", 'if conn.dialect.name == "sqlite" and jobs.DIALECTS["sqlite"].rolled_back(error):', "if False:", CROWD + "test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence[sqlite]"),
     Guard(IN_LITE, "begin_explicitly(engine, immediate=True)", "begin_explicitly(engine, immediate=False)", SMALL + "test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning[sqlite]"),
-    Guard("sqlq/store/database.py", "        database.engine.dispose(close=False)", "        pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
+    Guard("sqlq/store/database.py", "        self.engine.dispose(close=False)", "        pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
+    Guard("sqlq/store/database.py", "        self._driver.forget()", "        pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
     # hostile data
     Guard(IN_EXECUTE, "if isinstance(error, ArgumentsError) and running.started is None:", "if False:", OUTCOMES + "test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody[sqlite-not json]"),
     Guard(IN_EXECUTE, "    return Released(delay_ms, unknown_task=True)", '    return Failed("unknown_task", describe(UnknownTaskError("dropped")))', OUTCOMES + "test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day[sqlite]"),

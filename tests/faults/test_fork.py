@@ -14,19 +14,25 @@ EACH = 50
 PROGRAM = """
 import os, sys
 import sqlq
+from sqlalchemy import event
+from sqlq.store import driver
+driver.TAKEN_SECONDS = 60  # so that what rests is not given back before the fork, however slow the machine
 url, children, each = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 app = sqlq.App(url)
 task = app.task(name="t")(lambda who, n: None)
-app.enqueue(task.new("before the fork", 0))
-assert app.database.engine.pool.checkedin() > 0
+with app.database.read():
+    app.enqueue(task.new("before the fork", 0))
+assert (app.database.engine.pool.checkedin(), app.database.engine.pool.checkedout()) == (1, 1)  # at rest for the next job
+connected = []
+event.listen(app.database.engine, "connect", lambda *_: connected.append(os.getpid()))
 pids = []
 for child in range(children):
     pid = os.fork()
     if pid == 0:
-        if app.database.engine.pool.checkedin():
-            os._exit(3)  # it would be luck if nothing went wrong
         for n in range(each):
             app.enqueue(task.new(child, n))
+            if connected != [os.getpid()]:
+                os._exit(3)  # it would be luck if nothing went wrong
         app.close()
         os._exit(0)
     pids.append(pid)

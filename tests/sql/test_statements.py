@@ -198,7 +198,7 @@ def test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full(app: sql
         conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)"))
         rows = "SELECT 'default', 't', '{}', 100 * (n % 2), now() + (n % 2) * interval '1 day' FROM generate_series(1, :rows) AS n"
         conn.execute(text(f"INSERT INTO jobs (queue, task, payload, priority, available_at) {rows}"), {"rows": ROWS})
-    with claims.engine.connect() as conn, conn.begin() as transaction:
+    with claims.connect() as conn, conn.begin() as transaction:
         sql = "SELECT name, custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE :words"
         name, *plans = conn.execute(text(sql), {"words": "%SKIP LOCKED%"}).one()
         assert plans == [0, 2]

@@ -1,0 +1,108 @@
+"""How connections are used past SQLAlchemy: which statement gets which, and what is done with one that met an error."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+
+import sqlq
+from sqlq.store import driver, postgresql
+from sqlq.store.database import Database
+from sqlq.store.dialect import Ask
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+class Clock(SimpleNamespace):
+    """The clock of the modules that look how long a connection has rested."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (driver, postgresql):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def counting(engine: Engine, what: str) -> list[object]:
+    seen: list[object] = []
+    event.listen(engine, what, lambda connection, *_: seen.append(connection))
+    return seen
+
+
+def backend(database: Database) -> int:
+    """The server process that answers a statement past SQLAlchemy."""
+    ((pid,),) = database.run_alone("SELECT pg_backend_pid()", None)
+    return int(pid)
+
+
+def test_statements_that_follow_each_other_ask_the_pool_once(app: sqlq.App, clock: Clock) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    app.database.close()
+    taken, made = counting(app.database.engine, "checkout"), counting(app.database.engine, "connect")
+    for _ in range(10):
+        app.enqueue(task.new())
+    assert (len(taken), len(made)) == (1, 1)
+    clock.now += 2 * driver.TAKEN_SECONDS
+    app.enqueue(task.new())
+    assert (len(taken), len(made)) == (2, 1)
+    assert len(app.list()) == 12
+    assert len(made) == 1, "a thread needs one connection"
+
+
+@on_postgresql
+def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(app: sqlq.App, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def answers(connection: object) -> bool:
+        asked.append(connection)
+        return True
+
+    monkeypatch.setattr(app.database.engine.dialect, "do_ping", answers)
+    pid = backend(app.database)
+    for seconds, pings in ((0.01, 0), (postgresql.IDLE_SECONDS / 2, 0), (2 * postgresql.IDLE_SECONDS, 1), (0.01, 1)):
+        clock.now += seconds
+        assert (backend(app.database), len(asked)) == (pid, pings), seconds
+
+
+@on_postgresql
+def test_a_connection_cut_off_between_two_statements_is_replaced(app: sqlq.App, clock: Clock, engine: Engine) -> None:
+    pid = backend(app.database)
+    with engine.connect() as conn:
+        # waits until that process is gone, which has said so on its connection by then
+        assert conn.scalar(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid})
+    assert backend(app.database) != pid
+
+
+@on_postgresql
+def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, clock: Clock) -> None:
+    met: list[int] = []
+
+    def meets_a_standby(ask: Ask) -> None:
+        met.extend(pid for (pid,) in ask("SELECT pg_backend_pid()", None))
+        met.append(backend(app.database))  # as another thread's would, it rests when the error comes
+        ask("DO $$ BEGIN RAISE SQLSTATE '25006'; END $$", None)
+
+    with pytest.raises(DBAPIError, match="25006") as raised:
+        app.database.run_past_sqlalchemy(meets_a_standby)
+    assert raised.value.connection_invalidated
+    assert len({*met, backend(app.database)}) == 3
+
+
+def test_the_only_connection_of_a_pool_is_kept_by_nobody(database_url: str) -> None:
+    engine = create_engine(database_url, pool_size=1, max_overflow=0)
+    with closing(sqlq.App(engine=engine)) as app:
+        app.enqueue(app.task(name="t")(lambda: None).new())
+        assert app.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool's
+    engine.dispose()
