@@ -134,15 +134,15 @@ class App:
     def task(self, handler: Any = None, /, **options: Any) -> Any:
         """Make a task of a function: `@app.task` or `@app.task(queue="mail", max_attempts=5)`.
 
-                The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the next attempt:
-                a duration, a list of them, a callable from the number of attempts to a duration, or one of `sqlq.exponential`
-                (the default), `fixed`, `linear`, `fibonacci`. With `retry_on` only these exceptions are followed by another
-        attempt; after those in `fail_on` none follows. `aliases` are names the task had before: jobs that wait under one of
-                them run, too. `def` handlers run in threads, `async def` handlers on an event loop. Raises `ConfigurationError` for a
-                function no worker could find by its name, a name or alias that is taken, and any option out of range.
+        The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the next attempt: a duration, a
+        list of them, a callable from the number of attempts to a duration, or one of `sqlq.exponential` (the default), `fixed`,
+        `linear`, `fibonacci`. With `retry_on` only these exceptions are followed by another attempt; after those in `fail_on` none
+        follows. `aliases` are names the task had before: jobs that wait under one of them run, too. `def` handlers run in threads,
+        `async def` handlers on an event loop. Raises `ConfigurationError` for a function no worker could find by its name, a name or
+        alias that is taken, and any option out of range.
 
-                >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
-                ... def send_receipt(order_id: int) -> None: ...
+        >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
+        ... def send_receipt(order_id: int) -> None: ...
         """
         unknown = options.keys() - _TASK_OPTIONS
         if unknown:
@@ -251,8 +251,8 @@ class App:
 
         Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Safe to call from several
         processes at once, and while jobs are enqueued and worked on. Raises `SchemaVersionError` for a database too new
-        for this version, `UnsupportedDatabaseError` for one that is too old to
-        run it, `ConfigurationError` where tables of another program stand in the way.
+        for this version, `UnsupportedDatabaseError` for one that is too old to run it, `ConfigurationError` where tables
+        of another program stand in the way.
         """
         from sqlq.schema import migrate
 

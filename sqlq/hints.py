@@ -18,6 +18,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -72,6 +73,8 @@ class Hints:
             return
         self._enqueued.add(conn)
         if conn.engine not in self._listening:
+            with self._lock():
+                self._begin()  # so that it has a connection by the time of the commit
             self._listening.add(conn.engine)
             event.listen(conn.engine, "commit", self._commits)
             event.listen(conn.engine, "commit_twophase", self._commits)
@@ -93,19 +96,27 @@ class Hints:
         """Send a hint soon, from the notifier's thread; returns at once."""
         if self._silent:
             return
-        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
-            self._start_anew()
-        with self._changed:
+        with self._lock():
             known = self._wanted or self._resting
             self._wanted += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
-                self._thread.start()
-            elif not known:  # to wake the thread for each of many commits would cost the producers more than their hints
+            self._begin()
+            if not known:  # to wake the thread for each of many commits would cost the producers more than their hints
                 self._changed.notify_all()
+
+    def _lock(self) -> threading.Condition:
+        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
+            self._start_anew()
+        return self._changed
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         rest = DEBOUNCE_SECONDS
+        with suppress(Exception), self._database.read():
+            pass  # but connect, which takes ten times as long as a hint
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._closing)

@@ -15,6 +15,7 @@ import sqlq
 from sqlq import hints
 from sqlq.store import cluster
 from tests.conformance.callers import Caller, Way
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ways = pytest.mark.parametrize(
@@ -126,6 +127,20 @@ def test_a_hint_waits_for_the_commit_it_speaks_of(
         app.enqueue(send.new(1), session=conn)
     assert listener.hears_one()
     engine.dispose()
+
+
+def test_a_hint_for_a_session_finds_a_connection_made(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+) -> None:
+    """To make one takes ten times as long as a hint, and a transaction lasts a while."""
+    made: list[object] = []
+    event.listen(app.database.for_loops.engine, "connect", lambda connection, _: made.append(connection))
+    with Session(engine) as session:
+        app.enqueue(send.new(), session=session)
+        wait_until(lambda: len(made) == 1, what="a connection before the commit")
+        session.commit()
+    assert listener.hears_one()
+    assert len(made) == 1
 
 
 def test_two_phase_commits_are_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:
