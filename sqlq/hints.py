@@ -128,7 +128,7 @@ class Hints:
             until, pause = time.monotonic() + COMMIT_SECONDS, FIRST_LOOK_SECONDS
             while any(map(is_in_transaction, committing)) and time.monotonic() < until:
                 time.sleep(pause)
-                pause *= 1.5
+                pause *= 1.1
             try:
                 cluster.notify(self._database)
             except Exception as error:

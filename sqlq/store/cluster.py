@@ -62,7 +62,10 @@ _QUEUE_NAMES = select(_names.c.name)
 
 def notify(database: Database) -> None:
     """Wake the idle workers now (PostgreSQL)."""
-    database.run_alone("SELECT pg_notify(%(channel)s, '')", {"channel": channel(database.schema)})
+    # No hint outlives the server, so there is nothing that waiting for the disk could save. What it speaks of was committed before.
+    database.run_alone(
+        "SELECT pg_notify(%(channel)s, ''), set_config('synchronous_commit', 'off', true)", {"channel": channel(database.schema)}
+    )
 
 
 def notifying(statement: str, parameters: Mapping[str, Any], schema: str | None) -> tuple[str, dict[str, Any]]:

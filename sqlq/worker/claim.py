@@ -7,7 +7,8 @@ measured pace, nothing more, so that another worker finds its share.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from sqlq.job import ClaimedJob
 from sqlq.store import cluster, jobs
@@ -147,13 +148,8 @@ class Claimer:
         if not database.takes_single_statements:
             with database.begin() as conn:
                 return jobs.claim(conn, names, limit=limit, owner=self._owner, lease_ms=self._lease_ms)
-        begun = time.monotonic()
-        dialect, schema = database.dialect, database.schema
-
-        def work(ask: Ask) -> list[ClaimedJob]:
-            return jobs.claimed(dialect.claim(ask, schema, names, limit, self._owner, self._lease_ms), names, limit)
-
-        claimed = database.run_past_sqlalchemy(work)
+        begun, dialect = time.monotonic(), database.dialect
+        claimed = self._run(lambda ask: dialect.claim(ask, database.schema, names, limit, self._owner, self._lease_ms), names, limit)
         if not self._is_sqlite:
             self._frontier.began_anew(claimed, time.monotonic() - begun)
         return claimed
@@ -162,15 +158,13 @@ class Claimer:
         places = self._frontier.places(names)
         if not places:
             return []
-        database = self._database
-        dialect, schema = database.dialect, database.schema
-
-        def work(ask: Ask) -> list[ClaimedJob]:
-            return jobs.claimed(dialect.claim_beyond(ask, schema, places, limit, self._owner, self._lease_ms), names, limit)
-
-        claimed = database.run_past_sqlalchemy(work)
+        dialect, schema = self._database.dialect, self._database.schema
+        claimed = self._run(lambda ask: dialect.claim_beyond(ask, schema, places, limit, self._owner, self._lease_ms), names, limit)
         self._frontier.went_on(claimed)
         return claimed
+
+    def _run(self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int) -> list[ClaimedJob]:
+        return self._database.run_past_sqlalchemy(lambda ask: jobs.claimed(claim(ask), names, limit))
 
     @property
     def _is_sqlite(self) -> bool:

@@ -143,6 +143,16 @@ def test_a_hint_for_a_session_finds_a_connection_made(
     assert len(made) == 1
 
 
+def test_a_hint_waits_for_no_disk_and_all_else_does(app: sqlq.App, listener: Listener) -> None:
+    """What it sets for its own transaction does not stay with the connection, which may settle jobs next."""
+    statements = "SELECT pg_backend_pid(), current_setting('synchronous_commit')"
+    before = app.database.run_alone(statements, None)
+    cluster.notify(app.database)
+    assert app.database.run_alone(statements, None) == before
+    assert [how for _, how in before] == ["on"]
+    assert listener.hears_one()
+
+
 def test_two_phase_commits_are_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:
     with Session(engine, twophase=True) as session:
         app.enqueue(send.new(1), session=session)

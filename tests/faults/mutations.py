@@ -168,6 +168,7 @@ GUARDS = [
     Guard("sqlq/worker/outage.py", "            if not wrote and TAKES_NO_WRITES in Outage._said_at:", "            if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("sqlq/enqueue.py", "                if not database.dialect.has_no_room(error):", "                if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
     Guard("sqlq/hints.py", "                self._begin()  # so that it has a connection by the time of the commit", "                pass", HINTS + "test_a_hint_for_a_session_finds_a_connection_made[postgresql]"),
+    Guard("sqlq/store/cluster.py", "set_config('synchronous_commit', 'off', true)", "set_config('synchronous_commit', 'off', false)", HINTS + "test_a_hint_waits_for_no_disk_and_all_else_does[postgresql]"),
     Guard("sqlq/hints.py", "            while any(map(is_in_transaction, committing))", "            while False", HINTS + "test_a_hint_waits_for_the_commit_it_speaks_of[psycopg-postgresql]"),
     Guard("sqlq/enqueue.py", "        if self._hints.takes_along():", "        if False:", HINTS + "test_a_lone_job_takes_its_hint_along[postgresql]"),
     Guard("sqlq/store/database.py", 'return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")', "return True", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
