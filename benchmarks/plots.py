@@ -44,7 +44,7 @@ def _bars(report: Report, folder: Path, measure: str, figure: str, label: str) -
         return
     heights = [len(cases) for cases in by_database.values()]
     drawing = Figure(figsize=(7, 0.35 * sum(heights) + 0.8 * len(heights)), layout="constrained")
-    axes: Any = drawing.subplots(len(by_database), 1, squeeze=False, height_ratios=heights)
+    axes: Any = drawing.subplots(len(by_database), 1, squeeze=False, height_ratios=heights, sharex=True)
     for ax, (database, cases) in zip(axes[:, 0], by_database.items(), strict=True):
         for place, (case, values) in enumerate(cases):
             middle = sorted(values)[len(values) // 2]
@@ -53,6 +53,7 @@ def _bars(report: Report, folder: Path, measure: str, figure: str, label: str) -
             ax.annotate(f" {middle:,.0f}" if middle >= 100 else f" {middle:.2f}", (max(values), place), va="center")
         ax.set_yticks(range(len(cases)), [case for case, _ in cases])
         ax.invert_yaxis()
+        ax.margins(x=0.1)  # room for the numbers
         ax.set_title(database, loc="left", fontweight="bold")
     axes[-1, 0].set_xlabel(label)
     drawing.savefig(folder / f"{measure}.svg", metadata={"Date": None})
