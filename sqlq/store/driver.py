@@ -55,15 +55,13 @@ class Driver:
         try:
             pooled, taken_at = self._take()
             result = work(ask)
-        except self._known.loaded_dbapi.Error as error:
-            useless = pooled is not None and self._is_useless(error, pooled)
-            self._give_back(pooled, useless=useless)
+        except BaseException as error:
+            given_up = pooled is not None and self._broken_off(pooled, error)
+            if not isinstance(error, self._known.loaded_dbapi.Error):
+                raise
             raise DBAPIError.instance(
-                statement, parameters, error, self._known.loaded_dbapi.Error, connection_invalidated=useless, dialect=self._known
+                statement, parameters, error, self._known.loaded_dbapi.Error, connection_invalidated=given_up, dialect=self._known
             ) from error
-        except BaseException:
-            self._give_back(pooled)
-            raise
         if self._may_rest and not self._resting:
             self._resting.append((pooled, taken_at))
         else:
@@ -97,19 +95,20 @@ class Driver:
         pooled.info[RESTS_SINCE] = taken_at
         pooled.close()
 
-    def _is_useless(self, error: Exception, pooled: Any) -> bool:
-        return self._dialect.is_useless(error) or bool(self._known.is_disconnect(error, pooled.dbapi_connection, None))
-
-    def _give_back(self, pooled: Any, *, useless: bool = False) -> None:
-        """Give back what work was broken off on."""
+    def _broken_off(self, pooled: Any, error: BaseException) -> bool:
+        """Give back what work was broken off on; return whether it was of no use any more."""
+        useless = self._dialect.is_useless(error) or bool(self._known.is_disconnect(error, pooled.dbapi_connection, None))
         if useless:
             pooled.invalidate()
             self.close()
             self._engine.dispose()
-        elif pooled is not None:
-            pooled.rollback()  # a transaction may be open, and a caller's kind of pool may leave it so
-        if pooled is not None:
-            pooled.close()
+        else:
+            try:
+                pooled.rollback()  # a transaction may be open, and a caller's kind of pool may leave it so
+            except self._known.loaded_dbapi.Error:
+                pooled.invalidate()
+        pooled.close()
+        return useless
 
 
 _FORGOTTEN: list[Any] = []

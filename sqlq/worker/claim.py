@@ -148,8 +148,9 @@ class Claimer:
         if not database.takes_single_statements:
             with database.begin() as conn:
                 return jobs.claim(conn, names, limit=limit, owner=self._owner, lease_ms=self._lease_ms)
-        begun, dialect = time.monotonic(), database.dialect
-        claimed = self._run(lambda ask: dialect.claim(ask, database.schema, names, limit, self._owner, self._lease_ms), names, limit)
+        begun = time.monotonic()
+        dialect, schema = database.dialect, database.schema
+        claimed = self._run(lambda ask: dialect.claim(ask, schema, names, limit, self._owner, self._lease_ms), names, limit)
         if not self._is_sqlite:
             self._frontier.began_anew(claimed, time.monotonic() - begun)
         return claimed

@@ -164,7 +164,7 @@ GUARDS = [
     Guard(IN_DRIVER, " and engine.pool.size() > 1", "", DRIVER + "test_the_only_connection_of_a_pool_is_kept_by_nobody[sqlite]"),
     Guard(IN_DRIVER, "            self.close()", "            pass", DRIVER + "test_a_connection_of_no_use_is_given_up_with_those_that_rest[postgresql]"),
     Guard(IN_PG, "record.info.setdefault(RESTS_SINCE, time.monotonic())", "record.info[RESTS_SINCE] = time.monotonic()", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
-    Guard(IN_DRIVER, "            pooled.rollback()", "            pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
+    Guard(IN_DRIVER, "                pooled.rollback()", "                pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
     Guard("sqlq/worker/outage.py", "            if not wrote and TAKES_NO_WRITES in Outage._said_at:", "            if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("sqlq/enqueue.py", "                if not database.dialect.has_no_room(error):", "                if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
     Guard("sqlq/hints.py", "                self._begin()  # so that it has a connection by the time of the commit", "                pass", HINTS + "test_a_hint_for_a_session_finds_a_connection_made[postgresql]"),
