@@ -74,6 +74,7 @@ class Link:
         self._prepared |= prepares
         if not prepares and (runs := RUNS_PREPARED.search(data)):
             data = self._prepared[runs[1]]
+            self.asked += data
         return not prepares and any(word in data for word in WRITES)
 
     def _to_client(self, data: bytes) -> bool:
