@@ -34,7 +34,9 @@ class Driver:
         self._known: Any = engine.dialect
         self._dialect = dialect
         self._may_rest = isinstance(engine.pool, QueuePool) and engine.pool.size() > 1
-        self._resting: list[tuple[Any, float]] = []
+        self._resting: dict[str, tuple[Any, float]] = {}
+        """At most one, under one key: `setdefault` and `pop` are atomic, and a lock might be held by another thread at a fork. Two
+        that rested could be all that a small pool has."""
 
     def run(self, work: Callable[[Ask], T]) -> T:
         """Do `work` by asking a connection, each statement a transaction, and return what it returns.
@@ -62,29 +64,26 @@ class Driver:
             raise DBAPIError.instance(
                 statement, parameters, error, self._known.loaded_dbapi.Error, connection_invalidated=given_up, dialect=self._known
             ) from error
-        if self._may_rest and not self._resting:
-            self._resting.append((pooled, taken_at))
-        else:
+        if not self._may_rest or self._resting.setdefault(_ONE, (pooled, taken_at))[0] is not pooled:
             pooled.close()
         return result
 
     def close(self) -> None:
         """Give the pool back what rests here."""
-        with suppress(IndexError):
-            while True:
-                self._return(*self._resting.pop())
+        with suppress(KeyError):
+            self._return(*self._resting.pop(_ONE))
 
     def forget(self) -> None:
         """Leave what rests here as it is, for it is another process's."""
-        _FORGOTTEN.extend(self._resting)
-        self._resting = []
+        _FORGOTTEN.append(self._resting)
+        self._resting = {}
 
     def _take(self) -> tuple[Any, float]:
         """Return a connection, and when it was taken from the pool."""
         moment = time.monotonic()
         try:
-            pooled, taken_at = self._resting.pop()
-        except IndexError:
+            pooled, taken_at = self._resting.pop(_ONE)
+        except KeyError:
             return self._engine.raw_connection(), moment
         if moment - taken_at < TAKEN_SECONDS and not self._dialect.is_cut_off(pooled.dbapi_connection):
             return pooled, taken_at
@@ -111,5 +110,6 @@ class Driver:
         return useless
 
 
+_ONE = "one"
 _FORGOTTEN: list[Any] = []
 """Kept, since a connection that is forgotten altogether may be ended by its destructor."""

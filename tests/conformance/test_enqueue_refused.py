@@ -61,7 +61,7 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
     "a cycle": (lambda bad: bad.with_argument(CYCLE), ArgumentsError, "contains itself"),
     "a key that is no text": (lambda bad: bad.with_argument({1: 2}), ArgumentsError, "note has the key 1, but JSON's keys are text"),
     "too large": (lambda bad: bad.with_argument("x" * 2_000_000), ArgumentsError, "the arguments take 2,000,0.. bytes as JSON"),
-    "a naive moment": (lambda bad: bad.with_options(available_at=datetime(2030, 1, 1)), EnqueueError, "has no time zone"),  # noqa: DTZ001
+    "a naive moment": (lambda bad: bad.with_options(available_at=datetime(2030, 1, 1)), EnqueueError, "has no time zone"),  # noqa: DTZ001 - refused
     "a bad delay": (lambda bad: bad.with_options(delay="5 minutes"), EnqueueError, "delay is '5 minutes': give a timedelta"),
     "a bad timeout": (lambda bad: bad.with_options(timeout=5), EnqueueError, "timeout is 5: give a timedelta"),
     "a priority out of range": (lambda bad: bad.with_options(priority=101), EnqueueError, "priority is 101: it must be a whole number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
@@ -98,6 +99,28 @@ def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, 
         app.database.run_past_sqlalchemy(meets_a_standby)
     assert raised.value.connection_invalidated
     assert len({*met, backend(app.database)}) == 3
+
+
+@on_postgresql
+def test_a_connection_that_cannot_be_rolled_back_is_given_up(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was broken off by is raised, and not what came of that."""
+
+    def interrupted(connection: Any, statement: str, parameters: Any) -> None:
+        connection.close()
+        raise KeyboardInterrupt
+
+    pid = backend(app.database)
+    with monkeypatch.context() as patched:
+        patched.setattr(app.database.dialect, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend(app.database)
+    assert backend(app.database) != pid
+
+
+def test_no_more_than_one_connection_rests(app: sqlq.App) -> None:
+    """Two could be all that a small pool has, and whoever waits for the pool would wait in vain."""
+    app.database.run_past_sqlalchemy(lambda ask: app.database.run_alone("SELECT 1", ()) + ask("SELECT 1", ()))
+    assert app.database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # a QueuePool's
 
 
 def test_the_only_connection_of_a_pool_is_kept_by_nobody(database_url: str) -> None:
