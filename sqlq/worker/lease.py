@@ -154,7 +154,8 @@ class Leases:
         with self._lock:
             held = dict(self._held)
         sent_at = time.monotonic()
-        with self._database.begin() as conn:
+        # each statement commits by itself: a handler that holds the interpreter's lock must not keep rows locked that the supervisor renews
+        with self._database.alone() as conn:
             self._sign_of_life(conn)
             renewed = jobs.extend(conn, held, lease_ms=self._lease_ms) if held else {}
         self._note(held, renewed, sent_at)
