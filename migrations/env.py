@@ -1,4 +1,5 @@
-"""What Alembic's own command runs in a checkout; `sqlq migrate` and a host project's Alembic do without it."""
+"""What Alembic's own command runs in a checkout; `sqlq migrate` and a host project's Alembic do without
+it."""
 
 from __future__ import annotations
 

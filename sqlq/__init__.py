@@ -3,7 +3,8 @@
 >>> import sqlq
 >>> app = sqlq.App("sqlite:///shop.db")
 
-Names are imported when they are first used: `sqlq --help` and the processes that only watch others need none of them.
+Names are imported when they are first used: `sqlq --help` and the processes that only watch others need none
+of them.
 """
 
 from importlib import import_module
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
         JobNotFoundError,
         JobTimeoutError,
         LeaseLostError,
+        NoResultError,
         SchemaVersionError,
         SqlqError,
         UnknownTaskError,
         UnsupportedDatabaseError,
         WorkerLostError,
     )
+    from sqlq.events import JobEvent
     from sqlq.job import Job, JobDetails, NewJob, State
     from sqlq.retry import Cancel, Retry, Snooze, exponential, fibonacci, fixed, linear
     from sqlq.store.sqlite import configure_sqlite
@@ -42,10 +45,12 @@ __all__ = [
     "ExecutionError",
     "Job",
     "JobDetails",
+    "JobEvent",
     "JobNotFoundError",
     "JobTimeoutError",
     "LeaseLostError",
     "NewJob",
+    "NoResultError",
     "Retry",
     "RunningJob",
     "SchemaVersionError",
@@ -64,7 +69,7 @@ __all__ = [
     "linear",
 ]
 
-_ROOMS = ("app", "job", "retry", "errors", "task", "store.sqlite", "worker.running")
+_ROOMS = ("app", "job", "events", "retry", "errors", "task", "store.sqlite", "worker.running")
 
 
 def __getattr__(name: str) -> Any:

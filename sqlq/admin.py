@@ -1,11 +1,12 @@
-"""What an operator may do: look at jobs, queues and workers; cancel, pause, prune; move or forget what failed."""
+"""What an operator may do: look at jobs, queues and workers; cancel, pause, prune; move or forget what
+failed."""
 
 from __future__ import annotations
 
 import builtins
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -19,20 +20,26 @@ from sqlq.clock import Duration, milliseconds
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.job import JobDetails, State, checked_name
 from sqlq.settings import LEASE_MS
-from sqlq.store import cluster, operators, records
-from sqlq.store.cluster import Held, WorkerRow
+from sqlq.store import cluster, counts, operators, records
+from sqlq.store.cluster import ReservedJob, WorkerRow
 from sqlq.store.database import Database
-from sqlq.store.records import Selection
+from sqlq.store.records import Failures, Listing, Selection
 
 ALIVE_MS = 3 * LEASE_MS
-"""A worker is taken for alive this long after its last heartbeat. With the default lease it then missed nine in a row: a
-database that was away for a minute does not make every worker look dead, and one that died does not look alive for long."""
+"""A worker is taken for alive this long after its last heartbeat. With the default lease it then missed nine
+in a row: a database that was away for a minute does not make every worker look dead, and one that died does
+not look alive for long."""
+
+
+LOOKED_AT = 100_000
+"""So many of the newest jobs of each table a command looks at, when it searches for some of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What a queue holds; `served` says whether a worker that is alive serves it, `oldest_wait_seconds` is None when nothing
-    waits."""
+    """What a queue holds; `served` says whether a worker that is alive serves it, `oldest_wait_seconds` is
+    None when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
+    many."""
 
     queue: str
     available: int
@@ -42,12 +49,14 @@ class QueueStatus:
     oldest_wait_seconds: float | None
     paused: bool
     served: bool
+    capped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker and what it holds; `queues` None means that it serves all. It is taken for `alive` up to 90 s after its last
-    heartbeat, which came `silent_seconds` ago by the database's clock."""
+    """A worker and what it holds; `queues` None means that it serves all. It is taken for `alive` up to 90 s
+    after its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` says how
+    many jobs it claimed and could not start."""
 
     id: str
     host: str
@@ -59,7 +68,8 @@ class WorkerStatus:
     seen_at: datetime
     silent_seconds: float
     alive: bool
-    jobs: builtins.list[Held]
+    jobs: builtins.list[ReservedJob]
+    unstarted: int = 0
 
 
 class Cancellation(StrEnum):
@@ -87,7 +97,8 @@ class Pruned(NamedTuple):
 
 
 class Switched(NamedTuple):
-    """What pausing or resuming a queue changed, and whether anything else is known of a queue of that name."""
+    """What pausing or resuming a queue changed, and whether anything else is known of a queue of that
+    name."""
 
     queue: str
     changed: bool
@@ -95,8 +106,9 @@ class Switched(NamedTuple):
 
 
 PATIENCE_SECONDS = 5.0
-"""How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last milliseconds;
-a handler's own transaction after complete() may last longer, and then its job is about to end anyway."""
+"""How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last
+milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to end
+anyway."""
 
 
 class Admin:
@@ -105,7 +117,7 @@ class Admin:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    # -- look --------------------------------------------------------------------------------------------------------
+    # -- look ------------------------------------------------------------------------------------------------
 
     def get(self, id: int) -> JobDetails:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
@@ -113,38 +125,86 @@ class Admin:
         with self._database.read() as conn:
             job = records.details(conn, _checked_id(id))
         if job is None:
-            raise JobNotFoundError(f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept")
+            raise JobNotFoundError(
+                f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+            )
         return job
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
     ) -> builtins.list[JobDetails]:
         """Return the newest jobs, of a state, queue or task if given, at most `limit`."""
+        return self.listing(state=state, queue=queue, task=task, limit=limit, within=None).jobs
+
+    def listing(
+        self,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        limit: int = 100,
+        within: int | None = LOOKED_AT,
+    ) -> Listing:
+        """`list`, which looks at no more than the newest `within` jobs of each table, and says whether that
+        was enough."""
         if state is not None and state not in builtins.list(State):
             raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
         if not 1 <= limit <= 100_000:
             raise ConfigurationError(f"limit is {limit!r}: it must lie between 1 and 100,000")
         self._database.require_tables()
         with self._database.read() as conn:
-            return records.listing(conn, state=None if state is None else State(state), queue=queue, task=task, limit=limit)
+            return records.listing(
+                conn,
+                state=None if state is None else State(state),
+                queue=queue,
+                task=task,
+                limit=limit,
+                within=within,
+            )
 
-    def status(self) -> builtins.list[QueueStatus]:
-        """Return what each queue holds and whether anybody serves it; also queues that are empty but served by name."""
+    def failures(
+        self, *, task: str | None = None, queue: str | None = None, exact: bool = False
+    ) -> tuple[builtins.list[Failures], bool]:
+        """Count failed jobs by task and error, the most frequent first, and say whether all were counted:
+        unless `exact`, the newest 10,000 are."""
         self._database.require_tables()
         with self._database.read() as conn:
-            held = records.stats(conn)
+            chosen = Selection(task=task, queue=queue)
+            return records.failures(conn, chosen, within=None if exact else counts.MOST)
+
+    def status(self, *, exact: bool = False) -> builtins.list[QueueStatus]:
+        """Return what each queue holds and whether a worker serves it; also queues that are empty but served
+        by name.
+
+        A count ends at 10,000, or earlier where there are many queues and priorities, and `capped` names it
+        then; with `exact` every job is counted.
+        """
+        self._database.require_tables()
+        with self._database.read() as conn:
+            held = counts.exact(conn) if exact else counts.capped(conn)
             alive = cluster.alive(conn, within_ms=ALIVE_MS)
             paused = cluster.paused(conn)
         everything = any(worker.queues is None for worker in alive)
         named = _named(alive)
         found = [
             QueueStatus(
-                s.queue, s.available, s.scheduled, s.running, s.failed, s.oldest_wait_seconds, s.paused, everything or s.queue in named
+                s.queue,
+                s.available,
+                s.scheduled,
+                s.running,
+                s.failed,
+                s.oldest_wait_seconds,
+                s.paused,
+                everything or s.queue in named,
+                s.capped,
             )
             for s in held
         ]
         empty = (named | paused.keys()) - {s.queue for s in held}
-        found += [QueueStatus(name, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named) for name in empty]
+        found += [
+            QueueStatus(name, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
+            for name in empty
+        ]
         return sorted(found, key=lambda s: s.queue)
 
     def alive(self) -> builtins.list[WorkerRow]:
@@ -153,33 +213,69 @@ class Admin:
         with self._database.read() as conn:
             return cluster.alive(conn, within_ms=ALIVE_MS)
 
+    def unknown_queues(self, names: Sequence[str], known: Collection[str]) -> builtins.list[str]:
+        """Return which of these queues are not `known`, hold no jobs, and are named by no worker that serves
+        other queues than just these."""
+        asked = [name for name in names if name not in known]
+        if not asked:
+            return []
+        self._database.require_tables()
+        with self._database.read() as conn:
+            # workers that were told the very same may have been told the same mistake
+            others = [
+                worker
+                for worker in cluster.alive(conn, within_ms=ALIVE_MS)
+                if worker.queues is None or set(json.loads(worker.queues)) != set(names)
+            ]
+            named = _named(others) | cluster.paused(conn).keys()
+            return [name for name in asked if name not in named and not operators.holds_jobs(conn, name)]
+
     def workers(self, *, silent: bool = False) -> builtins.list[WorkerStatus]:
         """Return the workers that are alive and what each holds, the longest running first.
 
-        With `silent` also those that neither signed off nor were heard of for up to a day: they died, or are cut off.
+        With `silent` also those that neither signed off nor were heard of for up to a day: they died, or are
+        cut off.
         """
         self._database.require_tables()
         with self._database.read() as conn:
-            entered, held, moment = cluster.entered(conn), cluster.held(conn), cluster.moment(conn)
+            entered, held, moment = cluster.entered(conn), cluster.reserved(conn), cluster.moment(conn)
         found = []
         for row in entered:
             silence = max(0.0, (moment - row.seen_at).total_seconds())
             alive = silence * 1000 <= ALIVE_MS
             if alive or silent:
                 queues = None if row.queues is None else tuple(json.loads(row.queues))
-                labels = (row.id, row.host, row.pid, row.version, queues, row.concurrency, row.started_at, row.seen_at)
-                found.append(WorkerStatus(*labels, silence, alive, [job for job in held if job.owner == row.id]))
+                labels = (
+                    row.id,
+                    row.host,
+                    row.pid,
+                    row.version,
+                    queues,
+                    row.concurrency,
+                    row.started_at,
+                    row.seen_at,
+                )
+                found.append(
+                    WorkerStatus(
+                        *labels,
+                        silence,
+                        alive,
+                        [job for job in held if job.owner == row.id],
+                        row.unstarted,
+                    )
+                )
         return found
 
-    # -- mend --------------------------------------------------------------------------------------------------------
+    # -- mend ------------------------------------------------------------------------------------------------
 
     def retry_failed(
         self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
-        """Move failed jobs back to be run again with all their attempts, under the same id; return the ids moved.
+        """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
+        moved.
 
-        By ids, task or queue, or `all=True`; ids, task and queue given together must all fit. A job whose unique key a live
-        job holds stays failed.
+        By ids, task or queue, or `all=True`; ids, task and queue given together must all fit. A job whose
+        unique key a live job holds stays failed.
         """
         return self.move_failed_back(ids, task=task, queue=queue, all=all).moved
 
@@ -213,17 +309,22 @@ class Admin:
                 forgotten += batch
         return forgotten
 
-    # -- end ---------------------------------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------------------
 
     def cancel(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, force: bool = False
+        self,
+        ids: Sequence[int] = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        force: bool = False,
     ) -> dict[int, Cancellation]:
-        """Cancel live jobs, by ids, task or queue, and say of each what became of it; the jobs of a task or queue are those
-        there were when the call began.
+        """Cancel live jobs, by ids, task or queue, and say of each what became of it; the jobs of a task or
+        queue are those there were when the call began.
 
-        A waiting job ends here and now. A running one is asked to: its worker sees that at its next heartbeat. With `force`
-        it ends at once as well, and whatever its worker still does with it changes nothing in sqlq's tables; what the
-        handler does elsewhere nobody can stop.
+        A waiting job ends here and now. A running one is asked to: its worker sees that at its next
+        heartbeat. With `force` it ends at once as well, and whatever its worker still does with it changes
+        nothing in sqlq's tables; what the handler does elsewhere cannot be stopped.
         """
         selections = _selections(ids, task, queue, all=False, what="jobs")
         self._database.require_tables()
@@ -249,7 +350,7 @@ class Admin:
             last = batch[-1]
 
     def _cancel(self, batch: Sequence[int], force: bool, deadline: float) -> dict[int, Cancellation]:
-        found = _fates(self._database.run(partial(operators.cancel, ids=batch, force=force)))
+        found = _cancellations(self._database.run(partial(operators.cancel, ids=batch, force=force)))
         for id in batch:
             if id not in found:  # locked at that moment, or ended meanwhile
                 found |= self._cancel_patiently(id, force, deadline)
@@ -258,7 +359,9 @@ class Admin:
     def _cancel_patiently(self, id: int, force: bool, deadline: float) -> dict[int, Cancellation]:
         wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
         try:
-            found = _fates(self._database.run(partial(operators.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1))
+            found = _cancellations(
+                self._database.run(partial(operators.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1)
+            )
         except DBAPIError as error:
             if not self._database.dialect.rolled_back(error):
                 raise
@@ -269,17 +372,24 @@ class Admin:
         with self._database.read() as conn:
             found = operators.find(conn, ids)
         return {
-            id: Cancellation.PASSED_OVER if id in found.live else Cancellation.ENDED if id in found.ended else Cancellation.UNKNOWN
+            id: Cancellation.PASSED_OVER
+            if id in found.live
+            else Cancellation.ENDED
+            if id in found.ended
+            else Cancellation.UNKNOWN
             for id in ids
         }
 
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
-        """Delete finished (and cancelled) jobs that ended longer ago than `finished`, and failed ones that failed longer ago
-        than `failed`; what is not given is left alone. In batches, the oldest first; return how many went."""
+        """Delete finished (and cancelled) jobs that ended longer ago than `finished`, and failed ones that
+        failed longer ago than `failed`; what is not given is left alone. In batches, the oldest first; return
+        how many went."""
         finished_ms = None if finished is None else milliseconds(finished, "finished")
         failed_ms = None if failed is None else milliseconds(failed, "failed")
         if finished_ms is None and failed_ms is None:
-            raise ConfigurationError('say what to prune: finished jobs, failed jobs or both, each with an age such as "7d"')
+            raise ConfigurationError(
+                'say what to prune: finished jobs, failed jobs or both, each with an age such as "7d"'
+            )
         self._database.require_tables()
         gone = Pruned(0, 0)
         if finished_ms is not None:
@@ -297,18 +407,20 @@ class Admin:
             total += batch
         return total
 
-    # -- pause -------------------------------------------------------------------------------------------------------
+    # -- pause -----------------------------------------------------------------------------------------------
 
     def pause(self, names: Sequence[str]) -> builtins.list[Switched]:
-        """Let no worker claim from these queues until they are resumed, whether or not they are known. What is claimed
-        already still runs; enqueueing goes on as ever."""
+        """Let no worker claim from these queues until they are resumed, whether or not they are known. What
+        is claimed already still runs; enqueueing goes on as ever."""
         return self._switch(names, operators.pause)
 
     def resume(self, names: Sequence[str]) -> builtins.list[Switched]:
         """Let workers claim from these queues again, and wake those that are idle."""
         return self._switch(names, operators.resume)
 
-    def _switch(self, names: Sequence[str], switch: Callable[[Connection, str], bool]) -> builtins.list[Switched]:
+    def _switch(
+        self, names: Sequence[str], switch: Callable[[Connection, str], bool]
+    ) -> builtins.list[Switched]:
         if isinstance(names, str):
             raise ConfigurationError(f"the queues are the text {names!r}: give a list, as in [{names!r}]")
         wanted = sorted({checked_name(name, "queue", ConfigurationError) for name in names})
@@ -339,11 +451,15 @@ def _named(alive: Sequence[WorkerRow]) -> set[str]:
     return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
 
 
-def _fates(done: operators.Cancelled) -> dict[int, Cancellation]:
-    return dict.fromkeys(done.ended, Cancellation.CANCELLED) | dict.fromkeys(done.requested, Cancellation.REQUESTED)
+def _cancellations(done: operators.CancelledBatch) -> dict[int, Cancellation]:
+    return dict.fromkeys(done.ended, Cancellation.CANCELLED) | dict.fromkeys(
+        done.requested, Cancellation.REQUESTED
+    )
 
 
-def _selections(ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs") -> Iterator[Selection]:
+def _selections(
+    ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs"
+) -> Iterator[Selection]:
     """Return what is meant, in portions: a statement takes some ten thousand parameters at most."""
     if isinstance(ids, (str, int)):
         raise ConfigurationError(f"ids is {ids!r}: give a list, as in [42, 43]")
@@ -352,17 +468,26 @@ def _selections(ids: Sequence[int], task: str | None, queue: str | None, all: bo
             checked_name(value, name, ConfigurationError)
     given = bool(ids) or task is not None or queue is not None
     if not given and not all:
-        ways = "by id, by task, by queue, or all of them" if what == "failed jobs" else "by id, by task or by queue"
+        ways = (
+            "by id, by task, by queue, or all of them"
+            if what == "failed jobs"
+            else "by id, by task or by queue"
+        )
         raise ConfigurationError(f"name the {what} that are meant: {ways}")
     if given and all:
-        raise ConfigurationError("all failed jobs are meant, but ids, a task or a queue are named too: give one of the two")
+        raise ConfigurationError(
+            "all failed jobs are meant, but ids, a task or a queue are named too: give one of the two"
+        )
     wanted = sorted({_checked_id(id) for id in ids})
     if not wanted:
         return iter([Selection((), task, queue)])
-    return (Selection(tuple(wanted[i : i + records.BATCH]), task, queue) for i in range(0, len(wanted), records.BATCH))
+    return (
+        Selection(tuple(wanted[i : i + records.BATCH]), task, queue)
+        for i in range(0, len(wanted), records.BATCH)
+    )
 
 
 def _checked_id(id: int) -> int:
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 2**63:
-        raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers from 1 on")
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
     return id

@@ -36,13 +36,13 @@ class HasContext(Protocol):
 def upgrade(op: HasContext, revision: str = "head", schema: str | None = None) -> None:
     """Bring sqlq's tables to a revision, on the connection and in the transaction of the host's migration.
 
-    Name the revision rather than "head", so that the host's migration does the same next year. `schema` is as in
-    SQLQ_SCHEMA, which counts when it is None. The number goes into sqlq's own version table, and the host's `op` is as
-    usable afterwards as before. In the host's offline mode (`--sql`) nobody knows what the database holds: the SQL starts
-    from nothing, or from the first of two revisions given as "0001:0002".
+    Name the revision rather than "head", so that the host's migration does the same next year. `schema` is as
+    in SQLQ_SCHEMA, which counts when it is None. The number goes into sqlq's own version table, and the
+    host's `op` is as usable afterwards as before. In the host's offline mode (`--sql`) it is not known what
+    the database holds: the SQL starts from nothing, or from the first of two revisions given as "0001:0002".
 
-    Raises `SchemaVersionError` for tables newer than this sqlq, and `ConfigurationError` for an unknown revision or for
-    somebody else's tables with sqlq's names.
+    Raises `SchemaVersionError` for tables newer than this sqlq, and `ConfigurationError` for an unknown
+    revision or for other tables with sqlq's names.
     """
     start, _, end = revision.rpartition(":")
     _run(op.get_context(), settings.schema_name(schema), "up", start or None, end)
@@ -56,16 +56,19 @@ def downgrade(op: HasContext, revision: str, schema: str | None = None) -> None:
     start, _, end = revision.rpartition(":")
     if not start and op.get_context().as_sql:
         raise ConfigurationError(
-            f"offline, sqlq.alembic.downgrade cannot know where it starts: give both revisions, as in {version.HEAD + ':' + end!r}"
+            "offline, sqlq.alembic.downgrade cannot know where it starts: give both revisions, as in "
+            f"{version.HEAD + ':' + end!r}"
         )
     _run(op.get_context(), settings.schema_name(schema), "down", start or None, end)
 
 
-def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any], schema: str | None = None) -> bool:
+def include_name(
+    name: str | None, type_: str, parent_names: Mapping[str, Any], schema: str | None = None
+) -> bool:
     """Tell the host's autogenerate to leave sqlq's tables alone; everything else is included.
 
-    Only in sqlq's own schema (`schema`, else SQLQ_SCHEMA, else the default one): a `jobs` in another is the host's.
-    Beside a function of the host's own:
+    Only in sqlq's own schema (`schema`, else SQLQ_SCHEMA, else the default one): a `jobs` in another is the
+    host's. Beside a function of the host's own:
 
         def include_name(name, type_, parent_names):
             return sqlq.alembic.include_name(name, type_, parent_names) and name != "legacy"
@@ -77,9 +80,18 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any], 
     return parent_names.get("schema_name") not in ({None, "public"} if own in (None, "public") else {own})
 
 
-def _run(host: MigrationContext, schema: str | None, direction: migrate.Direction, start: str | None, end: str) -> None:
+def _run(
+    host: MigrationContext, schema: str | None, direction: migrate.Direction, start: str | None, end: str
+) -> None:
     if host.as_sql:
-        migrate.write(host.dialect, host.output_buffer, None if host.dialect.name == "sqlite" else schema, direction, start, end)
+        migrate.write(
+            host.dialect,
+            host.output_buffer,
+            None if host.dialect.name == "sqlite" else schema,
+            direction,
+            start,
+            end,
+        )
     else:
         assert host.connection is not None
         migrate.prepare(host.connection, schema)

@@ -1,35 +1,51 @@
-"""App: the one composition root. It knows the tasks, the database and the defaults, and puts the rooms together."""
+"""App: the one composition root. It knows the tasks, the database and the defaults, and puts the rooms
+together."""
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from sqlalchemy import URL, Engine
 
+from sqlq.around import Scope, around_scope, lifespan_scope
 from sqlq.clock import Duration, milliseconds
-from sqlq.enqueue import AnyAsyncSession, Enqueuer, SyncSession
+from sqlq.enqueue import Enqueuer, Enqueues, listed
 from sqlq.errors import ConfigurationError
+from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.job import Job, JobDetails, NewJob
 from sqlq.retry import BackoffOption
+from sqlq.session import AnyAsyncSession, SyncSession
 from sqlq.settings import CONCURRENCY, DEFAULT_QUEUE, MAX_ATTEMPTS, database_url, schema_name, supported
 from sqlq.settings import listen_url as url_to_listen_at
-from sqlq.store.database import Database, Place
-from sqlq.task import Exceptions, Registry, Task, make_task
+from sqlq.store.database import Address, Database, Gate
+from sqlq.task import Exceptions, Registry, Task, make_task, result_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from sqlq.admin import Admin, Cancellation, Pruned, WorkerStatus
-    from sqlq.worker.child import Alone
+    from sqlq.worker.child import Unsupervised
     from sqlq.worker.isolates import Isolates
+    from sqlq.worker.running import RunningJob
     from sqlq.worker.worker import Worker
 
+Context: TypeAlias = (
+    "AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | Iterator[Any] | AsyncIterator[Any]"
+)
+Around: TypeAlias = "Callable[[RunningJob], Context]"
+A = TypeVar("A", bound=Around)
+H = TypeVar("H", bound=Hear)
+L = TypeVar("L", bound="Callable[[], Context]")
 P = ParamSpec("P")
 R = TypeVar("R")
+log = logging.getLogger("sqlq")
 
 _TASK_OPTIONS = tuple(inspect.signature(make_task).parameters)[1:]
 """All but the handler."""
@@ -38,13 +54,15 @@ _TASK_OPTIONS = tuple(inspect.signature(make_task).parameters)[1:]
 class App:
     """A job queue in one database, and the tasks its workers run.
 
-    `url` is a database URL; without it SQLQ_DATABASE_URL counts, and then sqlite:///sqlq.db. With `engine` (an Engine or
-    AsyncEngine of yours) sqlq makes its own connections the way that engine does, in a pool of its own. `schema` names
-    the PostgreSQL schema of the tables (else SQLQ_SCHEMA, else the connection's default one). `retention` says how long
-    finished jobs are kept: "0s" for not at all, None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a
-    pooler that does not carry LISTEN.
+    `url` is a database URL; without it SQLQ_DATABASE_URL counts, and then sqlite:///sqlq.db. With `engine`
+    (an Engine or AsyncEngine of yours) sqlq makes its own connections the way that engine does, in a pool of
+    its own. `schema` names the PostgreSQL schema of the tables (else SQLQ_SCHEMA, else the connection's
+    default one). `retention` says how long finished jobs are kept: "0s" for not at all, None for ever.
+    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN.
 
-    Making an App connects to nothing. Raises `ConfigurationError` for a URL or option that cannot be used.
+    Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
+    enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
+    `ConfigurationError` for a URL or option that cannot be used.
 
     >>> app = App("sqlite:///shop.db")
     """
@@ -58,9 +76,17 @@ class App:
         retention: Duration | None = "7d",
         listen_url: str | URL | None = None,
     ) -> None:
-        self.use(url, engine=engine, schema=schema, listen_url=listen_url)
+        self._gate = Gate()
+        self._test_addresses: builtins.list[Address] = []
+        self._move_to(self._address(url, engine, schema, listen_url))
+        self.stand_in: Enqueues | None = None
+        """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
         self.retention_ms = None if retention is None else milliseconds(retention, "retention")
         self.tasks = Registry()
+        self.lifespan_scope: Scope | None = None
+        """What surrounds the life of each process that runs handlers."""
+        self.events = Events()
+        """Those who listen to what becomes of jobs."""
 
     def use(
         self,
@@ -72,34 +98,91 @@ class App:
     ) -> None:
         """Point the App at another database, as if it had been made with these arguments; its tasks stay.
 
-        For applications that read their configuration after their tasks are imported. Jobs enqueued through a session go
-        where the session goes. Closes the connections to the database before; raises as `App` does.
+        For applications that read their configuration after their tasks are imported. Jobs enqueued through a
+        session go where the session goes. Closes the connections to the database before; raises as `App`
+        does. While a test database is open (`sqlq_app`, `sqlq.testing.on_database`), the App stays there and
+        goes to the new database afterwards: an application factory needs no change to be tested.
+
+        >>> App().use("sqlite:///shop.db")
         """
+        self._move_to(self._address(url, engine, schema, listen_url))
+
+    @contextmanager
+    def on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
+        """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`, which calls
+        this.
+
+        A worker, or anything else, that was made before of the App's own database refuses to connect
+        meanwhile. Of several blocks the newest counts.
+        """
+        if url is None:  # guard: a-test-database-is-named
+            raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
+        where = database_url(url)
+        of_sqlite = where.get_backend_name() == "sqlite" and schema is None  # SQLQ_SCHEMA is meant for others
+        test = Address(where, None, None if of_sqlite else schema_name(schema, on=where), is_test=True)
+        self._test_addresses.append(test)
+        self._choose_address()
+        try:
+            yield
+        finally:
+            self._test_addresses = [other for other in self._test_addresses if other is not test]
+            self._choose_address()
+
+    def _move_to(self, address: Address) -> None:
+        """Make an address the App's own; where a test database is open, the App goes there afterwards."""
+        self._own_address = address
+        self._choose_address()  # guard: test-database-is-not-left
+        if self._test_addresses:
+            log.info("a test database is open: the App goes to another one when it is closed")
+
+    def _choose_address(self) -> None:
+        """Go to the newest test database that is open, else to the App's own."""
+        self.close()
+        for opened in ("database", "_enqueuer", "admin"):
+            self.__dict__.pop(opened, None)
+        self.address = self._test_addresses[-1] if self._test_addresses else self._own_address
+        self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
+
+    def _address(
+        self,
+        url: str | URL | None,
+        engine: Engine | AsyncEngine | None,
+        schema: str | None,
+        listen_url: str | URL | None,
+    ) -> Address:
         if url is not None and engine is not None:
             raise ConfigurationError("App got both a url and an engine: give one of them")
         if engine is not None:
             sync = getattr(engine, "sync_engine", engine)
             if not isinstance(sync, Engine):
                 raise ConfigurationError(
-                    f"App(engine=…) takes an Engine or AsyncEngine, not {type(engine).__name__}; a URL is given as App(url)"
+                    f"App(engine=…) takes an Engine or AsyncEngine, not {type(engine).__name__}; a URL is "
+                    "given as App(url)"
                 )
-            supported(sync.url)
-        found, schema, listen_at = database_url(url) if engine is None else None, schema_name(schema), url_to_listen_at(listen_url)
-        if hasattr(self, "place"):
-            self.close()
-        for opened in ("database", "enqueuer", "admin"):
-            self.__dict__.pop(opened, None)
-        self.place: Place = Place(found, engine, schema, listen_at)
+            where = supported(sync.url)
+        else:
+            where = database_url(url)
+        return Address(
+            where if engine is None else None,
+            engine,
+            schema_name(schema, on=where),
+            url_to_listen_at(listen_url),
+            gate=self._gate,
+        )
 
     @cached_property
     def database(self) -> Database:
         """sqlq's own connections to the database."""
-        return self.place.open()
+        return self.address.open()
+
+    @property
+    def enqueuer(self) -> Enqueues:
+        """What `enqueue` goes through."""
+        return self.stand_in or self._enqueuer
 
     @cached_property
-    def enqueuer(self) -> Enqueuer:
-        """What `enqueue` goes through; `sqlq.testing.inline` puts another in its place."""
-        return Enqueuer(self.database)
+    def _enqueuer(self) -> Enqueuer:
+        return Enqueuer(self.database, self.events)
 
     @cached_property
     def admin(self) -> Admin:
@@ -108,7 +191,7 @@ class App:
 
         return Admin(self.database)
 
-    # -- tasks -------------------------------------------------------------------------------------------------------
+    # -- tasks -----------------------------------------------------------------------------------------------
 
     @overload
     def task(self, handler: Callable[P, R], /) -> Task[P, R]: ...
@@ -129,26 +212,35 @@ class App:
         fail_on: Exceptions = (),
         isolate: bool = False,
         aliases: Sequence[str] = (),
+        around: Sequence[Around] | None = (),
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, handler: Any = None, /, **options: Any) -> Any:
         """Make a task of a function: `@app.task` or `@app.task(queue="mail", max_attempts=5)`.
 
-        The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the next attempt: a duration, a
-        list of them, a callable from the number of attempts to a duration, or one of `sqlq.exponential` (the default), `fixed`,
-        `linear`, `fibonacci`. With `retry_on` only these exceptions are followed by another attempt; after those in `fail_on` none
-        follows. `aliases` are names the task had before: jobs that wait under one of them run, too. `def` handlers run in threads,
-        `async def` handlers on an event loop. Raises `ConfigurationError` for a function no worker could find by its name, a name or
-        alias that is taken, and any option out of range.
+        The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the
+        next attempt: a duration, a list of them, a callable from the number of attempts to a duration, or one
+        of `sqlq.exponential` (the default), `fixed`, `linear`, `fibonacci`. With `retry_on` only these
+        exceptions are followed by another attempt; after those in `fail_on` none follows. `aliases` are names
+        the task had before: jobs that wait under one of them run, too. `around` lists what surrounds attempts
+        of this task inside what `App.around` has registered; with None nothing surrounds them. `def` handlers
+        run in threads, `async def` handlers on an event loop. Raises `ConfigurationError` for a function no
+        worker could find by its name, a name or alias that is taken, and any option out of range.
 
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
         """
         unknown = options.keys() - _TASK_OPTIONS
         if unknown:
-            raise ConfigurationError(f"@app.task has no option {', '.join(sorted(unknown))}; it has {', '.join(_TASK_OPTIONS)}")
+            raise ConfigurationError(
+                f"@app.task has no option {', '.join(sorted(unknown))}; it has {', '.join(_TASK_OPTIONS)}"
+            )
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
+            if isinstance(function, Task):
+                raise ConfigurationError(
+                    f"{function.name} is a task already: @app.task takes the function, its handler"
+                )
             task = make_task(function, **options)
             self.tasks.add(task)
             return task
@@ -156,17 +248,94 @@ class App:
         if handler is None:
             return register
         if not callable(handler):
-            raise ConfigurationError(f"@app.task was given {handler!r}: options are named, as in @app.task(queue='mail')")
+            raise ConfigurationError(
+                f"@app.task was given {handler!r}: options are named, as in @app.task(queue='mail')"
+            )
         return register(handler)
 
-    # -- enqueue -----------------------------------------------------------------------------------------------------
+    # -- hooks -----------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob, session: SyncSession | None = None) -> Job:
-        """Put a job into the queue: exactly if the session's transaction commits, and seen by no worker before.
+    def around(self, function: A) -> A:
+        """Surround every attempt of every task: `@app.around` on a generator function that yields once, or on
+        anything else that makes a context manager of the `RunningJob`.
 
-        `session` is a Session, scoped_session or Connection, with whatever driver; it is not committed, rolled back or
-        closed. Without one the job is committed when this returns. Raises `EnqueueError` or `ConfigurationError` before
-        anything is written; errors of the database pass through.
+        It runs where the handler runs, in a worker's thread, event loop or isolated process and in
+        `sqlq.testing.inline`: what it sets up, contextvars included, is there for the handler. Of several
+        the first registered is the outermost. A `def` one surrounds `def` and `async def` handlers, an
+        `async def` one `async def` handlers only. It sees the handler's exception, and may raise another one
+        in its place, such as `sqlq.Retry`; what it raises is the attempt's outcome, also before or after the
+        handler. An attempt whose exception it swallows has finished, without a result. A task's timeout
+        covers it. Raises `ConfigurationError` for what cannot surround an attempt.
+
+        >>> @app.around  # doctest: +SKIP
+        ... def in_web_context(running):
+        ...     with web.app_context():
+        ...         yield
+        """
+        self.tasks.surround(around_scope(function))
+        return function
+
+    def lifespan(self, function: L) -> L:
+        """Surround the life of every process that runs handlers: `@app.lifespan` on a generator function,
+        sync or async, that yields once, or on anything else that makes a context manager.
+
+        For clients, pools and models that handlers share. What it yields is `sqlq.current_job().lifespan`. A
+        worker enters it before its first job and leaves it after its last, within the grace time; each
+        process of an isolated job has its own. An asynchronous one lives on the event loop of `async def`
+        handlers, another one in a thread. When entering fails, the worker does not start. When a worker is
+        killed, or stopped at once, nothing leaves it. In `sqlq.testing.drain` it lasts as long as the call;
+        `sqlq.testing.inline` does not enter it, and is given a value instead. Raises `ConfigurationError` for
+        what cannot be one, and for a second one.
+
+        >>> @app.lifespan  # doctest: +SKIP
+        ... async def clients():
+        ...     async with httpx.AsyncClient() as client:
+        ...         yield client
+        """
+        scope = lifespan_scope(function)
+        if self.lifespan_scope is not None:
+            raise ConfigurationError(
+                f"lifespan is {scope.name}, but {self.lifespan_scope.name} is there already: enter both in "
+                "one function"
+            )
+        self.lifespan_scope = scope
+        return function
+
+    def on(self, *names: EventName) -> Callable[[H], H]:
+        """Have a function told what has become of jobs: `@app.on("failed", "retried")` on a `def` function of
+        a list of `JobEvent`.
+
+        The events are those that happen in this process: `enqueued` (when the transaction commits),
+        `started`, and what a worker has written at the end of an attempt: `finished`, `retried`, `failed`
+        (for good), `snoozed`, `released` (given back uncounted), `cancelled`; `lost` (the job has another
+        owner), and `rescued` (taken from a worker that died, to run again). The function runs in a thread of
+        its own, some events at a time, soon afterwards. What it raises is logged, and changes nothing; events
+        that come while 100,000 wait are dropped and counted in the log. A worker that stops lets it hear the
+        rest within the grace time. Raises `ConfigurationError` for a name that is no event, and for what
+        cannot listen.
+
+        >>> @app.on("failed")  # doctest: +SKIP
+        ... def alarm(events):
+        ...     for event in events:
+        ...         pager.send(f"{event.task} {event.id}: {event.reason}")
+        """
+        checked_names(names)
+
+        def listen(function: H) -> H:
+            self.events.add(names, function)
+            return function
+
+        return listen
+
+    # -- enqueue ---------------------------------------------------------------------------------------------
+
+    def enqueue(self, job: NewJob[R], session: SyncSession | None = None) -> Job[R]:
+        """Put a job into the queue: exactly if the session's transaction commits, and seen by no worker
+        before.
+
+        `session` is a Session, scoped_session or Connection, with whatever driver; it is not committed,
+        rolled back or closed. Without one the job is committed when this returns. Raises `EnqueueError` or
+        `ConfigurationError` before anything is written; errors of the database pass through.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
@@ -174,23 +343,49 @@ class App:
         """
         return self.enqueuer.enqueue([job], session)[0]
 
-    def enqueue_many(self, jobs: Iterable[NewJob], session: SyncSession | None = None) -> builtins.list[Job]:
-        """Put many jobs into the queue, all or none, in few statements; the results are in the order of `jobs`."""
-        return self.enqueuer.enqueue(list(jobs), session)
+    def enqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: SyncSession | None = None
+    ) -> builtins.list[Job[R]]:
+        """Put many jobs into the queue, all or none, in few statements; the results are in the order of
+        `jobs`."""
+        return self.enqueuer.enqueue(listed(jobs), session)
 
-    async def aenqueue(self, job: NewJob, session: AnyAsyncSession | None = None) -> Job:
-        """`enqueue` with an AsyncSession or AsyncConnection; without one, in a thread."""
+    async def aenqueue(self, job: NewJob[R], session: AnyAsyncSession | None = None) -> Job[R]:
+        """`enqueue` with an AsyncSession or AsyncConnection; without one, in a thread, where the job is
+        committed also when this call is cancelled, as `asyncio.wait_for` does."""
         return (await self.enqueuer.aenqueue([job], session))[0]
 
-    async def aenqueue_many(self, jobs: Iterable[NewJob], session: AnyAsyncSession | None = None) -> builtins.list[Job]:
-        """`enqueue_many` with an AsyncSession or AsyncConnection; without one, in a thread."""
-        return await self.enqueuer.aenqueue(list(jobs), session)
+    async def aenqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: AnyAsyncSession | None = None
+    ) -> builtins.list[Job[R]]:
+        """`enqueue_many` with an AsyncSession or AsyncConnection; without one, in a thread, as `aenqueue`."""
+        return await self.enqueuer.aenqueue(listed(jobs), session)
 
-    # -- look and mend -----------------------------------------------------------------------------------------------
+    # -- look and mend ---------------------------------------------------------------------------------------
 
     def get(self, id: int) -> JobDetails:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
         return self.admin.get(id)
+
+    @overload
+    def result(self, job: Job[Coroutine[Any, Any, R]]) -> R: ...
+
+    @overload
+    def result(self, job: Job[R]) -> R: ...
+
+    @overload
+    def result(self, job: int) -> Any: ...
+
+    def result(self, job: Job[Any] | int) -> Any:
+        """Return what the handler of a finished job returned, as its return annotation says.
+
+        Waits for nothing. Raises `NoResultError` for a job that has not finished, or has but its result was
+        not kept, and `JobNotFoundError`. By id alone the result is known to be nothing in particular.
+
+        >>> receipt = app.result(job)  # doctest: +SKIP
+        """
+        details = self.admin.get(job if isinstance(job, int) else job.id)
+        return result_of(details, self.tasks.get(details.task))
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
@@ -198,34 +393,73 @@ class App:
         """Return the newest jobs, of a state, queue or task if given, at most `limit`."""
         return self.admin.list(state=state, queue=queue, task=task, limit=limit)
 
+    async def aget(self, id: int) -> JobDetails:
+        """`get` in a thread, so that the event loop goes on meanwhile.
+
+        >>> job = await app.aget(42)  # doctest: +SKIP
+        """
+        return await asyncio.to_thread(self.get, id)
+
+    async def alist(
+        self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
+    ) -> builtins.list[JobDetails]:
+        """`list` in a thread, so that the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.list, state=state, queue=queue, task=task, limit=limit)
+
     def retry_failed(
         self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
-        """Move failed jobs back to be run again, with all their attempts, under the same id; return the ids moved.
+        """Move failed jobs back to be run again, with all their attempts, under the same id; return the ids
+        moved.
 
         By ids, by task, by queue, or `all=True`. A job whose unique key a live job holds stays failed.
         """
         return self.admin.retry_failed(ids, task=task, queue=queue, all=all)
 
+    async def aretry_failed(
+        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+    ) -> builtins.list[int]:
+        """`retry_failed` in a thread, so that the event loop goes on meanwhile. Once begun it goes on to its
+        end, also where the awaiting task is cancelled."""
+        return await asyncio.to_thread(self.retry_failed, ids, task=task, queue=queue, all=all)
+
     def cancel(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, force: bool = False
+        self,
+        ids: Sequence[int] = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        force: bool = False,
     ) -> dict[int, Cancellation]:
         """Cancel live jobs, by ids, by task or by queue, and say what became of each.
 
-        A waiting job is "cancelled". A running one is "requested": its worker sees that at its next heartbeat, within
-        10 s, and asks the handler to stop. With `force` it is cancelled here and now, and whatever its worker still
-        writes for it counts for nothing. Of ids also "ended", "unknown", "passed over" (not of the task or queue named)
-        and "locked" (try again).
+        A waiting job is "cancelled". A running one is "requested": its worker sees that at its next
+        heartbeat, within 10 s, and asks the handler to stop. With `force` it is cancelled here and now, and
+        whatever its worker still writes for it counts for nothing. Of ids also "ended", "unknown", "passed
+        over" (not of the task or queue named) and "locked" (try again).
 
         >>> app.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
         """
         return self.admin.cancel(ids, task=task, queue=queue, force=force)
 
+    async def acancel(
+        self,
+        ids: Sequence[int] = (),
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        force: bool = False,
+    ) -> dict[int, Cancellation]:
+        """`cancel` in a thread, so that the event loop goes on meanwhile. Once begun it goes on to its end,
+        also where the awaiting task is cancelled."""
+        return await asyncio.to_thread(self.cancel, ids, task=task, queue=queue, force=force)
+
     def pause(self, queue: str) -> bool:
         """Let no worker claim from a queue until it is resumed; return whether it was not paused before.
 
-        What is claimed already still runs, and enqueueing goes on. A queue that is not known yet may be paused, too.
+        What is claimed already still runs, and enqueueing goes on. A queue that is not known yet may be
+        paused, too.
         """
         return self.admin.pause([queue])[0].changed
 
@@ -234,8 +468,9 @@ class App:
         return self.admin.resume([queue])[0].changed
 
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
-        """Delete jobs that finished or were cancelled longer ago than `finished`, and jobs that failed longer ago than
-        `failed`; return how many of each. Workers prune finished jobs by themselves (`retention`), failed ones nobody does.
+        """Delete jobs that finished or were cancelled longer ago than `finished`, and jobs that failed longer
+        ago than `failed`; return how many of each. Workers prune finished jobs by themselves (`retention`),
+        failed ones they do not.
 
         >>> app.prune(finished="7d", failed="30d")  # doctest: +SKIP
         Pruned(finished=1200, failed=3)
@@ -247,20 +482,21 @@ class App:
         return self.admin.workers()
 
     def migrate(self) -> str | None:
-        """Bring the tables up to this version of sqlq, and return the revision they had before (None: there were none).
+        """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
+        were none).
 
-        Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Safe to call from several
-        processes at once, and while jobs are enqueued and worked on. Raises `SchemaVersionError` for a database too new
-        for this version, `UnsupportedDatabaseError` for one that is too old to run it, `ConfigurationError` where tables
-        of another program stand in the way.
+        Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Safe to call from
+        several processes at once, and while jobs are enqueued and worked on. Raises `SchemaVersionError` for
+        a database too new for this version, `UnsupportedDatabaseError` for one that is too old to run it,
+        `ConfigurationError` where tables of another program stand in the way.
         """
         from sqlq.schema import migrate
 
-        with self.place.open(create=True) as database:
+        with self.address.open(create=True) as database:
             database.require_version()
-            return migrate.upgrade(database.engine, self.place.schema)
+            return migrate.upgrade(database.engine, self.address.schema)
 
-    # -- work --------------------------------------------------------------------------------------------------------
+    # -- work ------------------------------------------------------------------------------------------------
 
     def worker(
         self,
@@ -272,17 +508,18 @@ class App:
         drain: bool = False,
         max_jobs: int | None = None,
         max_lifetime: Duration | None = None,
-        ties: Alone | None = None,
+        supervision: Unsupervised | None = None,
         isolates: Isolates | None = None,
     ) -> Worker:
-        """Return a worker in this process; `.run()` blocks until it is stopped. `sqlq work` is the usual way to run one, and
-        promises more: here nobody watches the process, so that its jobs wait for their leases to run out when it dies, a `def`
-        handler past its timeout keeps its slot, and `isolate=True` has no effect.
+        """Return a worker in this process; `.run()` blocks until it is stopped. `sqlq work` is the usual way
+        to run one, and promises more: here no supervisor watches the process, so that its jobs wait for their
+        leases to run out when it dies, a `def` handler past its timeout keeps its slot, and `isolate=True`
+        has no effect.
 
-        `queues` are served in the order given, without it all in rotation. `concurrency` jobs run at a time. A `lease`
-        is renewed three times in its length. When stopped, running jobs have `grace` to finish; then they are given
-        back. With `drain` it stops when nothing is available, with `max_jobs` after that many, with `max_lifetime` after
-        that time. (`ties` and `isolates` are for `sqlq work`.)
+        `queues` are served in the order given, without it all in rotation. `concurrency` jobs run at a time.
+        A `lease` is renewed three times in its length. When stopped, running jobs have `grace` to finish;
+        then they are given back. With `drain` it stops when nothing is available, with `max_jobs` after that
+        many, with `max_lifetime` after that time. (`supervision` and `isolates` are for `sqlq work`.)
         """
         from sqlq.worker.options import WorkerOptions
         from sqlq.worker.worker import Worker
@@ -297,11 +534,19 @@ class App:
             max_lifetime=max_lifetime,
             retention_ms=self.retention_ms,
         )
-        return Worker(self.database, self.tasks, options if ties is None else options.jittered(), ties=ties, isolates=isolates)
+        return Worker(
+            self.database,
+            self.tasks,
+            options if supervision is None else options.jittered(),
+            supervision=supervision,
+            isolates=isolates,
+            lifespan=self.lifespan_scope,
+            events=self.events,
+        )
 
     def close(self) -> None:
         """Close sqlq's own connections. The App may be used again and then opens new ones."""
-        if "enqueuer" in self.__dict__:
-            self.enqueuer.close()
+        if "_enqueuer" in self.__dict__:
+            self._enqueuer.close()
         if "database" in self.__dict__:
             self.database.close()

@@ -1,8 +1,8 @@
 """Durations and moments as people write them, and as sqlq stores them.
 
 Only the database's clock decides what is due or expired; what crosses the boundary is a duration in whole
-milliseconds. A moment given by the caller must carry its time zone, because a naive one means another instant on
-every machine.
+milliseconds. A moment given by the caller must carry its time zone, because a naive one means another instant
+on every machine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _YEARS = range(1970, 9999)
 def milliseconds(value: Duration, what: str, error: type[Exception] = ConfigurationError) -> int:
     """Return a duration as whole milliseconds.
 
-    `what` names the option in the message. Numbers without a unit are refused, since half of all readers take them for
-    milliseconds. Raises `error` for anything but a duration from zero to a hundred years.
+    `what` names the option in the message. Numbers without a unit are refused, since half of all readers take
+    them for milliseconds. Raises `error` for anything but a duration from zero to a hundred years.
 
     >>> milliseconds("1h30m", "delay")
     5400000
@@ -46,9 +46,10 @@ def milliseconds(value: Duration, what: str, error: type[Exception] = Configurat
 
 
 def aware(value: datetime, what: str, error: type[Exception] = ConfigurationError) -> datetime:
-    """Return the moment unchanged, or raise `error` if it has no time zone, or a year that not every time zone can show.
+    """Return the moment unchanged, or raise `error` if it has no time zone, or a year that not every time
+    zone can show.
 
-    A worker whose connection speaks of other zones could not read such a row, nor anybody list it.
+    A worker whose connection speaks of other zones could not read such a row, nor a command list it.
 
     >>> aware(datetime(2030, 1, 1), "available_at")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -58,7 +59,9 @@ def aware(value: datetime, what: str, error: type[Exception] = ConfigurationErro
     if not isinstance(value, datetime):
         raise error(f"{what} is {value!r}: give a datetime with a time zone")
     if value.utcoffset() is None:
-        raise error(f"{what} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)")
+        raise error(
+            f"{what} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)"
+        )
     if value.year not in _YEARS:
         raise error(f"{what} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}")
     return value
@@ -70,7 +73,17 @@ def readable(ms: float) -> str:
     >>> readable(90_000)
     '90 s'
     """
-    for unit, name, until in (("ms", "ms", 1_000), ("s", "s", 120_000), ("m", "min", 7_200_000), ("h", "h", 172_800_000)):
+    for unit, name, until in (
+        ("ms", "ms", 1_000),
+        ("s", "s", 120_000),
+        ("m", "min", 7_200_000),
+        ("h", "h", 172_800_000),
+    ):
         if abs(ms) < until:
             return f"{ms / _UNITS[unit]:.3g} {name}"
     return f"{ms / _UNITS['d']:.4g} d"
+
+
+def written(moment: datetime, timespec: str = "seconds") -> str:
+    """Write a moment for a person, in this machine's time zone: "2026-11-22 03:35:07+00:00"."""
+    return moment.astimezone().isoformat(sep=" ", timespec=timespec)

@@ -1,54 +1,89 @@
-"""`sqlq doctor`: looks at the database and the queue in it, and says of each thing whether it is well and what to do.
+"""`sqlq doctor`: looks at the database and the queue in it, and says of each thing whether it is well and
+what to do.
 
-Every check is asked on its own: what a role may not see, or a server does not answer in time, is said to be so, and the
-others go on. Nothing is changed.
+Every check is asked on its own: what a role may not see, or a server does not answer in time, is said to be
+so, and the others go on. Nothing is changed.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin import Admin, QueueStatus
-from sqlq.clock import readable
+from sqlq.clock import readable, written
+from sqlq.commandline import command
 from sqlq.errors import SqlqError
 from sqlq.schema import version
 from sqlq.settings import HEARTBEAT_MS, POLL_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION, masked
 from sqlq.store import cluster, health
+from sqlq.store.cluster import WorkerRow
 from sqlq.store.database import Database
 
 OLD_TRANSACTION_S = 300.0
-"""From this age on an open transaction is worth a look: vacuum can remove no row that died since it began."""
+"""From this age on an open transaction is named: vacuum can remove no row that died since it began."""
 VERY_OLD_TRANSACTION_S = 3_600.0
 FREE_CONNECTIONS = 10
 DEAD_ROWS = 50_000
 LISTEN_SECONDS = 2.0
 LARGE_LOG_BYTES = 256 * 1024 * 1024
-CHECKED_BYTES = 256 * 1024 * 1024
+CHECKED_BYTES = 32 * 1024 * 1024
 """Up to this size a file is checked each time; larger ones with --deep, since that reads all of it."""
 STUCK_MS = 2 * RESCUE_MS
 CANCEL_MS = 6 * HEARTBEAT_MS
 LONG_WAIT_S = 300.0
 DAMAGED = "stop all workers, and restore a backup, or save what can be with sqlite3's .recover"
 NETWORK_FILESYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "ncpfs", "beegfs", "gpfs", "9p", "virtiofs", "vboxsf"}
-    | {f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph", "ceph-fuse", "s3fs", "gcsfuse", "rclone", "gvfsd-fuse", "davfs")}
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "ncpfs",
+        "beegfs",
+        "gpfs",
+        "9p",
+        "virtiofs",
+        "vboxsf",
+    }
+    | {
+        f"fuse.{name}"
+        for name in (
+            "sshfs",
+            "glusterfs",
+            "ceph",
+            "ceph-fuse",
+            "s3fs",
+            "gcsfuse",
+            "rclone",
+            "gvfsd-fuse",
+            "davfs",
+        )
+    }
 )
 
 
 class Verdict(StrEnum):
-    """OK: as it should be. LOOK: works, but somebody should know. MEND: something does not work, or will not for long."""
+    """OK: as it should be. CHECK: works, but an operator should know. TO_DO: something does not work, or will
+    not for long."""
 
     OK = "ok"
-    LOOK = "look"
-    MEND = "mend"
+    CHECK = "check"
+    TO_DO = "to do"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +96,16 @@ class Finding:
     remedy: str | None = None
 
 
-def ok(check: str, said: str) -> Finding:
-    return Finding(check, Verdict.OK, said)
+def ok(about: str, said: str) -> Finding:
+    return Finding(about, Verdict.OK, said)
 
 
-def look(check: str, said: str, remedy: str | None = None) -> Finding:
-    return Finding(check, Verdict.LOOK, said, remedy)
+def check(about: str, said: str, remedy: str | None = None) -> Finding:
+    return Finding(about, Verdict.CHECK, said, remedy)
 
 
-def mend(check: str, said: str, remedy: str | None) -> Finding:
-    return Finding(check, Verdict.MEND, said, remedy)
+def to_do(about: str, said: str, remedy: str | None) -> Finding:
+    return Finding(about, Verdict.TO_DO, said, remedy)
 
 
 class Doctor:
@@ -82,10 +117,18 @@ class Doctor:
         self._admin = Admin(database)
 
     def examine(self) -> list[Finding]:
-        """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at all."""
+        """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
+        all."""
         found = [self._connection()]
         if self._database.engine.dialect.name == "postgresql":
-            found += self._each(self._primary, self._durability, self._connections, self._autovacuum, self._transactions, self._prepared)
+            found += self._each(
+                self._primary,
+                self._durability,
+                self._connections,
+                self._autovacuum,
+                self._transactions,
+                self._prepared,
+            )
             found += self._each(self._slots, self._listen)
         else:
             found += self._each(self._file, self._journal, self._synchronous, self._integrity)
@@ -94,17 +137,40 @@ class Doctor:
             return found
         if self._database.engine.dialect.name == "postgresql":
             found += self._each(self._dead_rows)
-        found += self._each(self._indexes, self._workers, self._queues, self._paused, self._leases, self._cancels, self._tasks)
+        found += self._each(
+            self._indexes,
+            self._workers,
+            self._starts,
+            self._queues,
+            self._paused,
+            self._leases,
+            self._cancels,
+            self._tasks,
+        )
         return found + self._each(self._failed)
 
     def _each(self, *checks: Callable[[], Iterator[Finding]]) -> list[Finding]:
         found: list[Finding] = []
-        for check in checks:
+        for each in checks:
             try:
-                found += list(check())
-            except (DBAPIError, SqlqError) as error:
-                found.append(_unanswered(check.__name__.strip("_").replace("_", " "), error))
+                found += list(each())
+            except (SQLAlchemyError, SqlqError) as error:
+                found.append(self._unanswered(each.__name__.strip("_").replace("_", " "), error))
         return found
+
+    def _unanswered(self, about: str, error: Exception) -> Finding:
+        said = health.refusal(error)
+        if "malformed" in said:
+            return to_do(about, f"the file is damaged: {said}", DAMAGED)
+        return check(about, f"could not look: {said}", health.missing_grant(error, self._database.engine.url))
+
+    @cached_property
+    def _alive(self) -> list[WorkerRow]:
+        return self._admin.alive()
+
+    @cached_property
+    def _held(self) -> list[QueueStatus]:
+        return self._admin.status()
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
@@ -112,7 +178,7 @@ class Doctor:
             health.limit_time(conn)
             yield conn
 
-    # -- the database ------------------------------------------------------------------------------------------------
+    # -- the database ----------------------------------------------------------------------------------------
 
     def _connection(self) -> Finding:
         began = time.monotonic()
@@ -127,21 +193,28 @@ class Doctor:
         with self._read() as conn:
             schema = self._database.schema
             found = version.read(conn, schema)
-            where = version.database(conn, schema)
         if found == version.HEAD:
             yield ok("migrations", f"the tables are at revision {found}, the one needed")
         else:
-            yield mend("migrations", version.complaint(where, found), None)
+            said = version.complaint(self._database.engine, schema, found)
+            yield to_do("migrations", said, None)
 
-    # -- PostgreSQL --------------------------------------------------------------------------------------------------
+    # -- PostgreSQL ------------------------------------------------------------------------------------------
 
     def _primary(self) -> Iterator[Finding]:
         with self._read() as conn:
-            standby, read_only = health.is_standby(conn), health.setting(conn, "default_transaction_read_only") == "on"
+            standby, read_only = (
+                health.is_standby(conn),
+                health.setting(conn, "default_transaction_read_only") == "on",
+            )
         if standby:
-            yield mend("primary", "this server is a standby: nothing can be enqueued or claimed here", "name the primary in the URL")
+            yield to_do(
+                "primary",
+                "this server is a standby: nothing can be enqueued or claimed here",
+                "name the primary in the URL",
+            )
         elif read_only:
-            yield mend(
+            yield to_do(
                 "primary",
                 "transactions of this role are read-only: nothing can be claimed",
                 "ALTER ROLE … RESET default_transaction_read_only",
@@ -151,19 +224,26 @@ class Doctor:
 
     def _durability(self) -> Iterator[Finding]:
         with self._read() as conn:
-            commit, fsync, pages = (health.setting(conn, name) for name in ("synchronous_commit", "fsync", "full_page_writes"))
+            commit, fsync, pages = (
+                health.setting(conn, name) for name in ("synchronous_commit", "fsync", "full_page_writes")
+            )
         if fsync == "off":
-            yield mend(
+            yield to_do(
                 "durability",
                 "fsync is off: a crash of the machine can lose acknowledged jobs, and the whole database",
                 "set fsync = on in postgresql.conf",
             )
         elif pages == "off":
-            yield mend("durability", "full_page_writes is off: a crash of the machine can damage tables", "set full_page_writes = on")
-        elif commit == "off":
-            yield look(
+            yield to_do(
                 "durability",
-                "synchronous_commit is off: a crash of the server can lose the jobs acknowledged in its last moments",
+                "full_page_writes is off: a crash of the machine can damage tables",
+                "set full_page_writes = on",
+            )
+        elif commit == "off":
+            yield check(
+                "durability",
+                "synchronous_commit is off: a crash of the server can lose the jobs acknowledged in its "
+                "last moments",
                 "set it on for the roles that enqueue, if no job may be lost",
             )
         else:
@@ -174,7 +254,11 @@ class Doctor:
             used, limit = health.connections(conn)
         said = f"{used} of {limit} connections are in use"
         if limit - used < FREE_CONNECTIONS:
-            yield look("connections", said, "raise max_connections, or put a pooler before the server; a worker needs up to five")
+            yield check(
+                "connections",
+                said,
+                "raise max_connections, or put a pooler before the server; a worker needs up to five",
+            )
         else:
             yield ok("connections", said)
 
@@ -183,13 +267,17 @@ class Doctor:
             on = health.setting(conn, "autovacuum") == "on" and health.setting(conn, "track_counts") == "on"
             without = health.without_autovacuum(conn)
         if not on:
-            yield mend(
+            yield to_do(
                 "autovacuum",
                 "autovacuum is off (or track_counts is): dead rows stay, and claims become slower and slower",
                 "set autovacuum = on and track_counts = on",
             )
         elif without:
-            yield mend("autovacuum", f"autovacuum is off for {', '.join(without)}", f"ALTER TABLE {without[0]} RESET (autovacuum_enabled)")
+            yield to_do(
+                "autovacuum",
+                f"autovacuum is off for {', '.join(without)}",
+                f"ALTER TABLE {without[0]} RESET (autovacuum_enabled)",
+            )
         else:
             yield ok("autovacuum", "autovacuum is on")
 
@@ -199,12 +287,17 @@ class Doctor:
             hidden = health.hidden_sessions(conn)
         for session in old:
             who = f"pid {session.pid} ({session.program or 'no application_name'}, {session.state})"
-            said = f"{who} has had a transaction open for {_span(session.seconds)}: no row that died since then can be removed"
+            said = (
+                f"{who} has had a transaction open for {_span(session.seconds)}: no row that died since "
+                "then can be removed"
+            )
             remedy = f"end it where it was begun, or SELECT pg_terminate_backend({session.pid})"
-            yield (mend if session.seconds >= VERY_OLD_TRANSACTION_S else look)("transactions", said, remedy)
+            yield (to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check)(
+                "transactions", said, remedy
+            )
         if hidden:
             said = f"could not look into {hidden} sessions of other roles"
-            yield look("transactions", said, "GRANT pg_read_all_stats to the role in the URL")
+            yield check("transactions", said, "GRANT pg_read_all_stats to the role in the URL")
         elif not old:
             yield ok("transactions", f"none has been open for more than {_span(OLD_TRANSACTION_S)}")
 
@@ -212,9 +305,10 @@ class Doctor:
         with self._read() as conn:
             waiting = health.prepared_transactions(conn, older_than_s=OLD_TRANSACTION_S)
         for gid, seconds in waiting:
-            yield mend(
+            yield to_do(
                 "prepared",
-                f"the prepared transaction {gid!r} has waited for {_span(seconds)}: it holds locks, and dead rows with them",
+                f"the prepared transaction {gid!r} has waited for {_span(seconds)}: it holds locks, and "
+                "dead rows with them",
                 "COMMIT PREPARED or ROLLBACK PREPARED",
             )
         if not waiting:
@@ -224,9 +318,10 @@ class Doctor:
         with self._read() as conn:
             idle = health.idle_slots(conn)
         for name, age in idle:
-            yield look(
+            yield check(
                 "slots",
-                f"nobody uses the replication slot {name}, and it keeps the dead rows of the last {age:,} transactions",
+                f"the replication slot {name} is idle, and keeps the dead rows of the last {age:,} "
+                "transactions",
                 f"start its replica, or SELECT pg_drop_replication_slot('{name}')",
             )
         if not idle:
@@ -236,37 +331,45 @@ class Doctor:
         began = time.monotonic()
         heard = health.hears(self._database, seconds=LISTEN_SECONDS)
         if heard is None:
-            yield look("listen", "this driver cannot listen: workers find new jobs by polling", "use postgresql+psycopg:// in the URL")
+            yield check(
+                "listen",
+                "this driver cannot listen: workers find new jobs by polling",
+                "use postgresql+psycopg:// in the URL",
+            )
         elif heard:
             yield ok("listen", f"a NOTIFY arrives within {readable((time.monotonic() - began) * 1000)}")
         else:
-            yield look(
+            yield check(
                 "listen",
-                f"a NOTIFY did not arrive within {LISTEN_SECONDS:g} s, as behind PgBouncer in transaction mode: workers find new jobs by "
-                f"polling, within {readable(POLL_MS)}",
-                "connect workers directly, or in session mode, if that is too slow",
+                f"a NOTIFY did not arrive within {LISTEN_SECONDS:g} s, as behind PgBouncer in transaction "
+                f"mode: workers find new jobs by polling, within {readable(POLL_MS)}",
+                "if that is too slow, set SQLQ_LISTEN_URL to a URL of the database itself, past the pooler",
             )
 
     def _dead_rows(self) -> Iterator[Finding]:
         with self._read() as conn:
             rows = health.dead_rows(conn)
         if rows is None:
-            yield look("dead rows", "could not look: no statistics of the table jobs")
+            yield check("dead rows", "could not look: no statistics of the table jobs")
             return
-        when = "" if rows.vacuumed_at is None else f", vacuumed {rows.vacuumed_at:%Y-%m-%d %H:%M %Z}"
+        when = "" if rows.vacuumed_at is None else f", vacuumed {written(rows.vacuumed_at)}"
         said = f"the table jobs has about {rows.live:,} live and {rows.dead:,} dead rows{when}"
         if rows.dead > DEAD_ROWS and rows.dead > rows.live:
-            yield look("dead rows", said, "end old transactions (see above), then VACUUM jobs")
+            yield check("dead rows", said, "end old transactions (see above), then VACUUM jobs")
         else:
             yield ok("dead rows", said)
 
-    # -- SQLite ------------------------------------------------------------------------------------------------------
+    # -- SQLite ----------------------------------------------------------------------------------------------
 
     def _file(self) -> Iterator[Finding]:
         with self._read() as conn:
             file = health.database_file(conn)
         if file is None:
-            yield look("file", "could not look: SQLite names no file")
+            yield check("file", "could not look: SQLite names no file")
+            return
+        if self._database.dialect.may_only_be_read(self._database.engine.url):
+            said = f"{file} may only be read: jobs can be looked at here, and neither enqueued nor claimed"
+            yield check("file", said, "make the file and its directory writable, if that is not meant")
             return
         try:
             kind = filesystem(file, Path("/proc/mounts").read_text())
@@ -274,9 +377,10 @@ class Doctor:
             yield ok("file", f"{file}; what filesystem that is on cannot be told here")
             return
         if kind in NETWORK_FILESYSTEMS:
-            yield mend(
+            yield to_do(
                 "file",
-                f"{file} is on a {kind} filesystem: its locks cannot be relied on, so that jobs can be lost or run twice",
+                f"{file} is on a {kind} filesystem: its locks cannot be relied on, so that jobs can be lost "
+                "or run twice",
                 "move it to a local disk, or use PostgreSQL",
             )
         else:
@@ -286,18 +390,25 @@ class Doctor:
         with self._read() as conn:
             mode = str(health.pragma(conn, "journal_mode"))
             file = health.database_file(conn)
+        if mode != "wal" and self._database.dialect.may_only_be_read(self._database.engine.url):
+            yield ok("journal", f"journal_mode is {mode}, in a file that may only be read")
+            return
         if mode != "wal":
-            yield mend(
+            yield to_do(
                 "journal",
-                f"journal_mode is {mode}, and cannot be changed to WAL: readers and the writer block each other",
+                f"journal_mode is {mode}, and cannot be changed to WAL: readers and the writer block each "
+                "other",
                 "make the file and its directory writable, on a local disk",
             )
             return
         log = file and file.with_name(file.name + "-wal")
         size = log.stat().st_size if log and log.exists() else 0
         if size > LARGE_LOG_BYTES:
-            said = f"journal_mode is WAL; the log has grown to {size >> 20:,} MiB, as it does while somebody reads without an end"
-            yield look("journal", said, "end long reads, then PRAGMA wal_checkpoint(TRUNCATE)")
+            said = (
+                f"journal_mode is WAL; the log has grown to {size >> 20:,} MiB, as it does while "
+                "a connection reads without an end"
+            )
+            yield check("journal", said, "end long reads, then PRAGMA wal_checkpoint(TRUNCATE)")
         else:
             yield ok("journal", f"journal_mode is WAL, the log has {size >> 10:,} KiB")
 
@@ -307,9 +418,9 @@ class Doctor:
         name = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}.get(level, str(level))
         remedy = "set PRAGMA synchronous = FULL on connections that enqueue"
         if level == 0:
-            yield mend("synchronous", "OFF: a loss of power can damage the database", remedy)
+            yield to_do("synchronous", "OFF: a loss of power can damage the database", remedy)
         elif level == 1:
-            yield look("synchronous", "NORMAL: a loss of power can lose the jobs acknowledged last", remedy)
+            yield check("synchronous", "NORMAL: a loss of power can lose the jobs acknowledged last", remedy)
         else:
             yield ok("synchronous", f"{name} on sqlq's own connections")
 
@@ -322,48 +433,83 @@ class Doctor:
                 return
             complaints = health.quick_check(conn)
         if complaints:
-            yield mend("integrity", f"the file is damaged: {complaints[0]}", DAMAGED)
+            yield to_do("integrity", f"the file is damaged: {complaints[0]}", DAMAGED)
         else:
             yield ok("integrity", "quick_check finds the file in order")
 
-    # -- the queue ---------------------------------------------------------------------------------------------------
+    # -- the queue -------------------------------------------------------------------------------------------
 
     def _indexes(self) -> Iterator[Finding]:
         with self._read() as conn:
             missing, invalid = health.indexes(conn)
         for name in invalid:
-            yield mend("indexes", f"the index {name} is INVALID: it costs writes and serves no reads", f"REINDEX INDEX CONCURRENTLY {name}")
+            yield to_do(
+                "indexes",
+                f"the index {name} is INVALID: it costs writes and serves no reads",
+                f"REINDEX INDEX CONCURRENTLY {name}",
+            )
         if missing:
-            remedy = "create them as sqlq migrate --sql shows"
-            yield mend("indexes", f"these indexes are missing: {', '.join(missing)}; claims read whole tables", remedy)
+            remedy = f"create them as {command('migrate --sql')} shows"
+            yield to_do(
+                "indexes",
+                f"these indexes are missing: {', '.join(missing)}; claims read whole tables",
+                remedy,
+            )
         if not missing and not invalid:
             yield ok("indexes", "all are there and valid")
 
     def _workers(self) -> Iterator[Finding]:
         with self._read() as conn:
             entered = cluster.entered(conn)
-        alive = self._admin.alive()
+        alive = self._alive
         others = sorted({worker.version for worker in alive} - {VERSION})
         silent = len(entered) - len(alive)
-        said = f"{_count(len(alive), 'worker is', 'workers are')} alive" + (f", {silent} fell silent within a day" if silent > 0 else "")
+        said = f"{_count(len(alive), 'worker is', 'workers are')} alive" + (
+            f", {silent} fell silent within a day" if silent > 0 else ""
+        )
         if not alive:
-            waiting = sum(queue.available for queue in self._admin.status() if not queue.paused)
-            remedy = "start one with sqlq --app module:attribute work"
+            waiting = [queue for queue in self._held if queue.available and not queue.paused]
+            remedy = f"start one with {command('work', needs_app=True)}"
             if waiting:
-                yield mend("workers", f"no worker is alive, and {_count(waiting, 'job is', 'jobs are')} due", remedy)
+                due = _held_in(waiting, ("available",), "job is", "jobs are")
+                yield to_do("workers", f"no worker is alive, and {due} due", remedy)
             else:
-                yield look("workers", "no worker is alive; nothing is due", remedy)
+                yield check("workers", "no worker is alive; nothing is due", remedy)
         elif others:
-            yield look("workers", f"{said}; some run sqlq {', '.join(others)}, this is {VERSION}", "finish the deploy: see sqlq workers")
+            yield check(
+                "workers",
+                f"{said}; some run sqlq {', '.join(others)}, this is {VERSION}",
+                f"finish the deploy: see {command('workers')}",
+            )
         else:
             yield ok("workers", said)
 
+    def _starts(self) -> Iterator[Finding]:
+        short = [worker for worker in self._alive if worker.unstarted]
+        for worker in short:
+            jobs = _count(worker.unstarted, "job", "jobs")
+            yield check(
+                "starts",
+                f"the worker on {worker.host}, pid {worker.pid}, could not start {jobs}, and gave them back",
+                "see its log: threads, open files (ulimit -n), processes or memory are short there",
+            )
+        if not short:
+            yield ok("starts", "workers could start every job they claimed")
+
     def _queues(self) -> Iterator[Finding]:
-        queues = [queue for queue in self._admin.status() if not queue.paused]
+        queues = [queue for queue in self._held if not queue.paused]
         unserved = [queue for queue in queues if queue.available and not queue.served]
-        if unserved and self._admin.alive():
-            names = ", ".join(f"{queue.queue} ({queue.available:,} due)" for queue in unserved)
-            yield mend("queues", f"no worker serves {names}", f"start one with -q {unserved[0].queue}, or without -q for all")
+        if unserved and self._alive:
+            names = ", ".join(
+                f"{queue.queue} ({_held_in([queue], ('available',), 'due', 'due')})" for queue in unserved
+            )
+            yield to_do(
+                "queues",
+                f"no worker serves {names}",
+                "start one with "
+                + command(f"work -q {shlex.quote(unserved[0].queue)}", needs_app=True)
+                + ", or without -q for all",
+            )
         waiting = [queue for queue in queues if queue.oldest_wait_seconds is not None]
         if not waiting:
             yield ok("queues", "nothing waits to be run")
@@ -371,15 +517,21 @@ class Doctor:
         longest = max(waiting, key=_wait)
         said = f"the job that has waited longest is in queue {longest.queue}, due for {_span(_wait(longest))}"
         if longest.served and _wait(longest) > LONG_WAIT_S:
-            yield look("queues", said, "start more workers, or workers with more slots; sqlq workers shows what they are at")
+            yield check(
+                "queues",
+                said,
+                "start more workers, or workers with more slots; "
+                f"{command('workers')} shows what they are at",
+            )
         elif not unserved:
             yield ok("queues", said)
 
     def _paused(self) -> Iterator[Finding]:
-        holding = [queue for queue in self._admin.status() if queue.paused and queue.available + queue.scheduled]
+        holding = [queue for queue in self._held if queue.paused and queue.available + queue.scheduled]
         for queue in holding:
-            said = f"{queue.queue} is paused, and {_count(queue.available + queue.scheduled, 'job waits', 'jobs wait')} in it"
-            yield look("paused", said, f"sqlq resume {queue.queue}")
+            waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
+            said = f"{queue.queue} is paused, and {waiting} in it"
+            yield check("paused", said, command(f"resume {shlex.quote(queue.queue)}"))
         if not holding:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 
@@ -390,18 +542,26 @@ class Doctor:
             yield ok("leases", "no running job is without its worker")
             return
         said = (
-            f"{_count(stuck.number, 'running job has', 'running jobs have')} lost their workers, the first {_span(stuck.seconds)} ago, and "
-            f"nobody has taken them over: {_ids(stuck.ids, stuck.number)}"
+            f"{_count(stuck.number, 'running job has', 'running jobs have')} lost their workers, the first "
+            f"{_span(stuck.seconds)} ago, and "
+            f"no worker has taken them over: {_ids(stuck.ids, stuck.number)}"
         )
-        remedy = "look at the workers' logs: they should" if self._admin.alive() else "start a worker: any takes over what others lost"
-        yield mend("leases", said, remedy)
+        remedy = (
+            "look at the workers' logs: they should"
+            if self._alive
+            else "start a worker: any takes over what others lost"
+        )
+        yield to_do("leases", said, remedy)
 
     def _cancels(self) -> Iterator[Finding]:
         with self._read() as conn:
             ids = health.unheeded_cancels(conn, longer_than_ms=CANCEL_MS)
         if ids:
-            said = f"these jobs were asked to stop more than {readable(CANCEL_MS)} ago, and have not: {_ids(ids, len(ids))}"
-            yield look("cancels", said, f"sqlq cancel --force {ids[0]}")
+            said = (
+                f"these jobs were asked to stop more than {readable(CANCEL_MS)} ago, and have not: "
+                f"{_ids(ids, len(ids))}"
+            )
+            yield check("cancels", said, command(f"cancel --force {ids[0]}"))
         else:
             yield ok("cancels", "no request to cancel is unheeded")
 
@@ -410,33 +570,30 @@ class Doctor:
             tasks = health.unknown_tasks(conn)
         for unknown in tasks[:5]:
             left = max(0.0, UNKNOWN_TASK_MS / 1000 - unknown.seconds)
-            yield mend(
+            yield to_do(
                 "tasks",
-                f"no worker that met it knows the task {unknown.task}: {_count(unknown.number, 'job was', 'jobs were')} put back, first "
+                f"no worker that met it knows the task {unknown.task}: "
+                f"{_count(unknown.number, 'job was', 'jobs were')} put back, first "
                 f"{_span(unknown.seconds)} ago, and will fail in {_span(left)}",
-                "deploy workers whose App has it, or cancel them with sqlq cancel --task",
+                "deploy workers whose App has it, or cancel them with "
+                + command(f"cancel --task {shlex.quote(unknown.task)}"),
             )
         if not tasks:
             yield ok("tasks", "workers knew the task of every job they met")
 
     def _failed(self) -> Iterator[Finding]:
-        failed = sum(queue.failed for queue in self._admin.status())
+        failed = [queue for queue in self._held if queue.failed]
         if failed:
-            said = f"{_count(failed, 'job has', 'jobs have')} failed for good"
-            yield look("failed", said, "sqlq failed list; then retry, forget, or sqlq prune --failed 30d")
+            said = f"{_held_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
+            remedy = f"{command('failed list')}; then retry, forget, or {command('prune --failed 30d')}"
+            yield check("failed", said, remedy)
         else:
             yield ok("failed", "no job has failed for good")
 
 
-def _unanswered(check: str, error: Exception) -> Finding:
-    said = health.refusal(error)
-    if "malformed" in said:
-        return mend(check, f"the file is damaged: {said}", DAMAGED)
-    return look(check, f"could not look: {said}", "GRANT that to the role in the URL" if "permission denied" in said else None)
-
-
 def filesystem(file: Path, mounts: str) -> str | None:
-    """Return the type of the filesystem that a file is on, given the text of /proc/mounts; None where that does not tell."""
+    """Return the type of the filesystem that a file is on, given the text of /proc/mounts; None where that
+    does not tell."""
     best, kind = -1, None
     for line in mounts.splitlines():
         fields = line.split()
@@ -459,6 +616,13 @@ def _span(seconds: float) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
+
+
+def _held_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:
+    """Say how many jobs queues hold, with "+" where a count was not brought to an end."""
+    number = sum(getattr(queue, name) for queue in queues for name in names)
+    more = any(name in queue.capped for queue in queues for name in names)
+    return f"{number:,}+ {many}" if more else _count(number, one, many)
 
 
 def _ids(ids: list[int], count: int) -> str:

@@ -1,87 +1,116 @@
 """STAGE 1: a NewJob becomes a row in the caller's transaction.
 
-The caller's connection is borrowed: it is never committed, rolled back or closed here. Everything is checked before the
-first write, and the one question asked of the database beforehand cannot fail, so that a refusal leaves the caller's
-transaction as it was.
+The caller's connection is borrowed: it is never committed, rolled back or closed here. Everything is checked
+before the first write, and what is asked beforehand, on that same connection, cannot fail in the database, so
+that a refusal leaves the caller's transaction as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import sys
 import warnings
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError, OperationalError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError
 
-from sqlq.errors import EnqueueError, SqlqError, UnsupportedDatabaseError
+from sqlq.errors import EnqueueError, SqlqError
+from sqlq.events import Events
 from sqlq.hints import Hints
 from sqlq.job import Job, NewJob
 from sqlq.schema import version
-from sqlq.schema.tables import jobs as jobs_table
-from sqlq.settings import masked
+from sqlq.session import (
+    AnyAsyncSession,
+    SyncSession,
+    asynchronous,
+    connection_to_write,
+    database_error,
+    kind_of,
+    note_write,
+)
+from sqlq.settings import in_memory, masked
 from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
-from sqlq.store.sqlite import savepoint_may_be_outermost
+from sqlq.store.dialect import Dialect
 
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
+log = logging.getLogger("sqlq")
 
-SyncSession: TypeAlias = "Session | scoped_session[Any] | Connection"
-AnyAsyncSession: TypeAlias = "AsyncSession | AsyncConnection | async_scoped_session[Any]"
+
+class Enqueues(Protocol):
+    """What an App enqueues through: the database, or what `sqlq.testing.inline` puts in its place."""
+
+    def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]: ...
+
+    async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]: ...
 
 
 class Enqueuer:
     """Puts jobs into the database, in the caller's transaction or one of its own."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
+        self._events = events or Events()
         self._hints = Hints(database)
         self._ready: weakref.WeakKeyDictionary[Engine, str | None] = weakref.WeakKeyDictionary()
 
     def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]:
-        """Insert jobs and return them in the order given; without a session, in a transaction that is committed here."""
-        _check_new(new)
+        """Insert jobs and return them in the order given; without a session, in a transaction that is
+        committed here."""
+        check_new(new)
         if not new:
             return []
         if session is None:
-            schema = self._own_schema()
-            if len(new) == 1 and new[0].unique_key is None and self._database.takes_single_statements:
-                return [self._enqueue_alone(new[0], schema)]
-            done = self._database.run(lambda conn: jobs.insert(conn, new, schema))
-            self._hints.send()
-            return done
-        conn = connection_of(session)
+            return self._told(new, self._enqueue_alone(new))
+        conn = connection_to_write(session)
         schema = self._schema_of(conn)
-        refuse_loose_savepoint(conn)
         try:
             done = jobs.insert(conn, new, schema)
-        except OperationalError as error:
-            if conn.dialect.name == "sqlite" and jobs.DIALECTS["sqlite"].rolled_back(error):
-                raise EnqueueError(
-                    "SQLite refused the write because somebody else wrote after this transaction first read: begin such transactions "
-                    "with the write lock, by sqlq.configure_sqlite(engine, immediate=True), or run this one again"
-                ) from error
+        except Exception as error:
+            if (said := database_error(conn, error)) is not None:
+                _say_why(said, jobs.DIALECTS[conn.dialect.name])
             raise
+        note_write(session)
         self._hints.on_commit_of(conn)
+        return self._told(new, done, conn)
+
+    def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
+        if log.isEnabledFor(logging.DEBUG):
+            _debug(done)
+        if self._events.wants("enqueued"):
+            self._events.enqueued(new, done, conn)
         return done
 
-    def _enqueue_alone(self, new: NewJob, schema: str | None) -> Job:
+    def _enqueue_alone(self, new: Sequence[NewJob]) -> list[Job]:
+        schema = self._own_schema()
+        if len(new) == 1 and new[0].unique_key is None and self._database.takes_single_statements:
+            return [self._enqueue_one(new[0], schema)]
+        try:
+            done = self._database.run(lambda conn: jobs.insert(conn, new, schema))
+        except DBAPIError as error:
+            _say_why(error, self._database.dialect)
+            raise
+        self._hints.send()
+        return done
+
+    def _enqueue_one(self, new: NewJob, schema: str | None) -> Job:
         database = self._database
-        statement, parameters = jobs.insertion(new, database.engine.dialect, schema)
-        if self._hints.takes_along():
+        statement, parameters = jobs.insert_statement(new, database.engine.dialect, schema)
+        if self._hints.takes_along():  # guard: hint-goes-along
             try:
-                (row,) = database.run_alone(*cluster.notifying(statement, parameters, schema))
+                (row,) = database.run_statement(*cluster.notifying_statement(statement, parameters, schema))
                 return jobs.inserted(new, row)
             except DBAPIError as error:
-                if not database.dialect.has_no_room(error):
+                if not database.dialect.has_no_room(error):  # guard: job-without-its-hint
                     raise  # else the hint was refused, and with it the job, which does not depend on it
-        (row,) = database.run_alone(statement, parameters)
+        try:
+            (row,) = database.run_statement(statement, parameters)
+        except DBAPIError as error:
+            _say_why(error, database.dialect)
+            raise
         self._hints.send()
         return jobs.inserted(new, row)
 
@@ -89,12 +118,7 @@ class Enqueuer:
         """The same for an asynchronous session; without one, the synchronous way in a thread."""
         if session is None:
             return await asyncio.to_thread(self.enqueue, new)
-        target: Any = session
-        if hasattr(session, "registry"):  # an async_scoped_session, which has no run_sync
-            target = target()
-        if not hasattr(target, "run_sync"):
-            raise EnqueueError(f"aenqueue takes an AsyncSession or AsyncConnection, not a {_kind(target)}: use enqueue for that")
-        done: list[Job] = await target.run_sync(lambda sync: self.enqueue(new, sync))
+        done: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
         return done
 
     def close(self) -> None:
@@ -109,16 +133,18 @@ class Enqueuer:
         return self._ready[engine]
 
     def _schema_of(self, conn: Connection) -> str | None:
-        """Return the schema for jobs on this connection, after asking, once per engine, whether the tables are there."""
+        """Return the schema for jobs on this connection, after asking, once per engine, whether the tables
+        are there."""
         try:
             return self._ready[conn.engine]
         except KeyError:
             pass
-        if conn.dialect.name not in jobs.DIALECTS:
-            raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL and SQLite; this session is connected to {conn.dialect.name}")
+        ours = conn.engine is self._database.engine or self._is_ours(conn)
+        self._refuse_outside_a_test(conn, ours)
+        self._database.require_version_of(conn)
         schema = self._database.schema_for(conn)
         version.require(conn, schema)
-        if conn.engine is not self._database.engine and not self._is_ours(conn):
+        if not ours:
             warnings.warn(
                 f"jobs are being enqueued into {masked(conn.engine.url)}, but this App's workers look into "
                 f"{masked(self._database.engine.url)}: they will not see them",
@@ -128,65 +154,83 @@ class Enqueuer:
         self._ready[conn.engine] = schema
         return schema
 
+    def _refuse_outside_a_test(self, conn: Connection, ours: bool) -> None:
+        if ours or not self._is_in_a_test or in_memory(conn.engine.url):
+            return
+        # guard: test-jobs-stay-in-the-test
+        raise EnqueueError(
+            f"a test database is open, {masked(self._database.engine.url)}, but this session is connected to "
+            f"{masked(conn.engine.url)}: give the code under test an engine on app.database.engine.url, or "
+            "open that other database with sqlq.testing.on_database"
+        )
+
+    @property
+    def _is_in_a_test(self) -> bool:
+        return self._database.address is not None and self._database.address.is_test
+
     def _is_ours(self, conn: Connection) -> bool:
-        """Whether a caller's connection leads to the App's own database, by whatever name, host or proxy."""
+        """Whether a caller's connection leads to the App's own database, by whatever name, host or proxy; in
+        doubt it does.
+
+        The own database is not connected to for that, since it may not answer; a test's is.
+        """
         own, theirs = self._database.engine.url, conn.engine.url
         if own.get_backend_name() != theirs.get_backend_name():
             return False
         if own.get_backend_name() == "sqlite":
+            if in_memory(own) and in_memory(theirs):
+                return True
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
         if (own.host, own.port, own.database) == (theirs.host, theirs.port, theirs.database):
             return True
-        who = text("SELECT current_database(), pg_postmaster_start_time()")
+        if not self._is_in_a_test:
+            return not own.database or own.database in (theirs.database, conn.scalar(_DATABASE))
         try:
             with self._database.read() as mine:
-                return tuple(mine.execute(who).one()) == tuple(conn.execute(who).one())
+                return tuple(mine.execute(_SERVER).one()) == tuple(conn.execute(_SERVER).one())
         except (DBAPIError, SqlqError):
-            return True  # it cannot be told, and the caller has done nothing wrong
+            return True
 
 
-def _check_new(new: Sequence[NewJob]) -> None:
+_DATABASE = text("SELECT current_database()")
+_SERVER = text("SELECT current_database(), pg_postmaster_start_time()")
+
+
+def _debug(done: list[Job]) -> None:
+    for job in done:
+        event = "enqueued" if job.created else "not_unique"
+        log.debug(
+            "job %d: %s in queue %s, %s",
+            *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
+            extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": event},
+        )
+
+
+def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
+    """Return the jobs of a batch. Raises `EnqueueError` for what is no batch."""
+    if not isinstance(jobs, Iterable):
+        raise EnqueueError(
+            f"enqueue_many takes a list of what task.new(…) returns, not a {kind_of(jobs)}: write "
+            "app.enqueue_many([task.new(…), …])"
+        )
+    return list(jobs)
+
+
+def _say_why(error: DBAPIError, dialect: Dialect) -> None:
+    """Raise `EnqueueError` where there is more to say of a refused write than the database does."""
+    why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
+    if why is not None:
+        raise EnqueueError(why) from error
+
+
+def check_new(new: Sequence[NewJob]) -> None:
+    """Raise `EnqueueError` for what is no job that can be enqueued."""
     for job in new:
         if not isinstance(job, NewJob):
             hint = "calling a task runs it here and now; " if job is None or asyncio.iscoroutine(job) else ""
             if asyncio.iscoroutine(job):
                 job.close()
-            raise EnqueueError(f"enqueue takes what task.new(…) returns, not a {_kind(job)}: {hint}write app.enqueue(task.new(…))")
-
-
-def connection_of(session: Any) -> Connection:
-    """Return the connection on which a session would write a job. Raises `EnqueueError` for what has no transaction to join."""
-    if isinstance(session, Connection):
-        return session
-    # whoever has a Session has imported the ORM; who has none saves its time and memory
-    orm: Any = sys.modules.get("sqlalchemy.orm")
-    if orm is not None and isinstance(session, orm.scoped_session):
-        session = session()
-    if orm is not None and isinstance(session, orm.Session):
-        try:
-            conn: Connection = session.connection(bind_arguments={"clause": jobs_table})
-        except UnboundExecutionError:
             raise EnqueueError(
-                "this session has several binds and none for the jobs table: add binds={sqlq.schema.tables.jobs: engine} to it, "
-                "or pass session.connection(bind_arguments=…) of the database that holds the jobs"
-            ) from None
-        return conn
-    if hasattr(session, "run_sync"):
-        raise EnqueueError(
-            f"this is an {_kind(session)}: write await app.aenqueue(…, session=session), "
-            "or await session.run_sync(…) of what takes a Session"
-        )
-    raise EnqueueError(f"session is a {_kind(session)}: pass a Session or Connection, which has a transaction to join, or leave it out")
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
-def refuse_loose_savepoint(conn: Connection) -> None:
-    """Raise `EnqueueError` on an SQLite connection whose savepoint may be outermost, so that nothing can undo it as a whole."""
-    if conn.dialect.name == "sqlite" and savepoint_may_be_outermost(conn):
-        raise EnqueueError(
-            "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer rollback would not undo "
-            "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
-        )
+                f"enqueue takes what task.new(…) returns, not a {kind_of(job)}: {hint}write "
+                "app.enqueue(task.new(…))"
+            )

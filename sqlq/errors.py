@@ -9,9 +9,10 @@ SqlqError
 │   └── ArgumentsError              the arguments do not fit the handler, or are not JSON
 ├── ExecutionError              an attempt ended without a verdict of its handler
 │   ├── JobTimeoutError             it ran longer than its timeout
-│   ├── LeaseLostError              the job belongs to somebody else by now
+│   ├── LeaseLostError              the job belongs to another owner by now
 │   └── WorkerLostError             the process that ran it is gone
-└── JobNotFoundError            there is no job with that id
+├── JobNotFoundError            there is no job with that id
+└── NoResultError               a job has not finished, or its result was not kept
 
 Each message is one sentence that says what is wrong, where, and how to mend it. Whatever is raised as an
 `EnqueueError` or `ConfigurationError` was raised before any write: the caller's transaction is still usable.
@@ -57,7 +58,8 @@ class JobTimeoutError(ExecutionError):
 
 
 class LeaseLostError(ExecutionError):
-    """The job was claimed, rescued or cancelled by somebody else; nothing this owner writes counts any more."""
+    """The job was claimed by another worker, rescued or cancelled; nothing this owner writes counts any
+    more."""
 
 
 class WorkerLostError(ExecutionError):
@@ -66,3 +68,7 @@ class WorkerLostError(ExecutionError):
 
 class JobNotFoundError(SqlqError):
     """There is no job with that id, in any state."""
+
+
+class NoResultError(SqlqError):
+    """A job has no result: it has not finished, or what its handler returned was not kept."""

@@ -1,13 +1,13 @@
 """Telling idle workers that there may be work: a hint, never a promise.
 
-Polling alone is enough for everything but latency, so a hint may be lost, late or early. What it may not do is cost the
-producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids two-phase commit. So the
-hint is sent by a thread of its own, on a connection of its own, when a transaction that enqueued is committing, and one
-hint stands for all commits of the last few milliseconds. It may overtake a COMMIT that takes long; a worker that finds
-nothing after a hint looks again soon.
+Polling alone is enough for everything but latency, so a hint may be lost, late or early. What it may not do
+is cost the producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids
+two-phase commit. So the hint is sent by a thread of its own, on a connection of its own, when a transaction
+that enqueued is committing, and one hint stands for all commits of the last few milliseconds. It may overtake
+a COMMIT that takes long; a worker that finds nothing after a hint looks again soon.
 
-Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its hint along:
-then there are no others whose commits would wait.
+Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its
+hint along: then there are no others whose commits would wait.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ from sqlq.store.postgresql import is_in_transaction
 log = logging.getLogger("sqlq")
 
 DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
-"""How long at least lies between two hints, and how long in a stream: workers that find jobs look again by themselves."""
+"""How long at least lies between two hints, and how long in a stream: workers that find jobs look again by
+themselves."""
 STREAM_JOBS, STREAM_PER_SECOND = 5, 250
 """A stream begins with so many jobs between two hints, and ends when there are fewer in a second."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
 """After so long without a job enqueued alone, the next takes its hint along."""
 COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
-"""How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was told too early looks again."""
+"""How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was
+told too early looks again."""
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last hint to leave."""
 CLOSE_SECONDS = 5.0
 
 
 class Hints:
-    """Sends hints to the workers of a database; does nothing where workers see commits by themselves (SQLite)."""
+    """Sends hints to the workers of a database; does nothing where workers see commits by themselves
+    (SQLite)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
@@ -74,6 +77,7 @@ class Hints:
         self._enqueued.add(conn)
         if conn.engine not in self._listening:
             with self._lock():
+                # guard: hint-connects-early
                 self._begin()  # so that it has a connection by the time of the commit
             self._listening.add(conn.engine)
             event.listen(conn.engine, "commit", self._commits)
@@ -86,7 +90,8 @@ class Hints:
             self.send()
 
     def takes_along(self) -> bool:
-        """Whether the transaction about to begin should send the hint itself, since there was none for a while."""
+        """Whether the transaction about to begin should send the hint itself, since there was none for a
+        while."""
         moment = time.monotonic()
         quiet = not self._silent and moment - self._last_at > QUIET_SECONDS
         self._last_at = moment
@@ -100,7 +105,8 @@ class Hints:
             known = self._wanted or self._resting
             self._wanted += 1
             self._begin()
-            if not known:  # to wake the thread for each of many commits would cost the producers more than their hints
+            # to wake the thread for each of many commits would cost the producers more than their hints
+            if not known:
                 self._changed.notify_all()
 
     def _lock(self) -> threading.Condition:
@@ -126,6 +132,7 @@ class Hints:
                 self._wanted = 0
                 committing, self._committing = self._committing, []
             until, pause = time.monotonic() + COMMIT_SECONDS, FIRST_LOOK_SECONDS
+            # guard: hint-waits-for-commit
             while any(map(is_in_transaction, committing)) and time.monotonic() < until:
                 time.sleep(pause)
                 pause *= 1.1
@@ -141,7 +148,8 @@ class Hints:
                 rest = STREAM_DEBOUNCE_SECONDS if streams else DEBOUNCE_SECONDS
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts another one."""
+        """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts
+        another one."""
         if self._silent or self._pid != os.getpid():
             return
         with self._changed:

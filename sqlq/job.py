@@ -4,7 +4,8 @@
                         ▲                         │
                         └── retry, snooze, release ┘
 
-The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict itself.
+The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
+itself.
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
 from sqlq.clock import Duration, aware, milliseconds
 from sqlq.errors import EnqueueError
 from sqlq.settings import LONGEST_NAME, PRIORITIES
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+"""What the handler of a job returns; known to type checkers alone."""
 
 FailureReason: TypeAlias = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload"]
 UniqueUntil: TypeAlias = Literal["finish", "start"]
@@ -35,7 +46,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(Generic[R_co]):
     """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
 
     It is immutable: `.set()` returns another one, so a NewJob may be kept and enqueued many times.
@@ -63,13 +74,13 @@ class NewJob:
         timeout: Duration | None = None,
         unique_key: str | None = None,
         unique_until: UniqueUntil | None = None,
-    ) -> NewJob:
+    ) -> NewJob[R_co]:
         """Return this job with other options; what is not given stays as it is.
 
-        `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone; give one of
-        the two. A larger `priority` (−100 to 100) runs first. With a `unique_key`, at most one job of that key is live in
-        its queue: until it finishes, or with `unique_until="start"` until it is first claimed. Raises `EnqueueError` for
-        a value out of range, naming it.
+        `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
+        give one of the two. A larger `priority` (−100 to 100) runs first. With a `unique_key`, at most one
+        job of that key is live in its queue: until it finishes, or with `unique_until="start"` until it is
+        first claimed. Raises `EnqueueError` for a value out of range, naming it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
@@ -77,7 +88,7 @@ class NewJob:
             raise EnqueueError("both delay and available_at are set: give one of them")
         changes: dict[str, Any] = {}
         if queue is not None:
-            changes["queue"] = checked_name(queue, "queue")
+            changes["queue"] = checked_queue(queue)
         if delay is not None:
             changes.update(delay_ms=milliseconds(delay, "delay", EnqueueError), available_at=None)
         if available_at is not None:
@@ -94,7 +105,10 @@ class NewJob:
             if unique_until not in ("finish", "start"):
                 raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish" or "start"')
             changes["unique_until"] = unique_until
-        return replace(self, **changes)
+        new = replace(self, **changes)
+        if unique_until == "start" and new.unique_key is None:
+            raise EnqueueError('unique_until="start" is about a unique key: set unique_key together with it')
+        return new
 
 
 def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -> str:
@@ -102,15 +116,29 @@ def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -
     if not isinstance(value, str) or not value.strip():
         raise error(f"{what} is {value!r}: it must be text that is not blank")
     if len(value) > LONGEST_NAME:
-        raise error(f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible; for a long key enqueue a hash of it")
+        raise error(
+            f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible; for a long key "
+            "enqueue a hash of it"
+        )
     if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
         raise error(f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store")
     return str.__str__(value)  # of an enum's member its text, not its name
 
 
+def checked_queue(value: str, error: type[Exception] = EnqueueError) -> str:
+    """Return the name of a queue that may be given to jobs."""
+    name = checked_name(value, "queue", error)
+    if "," in name:  # guard: no-comma-in-a-queue
+        raise error(f"queue is {name!r}: a comma separates queues, as in sqlq work -q high,low; leave it out")
+    return name
+
+
 def checked_priority(value: int, error: type[Exception] = EnqueueError) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
-        raise error(f"priority is {value!r}: it must be a whole number from {PRIORITIES.start} to {PRIORITIES.stop - 1}; larger runs first")
+        raise error(
+            f"priority is {value!r}: it must be a whole number from {PRIORITIES.start} to "
+            f"{PRIORITIES.stop - 1}; larger runs first"
+        )
     return int(value)
 
 
@@ -128,7 +156,7 @@ def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> i
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(Generic[R_co]):
     """What `enqueue` answers: the job's id, and whether this call created it.
 
     `created` is False when a live job with the same unique key existed; then `id` and `state` are that job's.
@@ -143,8 +171,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those of earlier
-    attempts, oldest first; `result` and `payload` are decoded JSON, or the stored text where it cannot be decoded."""
+    """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those
+    of earlier attempts, oldest first; `result` and `payload` are decoded JSON, or the stored text where it
+    cannot be decoded. `error` says in one text what a failed job failed of, and why one was cancelled."""
 
     id: int
     queue: str
@@ -153,7 +182,8 @@ class JobDetails:
     payload: Any
     priority: int
     attempts: int
-    max_attempts: int
+    max_attempts: int | None
+    """None where the row does not say it, and no worker that knows the task has claimed it yet."""
     releases: int
     unique_key: str | None
     created_at: datetime
@@ -168,6 +198,26 @@ class JobDetails:
     message: str | None
     traceback: str | None
     errors: list[Mapping[str, Any]]
+    timeout_ms: int | None = None
+    unique_until: UniqueUntil = "finish"
+    cancel_requested_at: datetime | None = None
+
+    @property
+    def error(self) -> str | None:
+        """The exception and message of a failed job, or the reason where there is no exception; the reason of
+        a cancelled one. The same text as `error` in the view `job_states`; None where there is nothing to
+        say."""
+        if self.state is State.FAILED and self.exception is not None:
+            return f"{self.exception}: {self.message or ''}"
+        return self.reason
+
+
+def error_line(reason: str | None, exception: str | None, message: str | None) -> str:
+    """Say in one line what a job failed of: the exception and the first line of its message, after a reason
+    other than an error of the handler."""
+    lines = (message or "").strip().splitlines()
+    text = ": ".join(part for part in (exception, lines[0] if lines else None) if part) or reason or "?"
+    return text if reason == "error" else f"{reason}: {text}"
 
 
 class ClaimedJob(NamedTuple):
@@ -187,7 +237,8 @@ class ClaimedJob(NamedTuple):
     cancel_requested_at: datetime | None = None
     """When an operator asked for its end, while an earlier attempt ran."""
     losses: int = 0
-    """How often a worker was lost that had started it. After the first, the next attempt runs in a process of its own."""
+    """How often a worker was lost that had started it. After the first, the next attempt runs in a process of
+    its own."""
     priority: int = 0
     due_ms: float = 0.0
     """When it was due, in milliseconds since 1970."""
@@ -204,9 +255,11 @@ class ErrorText:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """T4: the handler returned; `result` is JSON text, None for no result."""
+    """T4: the handler returned; `result` is JSON text, None for no result. `note` says, in the row, what
+    became of a result that could not be stored."""
 
     result: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +280,12 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """T6: the attempt is given back; the job is due again after `delay_ms`."""
+    """T6: the attempt is given back; the job is due again after `delay_ms`. `snoozed`: the handler asked for
+    that."""
 
     delay_ms: int = 0
     unknown_task: bool = False
+    snoozed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +298,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SelfCompleted:
-    """The handler called `complete()`: whether its transaction committed is for the database to say. If it did not,
-    `otherwise` is how the attempt ended."""
+    """The handler called `complete()`: whether its transaction committed is for the database to say. If it
+    did not, `otherwise` is how the attempt ended."""
 
     otherwise: Outcome
 

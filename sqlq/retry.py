@@ -1,6 +1,7 @@
 """What becomes of a job after an attempt: the signals a handler may raise, backoff, and the decision.
 
-Nothing here touches a database; given the same attempt and the same exception the decision is the same but for jitter.
+Nothing here touches a database; given the same attempt and the same exception the decision is the same but
+for jitter.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import traceback as tracebacks
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
-from sqlq.errors import ConfigurationError, JobTimeoutError
-from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, Outcome, Released, Retried
-from sqlq.settings import ERROR_BYTES, MAX_RELEASES
+from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError
+from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, FailureReason, Outcome, Released, Retried
+from sqlq.settings import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 
 log = logging.getLogger("sqlq.worker")
 
@@ -28,21 +29,25 @@ class Signal(Exception):  # noqa: N818  # raised to say something, not because s
 
 
 class Retry(Signal):
-    """Raise in a handler to end this attempt as failed and try again, after `delay` or else the task's own backoff.
+    """Raise in a handler to end this attempt as failed and try again, after `delay` or else the task's own
+    backoff.
 
-    The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from error`, and
-    it is what the job's errors show.
+    The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
+    error`, and it is what the job's errors show.
     """
 
     def __init__(self, delay: Duration | None = None) -> None:
         self.delay_ms = None if delay is None else milliseconds(delay, "Retry(delay)")
-        super().__init__("the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}")
+        super().__init__(
+            "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
+        )
 
 
 class Snooze(Signal):
     """Raise in a handler to run the job again after `delay` without counting the attempt.
 
-    A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job circles for ever.
+    A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job
+    circles for ever.
     """
 
     def __init__(self, delay: Duration) -> None:
@@ -100,8 +105,8 @@ def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) 
 
 
 def backoff_from(option: BackoffOption | None) -> Backoff:
-    """Return the backoff an option stands for: None the default, a duration a fixed wait, a list one wait per attempt
-    (the last one repeats), a callable itself. Raises `ConfigurationError` for anything else."""
+    """Return the backoff an option stands for: None the default, a duration a fixed wait, a list one wait per
+    attempt (the last one repeats), a callable itself. Raises `ConfigurationError` for anything else."""
     if option is None:
         return exponential()
     if callable(option):
@@ -139,7 +144,8 @@ class RetryPolicy:
         return self.retry_on is None or isinstance(error, self.retry_on)
 
     def wait_ms(self, attempts: int) -> int:
-        """Return the wait before the next attempt; a callable that fails must not lose the job, so it gets the default."""
+        """Return the wait before the next attempt; a callable that fails must not lose the job, so it gets
+        the default."""
         try:
             return milliseconds(self.backoff(attempts), "what the backoff callable returned")
         except Exception as error:
@@ -156,29 +162,75 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
     match error:
         case Cancel():
             return Cancelled(error.reason)
-        case Snooze() if job.releases < MAX_RELEASES:
-            return Released(error.delay_ms)
+        case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
+            return Released(error.delay_ms, snoozed=True)
         case Snooze() | Retry():
-            return _again(job, error.__cause__ or error, policy, error.delay_ms)
+            return failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
         case JobTimeoutError():
-            return _again(job, error, policy, None, reason="timeout")
+            return failed(job, describe(error), policy, reason="timeout")
         case _ if not policy.retries(error):
             return Failed("error", describe(error))
         case _:
-            return _again(job, error, policy, None)
+            return failed(job, describe(error), policy)
 
 
-def _again(job: ClaimedJob, error: BaseException, policy: RetryPolicy, delay_ms: int | None, reason: Any = "error") -> Outcome:
-    if job.attempts >= job.max_attempts:
+def follows(attempts: int, max_attempts: int) -> bool:
+    """Say whether another attempt follows so many that failed: the one place where that is decided."""
+    return attempts < max_attempts  # guard: attempts-are-bounded
+
+
+def failed(
+    job: ClaimedJob,
+    error: ErrorText,
+    policy: RetryPolicy = DEFAULT_POLICY,
+    *,
+    reason: FailureReason = "error",
+    delay_ms: int | None = None,
+) -> Retried | Failed:
+    """Return the outcome of an attempt that failed: another one after `delay_ms`, or else the policy's wait;
+    none where it was the last."""
+    if not follows(job.attempts, job.max_attempts):
+        return Failed(reason, error)
+    wait_ms = policy.wait_ms(job.attempts) if delay_ms is None else delay_ms
+    return Retried(min(wait_ms, LONGEST_MS), error, reason)
+
+
+def given_back(job: ClaimedJob, *, crowded: bool = False) -> Outcome:
+    """Return the outcome of an attempt that its worker breaks off: it does not count, until the job was given
+    back too often (G3).
+
+    It is due again at once, or where the place it needs is `crowded` after a second, and longer each time.
+    """
+    if job.releases < MAX_RELEASES:
+        return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else 0)
+    error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
+    return failed(job, error, delay_ms=0)
+
+
+def put_off(job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], error: Exception) -> Outcome:
+    """Return the outcome of a job that this worker cannot run, but a newer or older one may: put back with a
+    growing delay, and failed when none could run it for a day."""
+    if (job.unknown_ms or 0) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
         return Failed(reason, describe(error))
-    return Retried(min(policy.wait_ms(job.attempts) if delay_ms is None else delay_ms, LONGEST_MS), describe(error), reason)
+    delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
+    return Released(delay_ms, unknown_task=True)  # guard: unknown-task-is-put-back
+
+
+_put_off: Final = exponential("1s", cap="10m")
+_crowded: Final = exponential("1s", cap="1m")
+
+
+def wait_after_loss_ms(losses: int) -> int:
+    """Return how long a job waits that has lost a worker so often before: not at all after the first loss,
+    which is usually the machine's fault; with backoff when it happens again."""
+    return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
 
 
 def describe(error: BaseException) -> ErrorText:
     """Return an exception as text that any database can store, at most 64 KiB in all.
 
-    Never raises: an exception whose `__str__` raises is still an error that must be recorded. Frame locals are not
-    kept, since they hold what nobody meant to store.
+    Never raises: an exception whose `__str__` raises is still an error that must be recorded. Frame locals
+    are not kept, since they hold what was never meant to be stored.
     """
     kind = type(error)
     try:
@@ -197,8 +249,28 @@ def describe(error: BaseException) -> ErrorText:
     )
 
 
+class _Text(Exception):  # noqa: N818  # shown as the cause of another, and never raised
+    """The traceback of an exception of another process."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return f"\n{self._text}"
+
+
+def remote_error(error: ErrorText) -> BaseException:
+    """Return an exception for error reporters that stands for one of which there is only text, because
+    another process met it."""
+    found = ExecutionError(f"{error.exception}: {error.message}")
+    found.__cause__ = None if error.traceback is None else _Text(error.traceback)
+    return found
+
+
 def scrubbed(value: str, limit: int) -> str:
-    """Return text without what databases refuse (NUL, lone surrogates), cut to `limit` bytes of UTF-8 in the middle.
+    """Return text without what databases refuse (NUL, lone surrogates), cut to `limit` bytes of UTF-8 in the
+    middle.
 
     Head and tail are kept: the one says what was tried, the other what went wrong.
     """
@@ -213,7 +285,7 @@ def scrubbed(value: str, limit: int) -> str:
     return (data[:half] + mark + data[-half:]).decode("utf-8", "ignore")
 
 
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # guard: texts-are-scrubbed
 
 
 def error_record(attempts: int, reason: str, error: ErrorText, at: datetime | None = None) -> str:

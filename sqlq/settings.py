@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from sqlq import project
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 
 VERSION: Final = "0.1.0"
@@ -25,27 +27,27 @@ MAX_RELEASES: Final = 1_000
 
 LEASE_MS: Final = 30_000
 HEARTBEAT_MS: Final = 10_000
-"""The longest time between two heartbeats, which are a worker's sign of life, too; short leases have three in their length."""
+"""The longest time between two heartbeats, which are a worker's sign of life, too; short leases have three in
+their length."""
 HEARTBEATS_PER_LEASE: Final = 3
 LEASE_MARGIN_MS: Final = 2_000
 """How long before the lease runs out by its own clock a worker stops trusting it."""
 RESCUE_MS: Final = 7_000
 POLL_MS: Final = 1_000
-GRACE_MS: Final = 25_000
 CONCURRENCY: Final = 10
 CONNECT_SECONDS: Final = 10
 ANSWER_SECONDS: Final = 30.0
-"""How long connecting, and one answer of PostgreSQL, may take where nobody tries again: an enqueue, an operator's command."""
+"""How long connecting, and one answer of PostgreSQL, may take where no loop tries again: an enqueue, an
+operator's command."""
 LOOP_CONNECT_SECONDS: Final = 3
 LOOP_ANSWER_SECONDS: Final = 4.0
-"""The same in a worker's loops, which try again: with the waits between tries they go on within five seconds after a network
-that swallowed packets works again."""
+"""The same in a worker's loops, which try again: with the waits between tries they go on within five seconds
+after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
 LISTEN_PING_SECONDS: Final = 10.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
-"""How long a task nobody knows is put back before it fails: a rolling deploy is over by then."""
-RETENTION_MS: Final = 7 * 24 * 3_600_000
+"""How long a task that no worker knows is put back before it fails: a rolling deploy is over by then."""
 
 LONGEST_NAME: Final = 255
 PAYLOAD_BYTES: Final = 1024 * 1024
@@ -61,7 +63,8 @@ _DRIVERS = {
     "sqlite+aiosqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
 }
-"""sqlq's own connections are synchronous, and on PostgreSQL psycopg unless the URL names another synchronous driver."""
+"""sqlq's own connections are synchronous, and on PostgreSQL psycopg unless the URL names another synchronous
+driver."""
 
 _ASYNCPG_ONLY = (
     "async_fallback",
@@ -78,53 +81,107 @@ _ASYNCPG_ONLY = (
 
 
 def database_url(argument: str | URL | None = None) -> URL:
-    """Return the URL of the database: the argument, else SQLQ_DATABASE_URL, else sqlite:///sqlq.db.
+    """Return the URL of the database: the argument, else SQLQ_DATABASE_URL, else that of [tool.sqlq] in
+    pyproject.toml, else sqlite:///sqlq.db.
 
-    Raises `ConfigurationError` for text that is no URL and for an SQLite database in memory, which no worker could
-    see, and `UnsupportedDatabaseError` for a database sqlq does not run on.
+    Raises `ConfigurationError` for text that is no URL, and `UnsupportedDatabaseError` for a database sqlq
+    does not run on.
     """
-    given = argument if argument is not None else os.environ.get("SQLQ_DATABASE_URL") or DEFAULT_URL
+    given = argument if argument is not None else os.environ.get("SQLQ_DATABASE_URL") or None
+    if given is not None:
+        return supported(_read(given, "the database URL"))
+    found = project.find()
+    if found is None or found.database_url is None:
+        return supported(make_url(DEFAULT_URL))
+    url = _read(found.database_url, f"database-url in {found.file}")
+    return supported(
+        url.set(database=str(found.file.parent / (url.database or ""))) if _is_file(url) else url
+    )
+
+
+def _read(given: str | URL, what: str) -> URL:
     try:
-        url = make_url(given)
+        return make_url(given)
     except (ArgumentError, ValueError):  # ValueError: the port is no number
         raise ConfigurationError(
-            "the database URL cannot be read: it has the form postgresql://user:password@host/database or sqlite:///path/to/file.db"
+            f"{what} cannot be read: it has the form postgresql://user:password@host/database or "
+            "sqlite:///path/to/file.db"
         ) from None
-    return supported(url)
+
+
+def _is_file(url: URL) -> bool:
+    """Whether this is an SQLite database named by a path."""
+    return (
+        url.get_backend_name() == "sqlite"
+        and not in_memory(url)
+        and not (url.database or "").startswith("file:")
+    )
 
 
 def supported(url: URL) -> URL:
     """Return the URL with the driver sqlq's own connections use, or say why this database cannot serve."""
     if url.drivername == "postgresql+asyncpg":
-        url = url.set(query={"sslmode" if name == "ssl" else name: value for name, value in url.query.items() if name not in _ASYNCPG_ONLY})
+        url = url.set(
+            query={
+                "sslmode" if name == "ssl" else name: value
+                for name, value in url.query.items()
+                if name not in _ASYNCPG_ONLY
+            }
+        )
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     if backend not in ("postgresql", "sqlite"):
-        raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL and SQLite, not on {backend!r} ({masked(url)})")
-    if backend == "sqlite" and (not url.database or ":memory:" in url.database or "mode=memory" in str(url)):
-        raise ConfigurationError(
-            "an SQLite database in memory is seen by one connection only, so no worker could run its jobs: name a file, as in sqlite:///sqlq.db"
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL and SQLite, not on {backend!r} ({masked(url)})"
         )
     try:
         dialect = url.get_dialect()
     except NoSuchModuleError:
-        raise UnsupportedDatabaseError(f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg:// or sqlite:///") from None
+        raise UnsupportedDatabaseError(
+            f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg:// or sqlite:///"
+        ) from None
+    if backend == "postgresql" and dialect.driver not in ("psycopg", "psycopg2"):
+        raise UnsupportedDatabaseError(
+            f"sqlq connects to PostgreSQL by psycopg or psycopg2, not by {url.drivername!r}: "
+            "give the App postgresql+psycopg://"
+        )
     if getattr(dialect, "is_async", False):
-        raise UnsupportedDatabaseError(f"{url.drivername!r} is an asynchronous driver: give the App postgresql+psycopg:// or sqlite:///")
+        raise UnsupportedDatabaseError(
+            f"{url.drivername!r} is an asynchronous driver: give the App postgresql+psycopg:// or sqlite:///"
+        )
     return url
 
 
-def listen_url(argument: str | URL | None = None) -> URL | None:
-    """Return the URL to LISTEN at, where that is another than the database's: the argument, else SQLQ_LISTEN_URL, else None.
+def in_memory(url: URL) -> bool:
+    """Whether this is an SQLite database in memory, which only the connection that made it sees."""
+    return url.get_backend_name() == "sqlite" and (
+        not url.database or ":memory:" in url.database or "mode=memory" in str(url)
+    )
 
-    Raises `ConfigurationError` for anything but a URL of PostgreSQL with the driver psycopg, the one that can LISTEN.
+
+IN_MEMORY: Final = (
+    "an SQLite database in memory is seen by one connection only, so sqlq cannot open it, nor a worker run "
+    "its jobs: name a file, as in sqlite:///sqlq.db (in a test, see sqlq.testing.create_tables)"
+)
+"""What is said when a connection of sqlq's own to one is needed."""
+
+
+def listen_url(argument: str | URL | None = None) -> URL | None:
+    """Return the URL to LISTEN at, where that is another than the database's: the argument, else
+    SQLQ_LISTEN_URL, else None.
+
+    Raises `ConfigurationError` for anything but a URL of PostgreSQL with the driver psycopg, the one that can
+    LISTEN.
     """
     given = argument if argument is not None else os.environ.get("SQLQ_LISTEN_URL") or None
     if given is None:
         return None
     url = database_url(given)
     if url.drivername != "postgresql+psycopg":
-        raise ConfigurationError(f"the URL to listen at is {masked(url)}: LISTEN is PostgreSQL's, so it has the form postgresql://…")
+        raise ConfigurationError(
+            f"the URL to listen at is {masked(url)}: LISTEN is PostgreSQL's, so it has the form "
+            "postgresql://…"
+        )
     return url
 
 
@@ -133,15 +190,34 @@ def masked(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
+def shown(url: URL) -> str:
+    """Return the URL as it may be shown to a person in another directory: without its password, an SQLite
+    file with its whole path."""
+    return f"sqlite:///{Path(url.database or '').absolute()}" if _is_file(url) else masked(url)
+
+
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 
 
-def schema_name(argument: str | None = None) -> str | None:
-    """Return the PostgreSQL schema the tables live in: the argument, else SQLQ_SCHEMA, else None for the default one.
+def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | None:
+    """Return the PostgreSQL schema the tables live in: the argument, else SQLQ_SCHEMA, else None for the
+    default one.
 
-    Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters.
+    Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters, and for an
+    argument where the database is one of SQLite.
     """
+    what = "SQLQ_SCHEMA" if argument is None else "schema"
     name = argument if argument is not None else os.environ.get("SQLQ_SCHEMA") or None
     if name is not None and not _IDENTIFIER.fullmatch(name):
-        raise ConfigurationError(f"SQLQ_SCHEMA is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them")
+        raise ConfigurationError(
+            f"{what} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
+        )
+    if argument is not None and on is not None and on.get_backend_name() == "sqlite":
+        raise ConfigurationError(no_schemas(what, argument, on))
     return name
+
+
+def no_schemas(what: str, name: str, url: URL) -> str:
+    """Return the sentence about a schema that was named for a database of SQLite; `what` named it."""
+    mend = "leave it out" if what == "schema" else "unset it, or name the PostgreSQL database it is meant for"
+    return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"

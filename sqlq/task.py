@@ -1,32 +1,43 @@
-"""Tasks: a name, a handler and its options; the registry of them; and the codec of their arguments.
+"""Tasks: a name, a handler and its options; and the registry of them.
 
-A worker runs what is registered and nothing else: a name in a row is looked up, never imported. Arguments are JSON,
-checked when the job is made, because that is the last moment at which the mistake and its author are in one place.
+A worker runs what is registered and nothing else: a name in a row is looked up, never imported.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import math
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
+from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.clock import Duration
-from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
-from sqlq.job import NewJob, checked_max_attempts, checked_name, checked_priority, checked_timeout
+from sqlq.codec import MisfitError, decode, encode
+from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
+from sqlq.job import (
+    JobDetails,
+    NewJob,
+    State,
+    checked_max_attempts,
+    checked_name,
+    checked_priority,
+    checked_queue,
+    checked_timeout,
+)
 from sqlq.retry import BackoffOption, RetryPolicy, backoff_from
-from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS, PAYLOAD_BYTES
+from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+
+
+_ELSEWHERE = ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options")
+"""By these methods of their tasks other queues enqueue."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +58,22 @@ class Task(Generic[P, R]):
     is_async: bool = False
     aliases: tuple[str, ...] = ()
     """Names it had before, under which its jobs may still wait."""
+    around: tuple[Scope, ...] | None = ()
+    """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
+    surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
+    """All that surrounds its attempts, the outermost first; chosen by the registry."""
     _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.handler(*args, **kwargs)
 
-    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:
         """Return a job of this task with these arguments, for `app.enqueue`.
 
-        The arguments are bound to the handler's signature and turned into JSON now: later changes to a list that was
-        passed do not matter. Tuples become lists. Raises `ArgumentsError` when they do not fit the signature, when None
-        is given for a parameter annotated as something that cannot be None, when a value is not JSON (the message names
-        its path), or when all of it exceeds 1 MiB.
+        The arguments are bound to the handler's signature and turned into JSON now: later changes to a list
+        that was passed do not matter. Tuples become lists. Raises `ArgumentsError` when they do not fit the
+        signature, when None is given for a parameter annotated as something that cannot be None, when a value
+        is not JSON (the message names its path), or when all of it exceeds 1 MiB.
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
@@ -66,21 +81,63 @@ class Task(Generic[P, R]):
             raise ArgumentsError(misfit)
         if any(value is None for value in (*args, *kwargs.values())):
             self._refuse_none(self._signature.bind(*args, **kwargs).arguments)
+        if (conversions := self._conversions) is None:
+            payload = encode(args, kwargs, f"{self.name}: ")
+        else:
+            payload = encode(*conversions.encode(args, kwargs, f"{self.name}: "), f"{self.name}: ")
         return NewJob(
             task=self.name,
-            payload=encode(args, kwargs, f"{self.name}: "),
+            payload=payload,
             queue=self.queue,
             max_attempts=self.max_attempts,
             priority=self.priority,
             timeout_ms=self.timeout_ms,
         )
 
+    def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
+        """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
+        a UUID or a moment, an object for a dataclass. Otherwise as `new`."""
+        args, kwargs = self.from_json([*args], {**(kwargs or {})})
+        make: Callable[..., NewJob] = self.new
+        return make(*args, **kwargs)
+
+    def arguments(self, payload: str | bytes) -> Arguments:
+        """Return the arguments in a payload, as the handler gets them. Raises as `from_json`, and
+        `ArgumentsError` for a payload that cannot be read."""
+        return self.from_json(*decode(payload))
+
+    def from_json(self, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Return the arguments that this JSON stands for, by the handler's annotations.
+
+        Raises `MisfitError` where the handler here does not take them, but that of another release may, and
+        `ArgumentsError` for a value that is not what its annotation says.
+        """
+        if (misfit := self.misfit(args, kwargs)) is not None:
+            raise MisfitError(misfit)
+        if (conversions := self._conversions) is None:
+            return args, kwargs
+        return conversions.decode(args, kwargs, f"{self.name}: ")
+
+    if not TYPE_CHECKING:  # checkers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _ELSEWHERE:
+                raise AttributeError(f"the task {self.name} has no {name!r}: write app.enqueue(task.new(…))")
+            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(missing, name=name, obj=self)
+
     def _refuse_none(self, arguments: Mapping[str, Any]) -> None:
         for name in self._never_none:
             if arguments.get(name, name) is None:
                 raise ArgumentsError(
-                    f"{self.name}: {name} is None, but it is annotated as never None: if it is a new row's id, call session.flush() first"
+                    f"{self.name}: {name} is None, but it is annotated as never None: if it is a new row's "
+                    "id, call session.flush() first"
                 )
+
+    def surround(self, common: Sequence[Scope]) -> None:
+        """Choose what surrounds the attempts: what is common to all tasks, and inside it the task's own."""
+        scopes = () if self.around is None else (*common, *self.around)  # guard: arounds-nest-in-order
+        object.__setattr__(self, "surroundings", surrounding(scopes, self.is_async))
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Say why the handler does not take these arguments; None when it does."""
@@ -93,7 +150,8 @@ class Task(Generic[P, R]):
         return None
 
     def _takes_positional(self, number: int) -> bool:
-        """Whether so many positional arguments, and no others, can be told to fit without binding them one by one."""
+        """Whether so many positional arguments, and no others, can be told to fit without binding them one by
+        one."""
         least, most = self._positional
         return least <= number <= most
 
@@ -107,8 +165,40 @@ class Task(Generic[P, R]):
 
     @cached_property
     def _never_none(self) -> frozenset[str]:
-        """The parameters annotated as something that cannot be None; read late, for annotations may name what comes later."""
-        return frozenset(_never_none(self.handler, self._signature))
+        """The parameters annotated as something that cannot be None; read late, for annotations may name what
+        comes later."""
+        return frozenset(never_none(self._signature, self._hints))
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return hints_of(self.handler)
+
+    @cached_property
+    def _conversions(self) -> Conversions | None:
+        """What the annotations make of arguments; None where they are plain JSON. Read late, too."""
+        return Conversions.of(self._signature, self._hints)
+
+    @cached_property
+    def result_conversion(self) -> Conversion | None:
+        """What the return annotation makes of results; None where they are plain JSON."""
+        return conversion_of(awaited(self._hints.get("return", Any)))
+
+
+def result_of(job: JobDetails, task: Task[..., Any] | None) -> Any:
+    """Return what the handler of a finished job returned, as the return annotation of its task says. Raises
+    `NoResultError`."""
+    if job.state is State.FAILED:
+        raise NoResultError(f"job {job.id} failed and has no result: app.get({job.id}) says why")
+    if job.state is not State.FINISHED:
+        raise NoResultError(f"job {job.id} is {job.state} and has no result")
+    if job.reason is not None:
+        raise NoResultError(f"job {job.id} has finished, but {job.reason}")
+    if job.result is None or task is None or (conversion := task.result_conversion) is None:
+        return job.result
+    try:
+        return conversion.decode(job.result, f"the result of job {job.id}")
+    except ArgumentsError as misfit:
+        raise NoResultError(f"{misfit}: app.get({job.id}) has it as JSON") from None
 
 
 def make_task(
@@ -124,8 +214,10 @@ def make_task(
     fail_on: Exceptions = (),
     isolate: bool = False,
     aliases: Sequence[str] = (),
+    around: Sequence[Callable[[Any], Any]] | None = (),
 ) -> Task[P, R]:
-    """Return the task for a handler; every option is checked here, at import, not when the first job fails."""
+    """Return the task for a handler; every option is checked here, at import, not when the first job
+    fails."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -134,11 +226,14 @@ def make_task(
         ) from None
     name = _task_name(handler, name)
     if _is(handler, inspect.isgeneratorfunction) or _is(handler, inspect.isasyncgenfunction):
-        raise ConfigurationError(f"{name} is a generator function: calling it runs none of its body, so it cannot be a task")
+        raise ConfigurationError(
+            f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
+        )
+    is_async = _is(handler, inspect.iscoroutinefunction)
     return Task(
         name=name,
         handler=handler,
-        queue=checked_name(queue, "queue", ConfigurationError),
+        queue=checked_queue(queue, ConfigurationError),
         max_attempts=checked_max_attempts(max_attempts, ConfigurationError),
         priority=checked_priority(priority, ConfigurationError),
         timeout_ms=None if timeout is None else checked_timeout(timeout, ConfigurationError),
@@ -148,8 +243,9 @@ def make_task(
             fail_on=_exceptions(fail_on, "fail_on"),
         ),
         isolate=isolate,
-        is_async=_is(handler, inspect.iscoroutinefunction),
+        is_async=is_async,
         aliases=_aliases(aliases),
+        around=task_arounds(around, name, is_async),
         _signature=signature,
     )
 
@@ -164,7 +260,10 @@ def _task_name(handler: Callable[..., Any], name: str | None) -> str:
         return checked_name(name, "the task's name", ConfigurationError)
     module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
     if module is None or qualname is None:
-        raise ConfigurationError(f"{handler!r} has no name of its own: give the task one, as in @app.task(name='shop.send_receipt')")
+        raise ConfigurationError(
+            f"{handler!r} has no name of its own: give the task one, as in "
+            "@app.task(name='shop.send_receipt')"
+        )
     for wrong, why in (
         (module == "__main__", "is defined in __main__, a module that no worker can import"),
         ("<lambda>" in qualname, "is a lambda, and has no name"),
@@ -180,7 +279,9 @@ def _task_name(handler: Callable[..., Any], name: str | None) -> str:
 
 def _aliases(given: Any) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ConfigurationError(f"aliases is {given!r}: it is a list of names, as in aliases=['shop.send_receipt']")
+        raise ConfigurationError(
+            f"aliases is {given!r}: it is a list of names, as in aliases=['shop.send_receipt']"
+        )
     return tuple(checked_name(name, "an alias", ConfigurationError) for name in given)
 
 
@@ -188,40 +289,10 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
     found = given if isinstance(given, tuple) else tuple(given) if isinstance(given, list) else (given,)
     for kind in found:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise ConfigurationError(f"{option} holds {kind!r}: it lists exception classes, as in {option}=(TimeoutError, OSError)")
+            raise ConfigurationError(
+                f"{option} holds {kind!r}: it lists exception classes, as in {option}=(TimeoutError, OSError)"
+            )
     return found
-
-
-def _never_none(handler: Callable[..., Any], signature: inspect.Signature) -> Iterator[str]:
-    try:
-        hints = typing.get_type_hints(handler)
-    except Exception:  # an annotation that cannot be evaluated is no reason to refuse a job
-        return
-    for parameter in signature.parameters.values():
-        if (
-            parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and parameter.default is not None
-            and parameter.name in hints
-            and not _admits_none(hints[parameter.name])
-        ):
-            yield parameter.name
-
-
-def _admits_none(hint: Any) -> bool:
-    if hint is Any or hint is None:
-        return True
-    if isinstance(hint, typing.NewType):
-        return _admits_none(hint.__supertype__)
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_admits_none(arm) for arm in get_args(hint))
-    if get_origin(hint) is typing.Annotated:
-        return _admits_none(get_args(hint)[0])
-    if get_origin(hint) is typing.Literal:
-        return None in get_args(hint)
-    try:
-        return isinstance(None, get_origin(hint) or hint)
-    except TypeError:  # a type variable, a protocol or anything else unusual gets the benefit of the doubt
-        return True
 
 
 class Registry(Mapping[str, Task[..., Any]]):
@@ -231,19 +302,34 @@ class Registry(Mapping[str, Task[..., Any]]):
         self._tasks: dict[str, Task[..., Any]] = {}
         self._found: dict[str, Task[..., Any]] = {}
         """By name and by alias."""
+        self._arounds: list[Scope] = []
+
+    def surround(self, scope: Scope) -> None:
+        """Surround the attempts of all tasks, of those, too, that are added later, inside what surrounds them
+        so far. Raises `ConfigurationError` for what surrounds them already."""
+        if any(scope.function is other.function for other in self._arounds):
+            raise ConfigurationError(f"around is {scope.name} a second time: register it once")
+        self._arounds.append(scope)
+        for task in self._tasks.values():
+            task.surround(self._arounds)
 
     def add(self, task: Task[..., Any]) -> None:
-        """Register a task. Raises `ConfigurationError` when its name or an alias is taken: which one ran would be a matter of luck."""
+        """Register a task. Raises `ConfigurationError` when its name or an alias is taken: which one ran
+        would be a matter of luck."""
         names = (task.name, *task.aliases)
         for name in names:
             taken = self._found.get(name)
             if taken is not None:
                 raise ConfigurationError(
-                    f"two tasks are named {name!r} ({_place(taken.handler)} and {_place(task.handler)}): "
-                    "give one of them a name= of its own, or take the alias away"
+                    f"two tasks are named {name!r} ({_defined_at(taken.handler)} and "
+                    f"{_defined_at(task.handler)}): give one of them a name= of its own, or "
+                    "take the alias away"
                 )
             if names.count(name) > 1:
-                raise ConfigurationError(f"{task.name} has the name {name!r} twice: leave it out of its aliases")
+                raise ConfigurationError(
+                    f"{task.name} has the name {name!r} twice: leave it out of its aliases"
+                )
+        task.surround(self._arounds)
         self._tasks[task.name] = task
         self._found |= dict.fromkeys(names, task)
 
@@ -255,7 +341,11 @@ class Registry(Mapping[str, Task[..., Any]]):
             import difflib
 
             near = difflib.get_close_matches(name, self._found, 3) or sorted(self._tasks)[:3]
-            known = f"; did you mean {' or '.join(near)}?" if near else ": the App has no tasks; import the modules that define them"
+            known = (
+                f"; did you mean {' or '.join(near)}?"
+                if near
+                else ": the App has no tasks; import the modules that define them"
+            )
             raise UnknownTaskError(f"no task is named {name!r}{known}") from None
 
     def __getitem__(self, name: str) -> Task[..., Any]:
@@ -268,106 +358,6 @@ class Registry(Mapping[str, Task[..., Any]]):
         return len(self._tasks)
 
 
-def _place(handler: Callable[..., Any]) -> str:
+def _defined_at(handler: Callable[..., Any]) -> str:
     code = getattr(handler, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(handler)
-
-
-def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str = "") -> str:
-    """Return arguments as the JSON text of a payload: `{"args": […], "kwargs": {…}}`, what is empty left out.
-
-    Decoding it gives equal values (tuples as lists). Raises `ArgumentsError` naming the path of what would not survive.
-    """
-    for i, value in enumerate(args):
-        check_json(value, f"{where}args[{i}]")
-    for key, value in kwargs.items():
-        check_json(key, f"{where}the argument name {key!r}")
-        check_json(value, f"{where}{key}")
-    payload = _encoder.encode({**({"args": args} if args else {}), **({"kwargs": kwargs} if kwargs else {})})
-    size = len(payload) if payload.isascii() else len(payload.encode())
-    if size > PAYLOAD_BYTES:
-        raise ArgumentsError(
-            f"{where}the arguments take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} allowed: store the data and pass its id"
-        )
-    return payload
-
-
-_encoder = json.JSONEncoder(ensure_ascii=False)
-
-
-def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
-    try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentsError(f"the payload is not JSON: {error}") from None
-    if not isinstance(value, dict) or not value.keys() <= {"args", "kwargs"}:
-        raise ArgumentsError('the payload is not an object with "args" and "kwargs" only, as in {"args": [7], "kwargs": {"copy": true}}')
-    args, kwargs = value.get("args", []), value.get("kwargs", {})
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ArgumentsError('in the payload "args" must be an array and "kwargs" an object')
-    return args, kwargs
-
-
-_DEEPEST = 100
-_LARGEST_INT = 10**4000
-"""Python itself refuses to read integers of more than 4,300 digits from text."""
-
-
-def check_json(value: Any, path: str) -> None:
-    """Raise `ArgumentsError` naming the path of the first thing in `value` that JSON would lose or change."""
-    # A list that holds itself twice, sixty times over, is small in memory and endless as JSON; each item takes a byte.
-    _check_json(value, path, 0, iter(range(PAYLOAD_BYTES)))
-
-
-def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int]) -> None:
-    if next(bytes_left, None) is None:
-        raise ArgumentsError(f"{path[:200]}… and what comes before it take more than the {PAYLOAD_BYTES:,} bytes allowed as JSON")
-    kind = type(value)
-    if kind is str:
-        # isascii() is a flag of the string: the usual text costs no scan for surrogates
-        if "\0" in value or (not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value)):
-            raise ArgumentsError(f"{path} holds a NUL or a lone surrogate, which databases cannot store: clean the text first")
-    elif value is None or kind is bool:
-        pass
-    elif isinstance(value, int):
-        if not -_LARGEST_INT < value < _LARGEST_INT:
-            raise ArgumentsError(f"{path} is an integer of more than 4,000 digits: pass it as text")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ArgumentsError(f"{path} is {value!r}, which JSON does not have: pass None or text")
-    elif depth >= _DEEPEST:
-        raise ArgumentsError(f"{path[:200]}… is nested deeper than {_DEEPEST} levels, or contains itself")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            _check_json(item, f"{path}[{i}]", depth + 1, bytes_left)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ArgumentsError(f"{path} has the key {key!r}, but JSON's keys are text: use {str(key)!r}")
-            _check_json(key, f"{path}, key {key!r},", depth + 1, bytes_left)
-            _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left)
-    elif isinstance(value, str):
-        _check_json(str.__str__(value), path, depth, bytes_left)
-    else:
-        raise ArgumentsError(f"{path} is {_shown(value)} of type {kind.__name__}, which is not JSON: {_MENDS.get(kind.__name__, _MEND)}")
-
-
-_MEND = "pass an id, or build it from text, numbers, lists and dicts"
-_MENDS = {
-    "bytes": "pass text, for example base64",
-    "set": "pass a list",
-    "frozenset": "pass a list",
-    "datetime": "pass value.isoformat() and read it with datetime.fromisoformat()",
-    "date": "pass value.isoformat() and read it with date.fromisoformat()",
-    "Decimal": "pass str(value) and read it with Decimal()",
-    "UUID": "pass str(value) and read it with UUID()",
-}
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        return "a value"
-    return text if len(text) <= 60 else text[:57] + "..."

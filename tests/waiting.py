@@ -1,4 +1,5 @@
-"""How tests wait: for a condition, with a deadline, never for a time to pass. The only file of the tests that sleeps."""
+"""How tests wait: for a condition, with a deadline, never for a time to pass. The only file of the tests that
+sleeps."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout: float = 10, what: str = "the condition") -> T:
+def wait_until(condition: Callable[[], T], timeout: float = 60, what: str = "the condition") -> T:
     """Call `condition` until it returns something true, and return that.
 
-    After `timeout` seconds the test fails and the message names `what` and the last value seen, since that is usually
-    the answer. A condition that raises fails the test at once.
+    After `timeout` seconds the test fails and the message names `what` and the last value seen, since that is
+    usually the answer. A condition that raises fails the test at once.
     """
     deadline = time.monotonic() + timeout
     pause = 0.001

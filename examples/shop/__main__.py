@@ -1,4 +1,5 @@
-"""The shop on the command line: `python -m shop setup`, then `python -m shop order ann@example.org "Blue teapot" 2400`."""
+"""The shop on the command line: `python -m shop setup`, then `python -m shop order ann@example.org "Blue
+teapot" 2400`."""
 
 import argparse
 import sys
@@ -18,7 +19,9 @@ def main() -> None:
     order.add_argument("email")
     order.add_argument("item")
     order.add_argument("cents", type=int)
-    order.add_argument("--declined", action="store_true", help="play a card that is declined after all else is done")
+    order.add_argument(
+        "--declined", action="store_true", help="play a card that is declined after all else is done"
+    )
     asked = parser.parse_args()
 
     if asked.command == "setup":
@@ -28,7 +31,9 @@ def main() -> None:
         return
     try:
         with Session(engine) as session, session.begin():
-            placed = place_order(session, asked.email, asked.item, asked.cents, card_is_good=not asked.declined)
+            placed = place_order(
+                session, asked.email, asked.item, asked.cents, card_is_good=not asked.declined
+            )
             print(f"order {placed.id} is placed; its receipt will follow")
     except PaymentDeclinedError as error:
         sys.exit(f"{error}: nothing was stored, and no mail will be sent")

@@ -11,7 +11,8 @@ class PaymentDeclinedError(Exception):
 
 
 def place_order(session: Session, email: str, item: str, cents: int, *, card_is_good: bool = True) -> Order:
-    """Store an order and enqueue its receipt, both in the session's transaction: they are there together, or not at all."""
+    """Store an order and enqueue its receipt, both in the session's transaction: they are there together, or
+    not at all."""
     order = Order(email=email, item=item, cents=cents)
     session.add(order)
     session.flush()  # gives the order its id

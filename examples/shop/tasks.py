@@ -21,8 +21,9 @@ app = sqlq.App(engine=engine)
 def send_receipt(order_id: int) -> str:
     """Send the receipt of an order.
 
-    Any error, be it a mail server that is down, ends the attempt; sqlq tries again. A worker that dies between the mail
-    and its bookkeeping sends the mail twice, so every attempt sends the same Message-ID, by which mailboxes tell.
+    Any error, be it a mail server that is down, ends the attempt; sqlq tries again. A worker that dies
+    between the mail and its bookkeeping sends the mail twice, so every attempt sends the same Message-ID, by
+    which mailboxes tell.
     """
     with Session(engine) as session:
         order = session.get_one(Order, order_id)

@@ -1,13 +1,19 @@
-"""What the global options name: the database and the App. Both are looked for when a command first needs them."""
+"""What names the App and the database: options, variables, pyproject.toml. Both are looked for when a command
+first needs them."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,18 +23,97 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from sqlq.app import App
+    from sqlq.project import Project
 
 
 @dataclass
 class Context:
-    """The global options of one run of `sqlq`."""
+    """The options of one run of `sqlq` that name the App and the database."""
 
     database_url: str | None = None
-    app_path: str | None = None
+    """What -d says."""
+    app_option: str | None = None
+    """What -a says."""
     _app: App | None = field(default=None, repr=False)
 
+    # -- what names them -------------------------------------------------------------------------------------
+
+    def choose(self, name: str, value: str) -> None:
+        """Take an option that may stand before the command and after it."""
+        option = {"database_url": "--database-url", "app_option": "--app"}[name]
+        if getattr(self, name) not in (None, value):
+            raise click.UsageError(
+                f"{option} before the command says another thing than {option} after it: give one of them"
+            )
+        setattr(self, name, value)
+
+    @cached_property
+    def project(self) -> Project | None:
+        """What [tool.sqlq] in pyproject.toml says."""
+        from sqlq import project
+
+        return project.find()
+
+    @property
+    def app_path(self) -> str | None:
+        """What names the App: -a, else SQLQ_APP, else pyproject.toml."""
+        if self.app_option is not None:
+            return self.app_option
+        return os.environ.get("SQLQ_APP") or (self.project.app if self.project else None)
+
+    def names_nothing(self) -> bool:
+        """Whether neither an App nor a database is named anywhere."""
+        found = self.project
+        return (
+            self.database_url is None
+            and self.app_path is None
+            and not os.environ.get("SQLQ_DATABASE_URL")
+            and (found is None or found.database_url is None)
+        )
+
+    def url(self) -> URL | None:
+        return None if self._app is None else self._app.database.engine.url
+
+    def options(self, *, needs_app: bool) -> list[str]:
+        # what pyproject.toml says the next command finds, too; a variable may be set for this one alone
+        app = self.app_option or os.environ.get("SQLQ_APP")
+        if app is None and needs_app and self.app_path is None:
+            app = "module:attribute"
+        database = self._database_option()
+        return [
+            *([] if app is None else ["-a", shlex.quote(app)]),
+            *([] if database is None else ["-d", database]),
+        ]
+
+    def _database_option(self) -> str | None:
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        from sqlq.errors import SqlqError
+        from sqlq.settings import database_url, masked
+
+        if self.database_url is not None:
+            try:
+                url = make_url(self.database_url)
+            except (ArgumentError, ValueError):
+                return None
+            return shlex.quote(self.database_url if url.password is None else masked(url))
+        variable = os.environ.get("SQLQ_DATABASE_URL")
+        if not variable:
+            return None
+        try:
+            url = database_url(variable)
+        except SqlqError:
+            return None
+        if self.url() not in (None, url):  # the App names a database of its own
+            return None
+        return shlex.quote(variable) if url.password is None else '"$SQLQ_DATABASE_URL"'
+
+    # -- the App ---------------------------------------------------------------------------------------------
+
     def app(self) -> App:
-        """Return the App of --app, else one without tasks; in either case on the database of -d, if given.
+        """Return the App that is named, else one without tasks; in either case on the database of -d, if
+        given.
 
         Raises `ConfigurationError` for an App that cannot be imported and for a URL that cannot be used.
         """
@@ -37,105 +122,220 @@ class Context:
         return self._app
 
     def app_with_tasks(self, why: str) -> App:
-        """Return the App of --app. Raises `ConfigurationError` where none is named, or it has no tasks; `why` says what for."""
+        """Return the App that is named. Raises `ConfigurationError` where none is, or it has no tasks; `why`
+        says what for."""
         from sqlq.errors import ConfigurationError
 
         self.require_app(why)
         app = self.app()
         if not app.tasks:
             raise ConfigurationError(
-                f"the App {self.app_path} has no tasks: import the modules that define them in the one that --app names"
+                f"the App {self.app_path} has no tasks: import the modules that define them in the one that "
+                "--app names"
             )
         return app
 
     def require_app(self, why: str) -> None:
-        """Raise `ConfigurationError` where no App is named; `why` says what for. Imports nothing."""
-        from sqlq.errors import ConfigurationError
-
+        """Raise `UsageError` where no App is named; `why` says what for. Imports nothing."""
         if self.app_path is None:
-            raise ConfigurationError(f"{why}: name the App with --app module:attribute (or SQLQ_APP), as in sqlq --app shop.tasks:app …")
+            raise click.UsageError(
+                f"{why}: name the App with --app module:attribute, as in sqlq work --app shop.tasks:app, "
+                "with SQLQ_APP, or in pyproject.toml under [tool.sqlq]"
+            )
 
     def _make_app(self) -> App:
         from sqlq.app import App
         from sqlq.settings import database_url
 
+        path = self.app_path
         if self.database_url is None:
-            return App() if self.app_path is None else load_app(self.app_path)
-        if self.app_path is None:
+            return App() if path is None else load_app(path, self._directories())
+        if path is None:
             return App(self.database_url)
         url = database_url(self.database_url)
         # an App that names no database itself takes this one, and so does whatever else reads the variable
         os.environ["SQLQ_DATABASE_URL"] = self.database_url
-        app = load_app(self.app_path)
-        if app.database.engine.url != url:
-            app.use(self.database_url, schema=app.database.requested_schema)
+        app = load_app(path, self._directories())
+        named, place = app.address, app.address.place
+        if place != url:
+            # what goes with another database does not go with this one
+            same = (place.host, place.port, place.database) == (url.host, url.port, url.database)
+            schema = named.schema if url.get_backend_name() == "postgresql" else None
+            app.use(self.database_url, schema=schema, listen_url=named.listen_url if same else None)
         return app
 
-    def place(self) -> str:
-        """Return the database as it may be shown: without its password, an SQLite file with its whole path."""
-        return place(self.app().database.engine.url)
+    def _directories(self) -> list[Path]:
+        """Return where the App's module is looked for beside the installed packages."""
+        return [Path.cwd(), *([] if self.project is None else [self.project.file.parent])]
+
+    def shown_url(self) -> str:
+        """Return the database as it may be shown: without its password, an SQLite file with its whole
+        path."""
+        return shown_url(self.app().database.engine.url)
 
 
-def place(url: URL) -> str:
-    from sqlq.settings import masked
+def shown_url(url: URL) -> str:
+    from sqlq.settings import shown
 
-    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
-        return masked(url)
-    return f"sqlite:///{Path(url.database).absolute()}"
+    return shown(url)
 
 
-def load_app(path: str) -> App:
-    """Import the App that `module:attribute` names. Raises `ConfigurationError` saying what stood in the way."""
+def takes_context(command: click.Command, *, explain: bool = True) -> None:
+    """Let a command, and those within it, take -d and -a; only the first ones `explain` them."""
+
+    def take(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+        context = ctx.find_object(Context)
+        if context is not None and value is not None and option.name is not None:
+            context.choose(option.name, value)
+
+    own = (
+        click.Option(
+            ["-d", "--database-url", "database_url"],
+            metavar="URL",
+            help=_DATABASE if explain else "The database; see sqlq --help.",
+            expose_value=False,
+            callback=take,
+        ),
+        click.Option(
+            ["-a", "--app", "app_option"],
+            metavar="MODULE:ATTRIBUTE",
+            help=_APP if explain else "Your App; see sqlq --help.",
+            expose_value=False,
+            callback=take,
+        ),
+    )
+    command.params += own
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            takes_context(each, explain=False)
+
+
+_DATABASE = (
+    "The database: postgresql://user:password@host/name or sqlite:///file.db. Without it the App's own "
+    "counts, where an App is named; without an App, or where the App names none, SQLQ_DATABASE_URL; then "
+    "database-url in pyproject.toml; and then sqlite:///sqlq.db here."
+)
+_APP = (
+    "Your App with its tasks, as in shop.tasks:app, or a function to call for it, as in shop:create_app(); "
+    "found in the current directory, too. Without it SQLQ_APP counts, and then app in pyproject.toml under "
+    "[tool.sqlq]."
+)
+
+
+_PATH = re.compile(r"(?P<module>[^\s:()]+):(?P<attribute>[^\s:()]+)(?P<call>\(\s*\))?")
+
+
+def load_app(path: str, directories: Sequence[Path] = ()) -> App:
+    """Import the App that `module:attribute` names, or call `module:function()` for it; the module may be in
+    one of these directories. Raises `ConfigurationError` saying what stood in the way."""
     from sqlq.app import App
     from sqlq.errors import ConfigurationError
 
-    module_name, colon, attribute = path.partition(":")
-    if not (module_name and colon and attribute) or any(part.strip() != part for part in (module_name, attribute)):
-        raise click.BadParameter(f"{path!r} is not of the form module:attribute, as in shop.tasks:app", param_hint="'--app'")
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    named = _PATH.fullmatch(path)
+    if named is None:
+        raise click.BadParameter(
+            f"{path!r} is not of the form module:attribute, as in shop.tasks:app, or module:function(), as "
+            "in shop:create_app()",
+            param_hint="'--app'",
+        )
+    for directory in directories:
+        if str(directory) not in sys.path and not (directory == Path.cwd() and "" in sys.path):
+            sys.path.insert(0, str(directory))
+    module_name, attribute = named["module"], named["attribute"]
     try:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module may call sys.exit()
         raise ConfigurationError(_why_not_imported(module_name, error)) from error
-    found = module
+    found: Any = module
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
             apps = [f"{module_name}:{name}" for name, value in vars(module).items() if isinstance(value, App)]
             hint = f"did you mean {' or '.join(apps)}?" if apps else "no App is in that module"
-            raise ConfigurationError(f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}") from None
+            raise ConfigurationError(
+                f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
+            ) from None
+    if named["call"]:
+        found = _made_by(found, path)
+    elif inspect.isroutine(found):
+        raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
     if not isinstance(found, App):
-        raise ConfigurationError(f"--app {path}: that is of type {type(found).__name__}, not a sqlq.App")
+        verb = "that returned" if named["call"] else "that is of type"
+        raise ConfigurationError(
+            f"--app {path}: {verb} {type(found).__name__}, not a sqlq.App"
+            + ("; name a function that returns the App" if named["call"] else "")
+        )
     return found
 
 
+def _made_by(factory: Any, path: str) -> Any:
+    """Return what a factory returns, called without arguments."""
+    from sqlq.errors import ConfigurationError
+
+    if not callable(factory):
+        raise ConfigurationError(
+            f"--app {path}: that is of type {type(factory).__name__}, and cannot be called"
+        )
+    try:
+        made = factory()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
+    if inspect.iscoroutine(made):
+        made.close()
+        raise ConfigurationError(f"--app {path}: that is an async function; name a plain one")
+    return made
+
+
 def _why_not_imported(module: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and (module == error.name or module.startswith(error.name + ".")):
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and (module == error.name or module.startswith(error.name + "."))
+    ):
         missing = "" if error.name == module else f" (there is no {error.name!r})"
-        return f"there is no module {module!r}{missing} in {Path.cwd()} or among the installed packages: see --app, and where you run sqlq"
+        return (
+            f"there is no module {module!r}{missing} in {Path.cwd()} or among the installed packages: "
+            "see --app, and where you run sqlq"
+        )
+    return (
+        f"the App's module {module!r} cannot be imported: {_told(error)}; see all of it with: python "
+        f"-c 'import {module}'"
+    )
+
+
+def _told(error: BaseException) -> str:
+    """Return an error in the user's code with the line it comes from."""
     where, text = _line(error.__traceback__), str(error).strip()
     if isinstance(error, SyntaxError):
         where, text = f"{_near(error.filename or '?')}, line {error.lineno}", error.msg
     what = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-    return f"the App's module {module!r} cannot be imported: {what} ({where}); see all of it with: python -c 'import {module}'"
+    return f"{what} ({where})"
 
 
 def _line(trace: TracebackType | None) -> str:
-    """Return the line that was running: the last one in the user's own code, or else the last one there is."""
+    """Return the line that was running: the last one in the user's own code, or else the last one there
+    is."""
     own = str(Path(__file__).parents[1])
     places: list[tuple[str, int]] = []
     while trace is not None:
         places.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
     places = [
-        place for place in places if not place[0].startswith(("<frozen importlib", own)) and Path(place[0]).parts[-2:-1] != ("importlib",)
+        place
+        for place in places
+        if not place[0].startswith(("<frozen importlib", own))
+        and Path(place[0]).parts[-2:-1] != ("importlib",)
     ]
-    mine = [place for place in places if Path(place[0]).is_relative_to(Path.cwd()) and "site-packages" not in place[0]]
+    mine = [
+        place
+        for place in places
+        if Path(place[0]).is_relative_to(Path.cwd()) and "site-packages" not in place[0]
+    ]
     if not (mine or places):
         return "while it was being found"
     file, line = (mine or places)[-1]

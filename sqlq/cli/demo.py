@@ -1,12 +1,13 @@
 """`sqlq demo`: the whole flow in a few seconds, on a database thrown away afterwards.
 
-Nothing is staged: a small shop enqueues in its own transactions, a real worker runs the jobs, and what is shown is what
-the database holds.
+Nothing is staged: a small shop enqueues in its own transactions, a real worker runs the jobs, and what is
+shown is what the database holds.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sqlq.cli.context import Context, place
+from sqlq.cli.context import Context, shown_url
 from sqlq.cli.output import Column, console, plain, show_table, span
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ ENDED = ("finished", "failed", "cancelled")
 @click.command()
 @click.pass_obj
 def demo(context: Context) -> None:
-    """See the whole flow in a few seconds: enqueue in a transaction, a rollback, a delay, a retry, a failure, and the rows.
+    """See the whole flow in a few seconds.
 
-    Runs on an SQLite file that is thrown away, or with -d on any database: in queues of its own, which it empties afterwards.
+    Enqueue in a transaction, a rollback, a delay, a retry, a failure, and the rows. Runs on an SQLite file
+    that is thrown away, or with -d on any database: in queues of its own, which it empties afterwards.
     """
     out = console()
     if context.database_url is None:
+        os.environ.pop("SQLQ_SCHEMA", None)  # meant for another database
         with tempfile.TemporaryDirectory(prefix="sqlq-demo-") as directory:
             _on(f"sqlite:///{Path(directory) / 'demo.db'}", out)
     else:
@@ -73,13 +76,16 @@ def _tables(app: App) -> Iterator[None]:
     if found.standing is migrate.Standing.UP_TO_DATE:
         yield
         return
-    file = Path(app.database.engine.url.database or "") if app.database.engine.dialect.name == "sqlite" else None
+    file = (
+        Path(app.database.engine.url.database or "") if app.database.engine.dialect.name == "sqlite" else None
+    )
     made = file is not None and not file.exists()
     app.migrate()
     try:
         yield
     finally:
-        migrate.downgrade(app.database.engine, schema, "base")  # refused when somebody else has begun to use them
+        # refused when another worker or producer has begun to use them
+        migrate.downgrade(app.database.engine, schema, "base")
         app.close()
         if file is not None and made:
             for path in (file, file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")):
@@ -98,12 +104,14 @@ class _Shop:
         self._mail = self._task("send_receipt", _send_receipt, queue=self._queues["mail"])
         self._remind = self._task("remind", _remind, queue=self._queues["mail"])
         self._charge = self._task("charge_card", _charge_card, queue=self._queues["card"], backoff="1s")
-        self._ship = self._task("ship_abroad", _ship_abroad, queue=self._queues["card"], max_attempts=2, backoff="500ms")
+        self._ship = self._task(
+            "ship_abroad", _ship_abroad, queue=self._queues["card"], max_attempts=2, backoff="500ms"
+        )
 
     def _task(self, name: str, handler: Callable[..., Any], **options: Any) -> Any:
         return self._app.task(name=f"demo.{name}", **options)(handler)
 
-    # -- the play ----------------------------------------------------------------------------------------------------
+    # -- the play --------------------------------------------------------------------------------------------
 
     def play(self) -> None:
         self._refuse_company()
@@ -124,29 +132,35 @@ class _Shop:
 
         if any(worker.queues is None for worker in self._app.admin.alive()):
             raise ConfigurationError(
-                f"a worker that serves all queues is running on {place(self._app.database.engine.url)}, and would take the demo's jobs "
-                "without knowing their tasks: stop it, or run sqlq demo without -d"
+                f"a worker that serves all queues is running on {shown_url(self._app.database.engine.url)}, "
+                "and would take the demo's jobs without knowing their tasks: stop it, or run sqlq demo "
+                "without -d"
             )
 
     def _enqueue(self, engine: Engine) -> None:
         from sqlalchemy import func, insert, select
 
         app, orders = self._app, self._orders
-        self._heading(f"Enqueue on {place(engine.url)}")
+        self._heading(f"Enqueue on {shown_url(engine.url)}")
         began = time.monotonic()
         for id in range(1, ORDERS + 1):
             with engine.begin() as conn:
                 conn.execute(insert(orders).values(id=id, customer=f"customer {id}"))
                 app.enqueue(self._mail.new(id), session=conn)
         took = time.monotonic() - began
-        self._say(f"{ORDERS} transactions, each with an order and the job to send its receipt, took {span(took)}")
+        self._say(
+            f"{ORDERS} transactions, each with an order and the job to send its receipt, took {span(took)}"
+        )
 
         with engine.connect() as conn:
             conn.execute(insert(orders).values(id=ORDERS + 1, customer="one who changed their mind"))
             app.enqueue(self._mail.new(ORDERS + 1), session=conn)
             conn.rollback()
             stored = conn.scalar(select(func.count()).select_from(orders))
-        self._say(f"one more order and its job were rolled back: there are {stored} orders and {sum(self._states().values())} jobs")
+        self._say(
+            f"one more order and its job were rolled back: there are {stored} orders and "
+            f"{sum(self._states().values())} jobs"
+        )
 
         with engine.begin() as conn:
             later = app.enqueue(self._remind.new(1).set(delay="2s"), session=conn)
@@ -195,7 +209,9 @@ class _Shop:
 
         pause = threading.Event()
         columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=self._out, disable=not self._out.is_terminal, transient=True) as progress:
+        with Progress(
+            *columns, console=self._out, disable=not self._out.is_terminal, transient=True
+        ) as progress:
             bars: dict[str, TaskID] = {}
             while True:
                 states = self._states()
@@ -223,7 +239,9 @@ class _Shop:
         queues = ", ".join(f"'{name}'" for name in self._queues.values())
         self._heading("What plain SQL shows")
         select = "SELECT task, state, COUNT(*) AS jobs, MIN(attempts) AS least, MAX(attempts) AS most\n  FROM"
-        self._query(engine, f"{select} {view}\n WHERE queue IN ({queues})\n GROUP BY task, state\n ORDER BY task")
+        self._query(
+            engine, f"{select} {view}\n WHERE queue IN ({queues})\n GROUP BY task, state\n ORDER BY task"
+        )
         select = "SELECT id, task, attempts, error\n  FROM"
         self._query(engine, f"{select} {view}\n WHERE queue = '{self._queues['card']}' AND state = 'failed'")
         self._say("\nsqlq failed retry would run it again; here it goes with the rest of the demo")
@@ -235,7 +253,9 @@ class _Shop:
         with engine.connect() as conn:
             result = conn.execute(text(sql))
             rows = [[None if value is None else str(value) for value in row] for row in result]
-            numbers = {name for i, name in enumerate(result.keys()) if all((row[i] or "").isdigit() for row in rows)}
+            numbers = {
+                name for i, name in enumerate(result.keys()) if all((row[i] or "").isdigit() for row in rows)
+            }
             columns = [Column(name, right=name in numbers, wide=name == "error") for name in result.keys()]  # noqa: SIM118 - not a dict
         show_table(columns, rows)
 
@@ -254,14 +274,18 @@ class _Shop:
 
 
 class _Narrator(logging.Handler):
-    """Tells what the worker logs of jobs that do not just finish, and of those that needed more than one attempt."""
+    """Tells what the worker logs of jobs that do not just finish, and of those that needed more than one
+    attempt."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        ordinary = getattr(record, "event", None) == "completed" and getattr(record, "task", None) == "demo.send_receipt"
+        ordinary = (
+            getattr(record, "event", None) == "finished"
+            and getattr(record, "task", None) == "demo.send_receipt"
+        )
         if hasattr(record, "event") and not ordinary:
             self._say(f"  {plain(record.getMessage())}")
 
@@ -282,7 +306,10 @@ def _orders_table(name: str) -> Table:
     from sqlalchemy import Column, Integer, MetaData, String, Table
 
     return Table(
-        name, MetaData(), Column("id", Integer, primary_key=True, autoincrement=False), Column("customer", String(40), nullable=False)
+        name,
+        MetaData(),
+        Column("id", Integer, primary_key=True, autoincrement=False),
+        Column("customer", String(40), nullable=False),
     )
 
 
@@ -290,7 +317,7 @@ def _counts(states: dict[str, int]) -> str:
     return ", ".join(f"{states[state]} {state}" for state in sorted(states))
 
 
-# -- the tasks -------------------------------------------------------------------------------------------------------------
+# -- the tasks -----------------------------------------------------------------------------------------------
 
 
 def _send_receipt(order_id: int) -> str:

@@ -13,7 +13,7 @@ from sqlq.cli.output import Cell, Column, counted, json_option, plain, show_json
 if TYPE_CHECKING:
     from sqlq.doctor import Finding
 
-STYLES = {"ok": "green", "look": "yellow", "mend": "bold red"}
+STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 
 
 @click.command()
@@ -23,37 +23,39 @@ STYLES = {"ok": "green", "look": "yellow", "mend": "bold red"}
 def doctor(context: Context, deep: bool, as_json: bool) -> None:
     """Examine the database and the queue in it, and say what to do.
 
-    Settings, migrations, open transactions, dead rows, LISTEN, stuck leases, queues nobody serves, and more; changes nothing. Each
-    line is ok, or worth a look, or something to mend; exits with 1 if there is anything to mend.
+    Settings, migrations, open transactions, dead rows, LISTEN, stuck leases, queues without a worker, and
+    more; changes nothing. Each line is ok, or something to check (it works, but you should know), or
+    something to do (it does not work, or not for long); exits with 1 if there is anything to do.
     """
     from sqlq.doctor import Verdict
 
     found = _examine(context, deep)
-    worst = [finding for finding in found if finding.verdict is Verdict.MEND]
+    worst = [finding for finding in found if finding.verdict is Verdict.TO_DO]
     if as_json:
         show_json({"well": not worst, "findings": [asdict(finding) for finding in found]})
     else:
-        columns = [Column(""), Column("check"), Column("found")]
+        columns = [Column(""), Column("about"), Column("found")]
         show_table(columns, [_row(finding) for finding in found])
-        looks = sum(finding.verdict is Verdict.LOOK for finding in found)
-        click.echo(f"\n{counted(len(worst), 'thing')} to mend, {looks:,} to look at")
+        checks = sum(finding.verdict is Verdict.CHECK for finding in found)
+        click.echo(f"\n{counted(len(worst), 'thing')} to do, {checks:,} to check")
     if worst:
         raise SystemExit(1)
 
 
 def _examine(context: Context, deep: bool) -> list[Finding]:
-    """Examine; a database that cannot even be connected to is a finding, too. A URL that is none is bad input, as ever."""
+    """Examine; a database that cannot even be connected to is a finding, too. A URL that is none is bad
+    input, as ever."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from sqlq.cli.problems import explain
-    from sqlq.doctor import Doctor, mend
+    from sqlq.doctor import Doctor, to_do
     from sqlq.errors import ConfigurationError
 
     database = context.app().database
     try:
         return Doctor(database, deep=deep).examine()
     except (SQLAlchemyError, ConfigurationError) as error:
-        return [mend("connection", explain(error, context) or str(error), None)]
+        return [to_do("connection", explain(error, context) or str(error), None)]
 
 
 def _row(finding: Finding) -> list[Cell]:

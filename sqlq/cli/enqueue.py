@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import shlex
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import json_option, show_json
+from sqlq.cli.output import json_option, naming_options, show_json
 
 
 class _Enqueue(click.Command):
@@ -20,7 +25,8 @@ class _Enqueue(click.Command):
             if not error.option_name[1:2].isdigit():
                 raise
             raise click.UsageError(
-                f"{error.option_name} looks like an option: put -- before arguments that begin with a dash", ctx
+                f"{error.option_name} looks like an option: put -- before arguments that begin with a dash",
+                ctx,
             ) from None
 
 
@@ -29,8 +35,14 @@ class _Enqueue(click.Command):
 @click.argument("args", nargs=-1)
 @click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object: '{\"copy\": true}'.")
 @click.option("--queue", help="Another queue than the task's own.")
-@click.option("--delay", metavar="DURATION", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".')
-@click.option("--available-at", metavar="TIME", help='Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".')
+@click.option(
+    "--delay", metavar="DURATION", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".'
+)
+@click.option(
+    "--available-at",
+    metavar="TIME",
+    help='Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".',
+)
 @click.option("--priority", type=int, help="-100 to 100; larger runs first.")
 @click.option("--max-attempts", type=int, help="Another limit than the task's own.")
 @click.option("--timeout", metavar="DURATION", help="Another timeout than the task's own.")
@@ -38,28 +50,106 @@ class _Enqueue(click.Command):
 @click.option("--unique-until", type=click.Choice(["finish", "start"]), help="How long the key is held.")
 @json_option
 @click.pass_obj
-def enqueue(context: Context, /, task: str, args: tuple[str, ...], kwargs: str | None, as_json: bool, **options: Any) -> None:
+def enqueue(
+    context: Context, /, task: str, args: tuple[str, ...], kwargs: str | None, as_json: bool, **options: Any
+) -> None:
     """Enqueue a job of TASK with ARGS.
 
-    Each of ARGS is JSON if it can be read as JSON (7, true, null, '[1, 2]', '"7"' for the text 7), and text if not. Put -- before
-    arguments that begin with a dash. Needs --app, so that the task's name, its arguments and its options are checked before anything
-    is written; without the App's code at hand, INSERT INTO jobs in SQL does it unchecked.
+    Each of ARGS is JSON if it can be read as JSON (7, true, null, '[1, 2]', '"7"' for the text 7), and text
+    if not; a UUID, a date and so on is text, and a dataclass an object. Put -- before arguments that begin
+    with a dash. Needs an App, so that the task's name, its arguments, their types and its options are
+    checked before anything is written; without the App's code at hand, INSERT INTO jobs in SQL does it
+    unchecked.
 
     \b
-    sqlq -a shop.tasks:app enqueue shop.tasks.send_receipt 7 --delay 5m
+    sqlq enqueue -a shop.tasks:app shop.tasks.send_receipt 7 --delay 5m
     """
+    if options["unique_until"] == "start" and options["unique_key"] is None:
+        raise click.UsageError("--unique-until start is of use with --unique-key only")
     app = context.app_with_tasks("enqueue checks the job against its task")
+    found = app.tasks.find(task)
     positional, named = [_argument(arg) for arg in args], _kwargs(kwargs)
+    _refuse_assignments(args, positional, found.handler)
+    new = found.new_from_json(positional, named)
+    _check_plain_types(found.handler, positional, named)
     moment = options.pop("available_at")
-    new = app.tasks.find(task).new(*positional, **named).set(available_at=None if moment is None else _moment(moment), **options)
+    with naming_options(*options, "queue"):
+        new = new.set(available_at=None if moment is None else _moment(moment), **options)
     job = app.enqueue(new)
     app.close()
     if as_json:
-        show_json({"id": job.id, "queue": job.queue, "task": job.task, "state": str(job.state), "created": job.created})
+        show_json(
+            {
+                "id": job.id,
+                "queue": job.queue,
+                "task": job.task,
+                "state": str(job.state),
+                "created": job.created,
+            }
+        )
     elif job.created:
         click.echo(f"enqueued job {job.id}: {job.task} in queue {job.queue}, {job.state}")
     else:
-        click.echo(f"nothing enqueued: job {job.id} ({job.task} in queue {job.queue}, {job.state}) holds this unique key")
+        click.echo(
+            f"nothing enqueued: job {job.id} ({job.task} in queue {job.queue}, {job.state}) holds this "
+            "unique key"
+        )
+
+
+def _refuse_assignments(args: Sequence[str], values: Sequence[Any], handler: Callable[..., Any]) -> None:
+    """Refuse `order_id=3`, which would be the text "order_id=3"."""
+    names = inspect.signature(handler).parameters
+    for arg, value in zip(args, values, strict=True):
+        name, equals, given = arg.partition("=")
+        if equals and name in names and value == arg:
+            example = shlex.quote(json.dumps({name: _argument(given)}, ensure_ascii=False))
+            raise click.UsageError(
+                f"{arg} is read as text: give arguments by name as --kwargs {example}, or the text itself as "
+                f"{shlex.quote(json.dumps(arg, ensure_ascii=False))}"
+            )
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    bool: (bool,),
+    type(None): (type(None),),
+}
+
+
+def _check_plain_types(
+    handler: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]
+) -> None:
+    """Refuse values that are not of the plain types in the handler's annotations; programs have type checkers
+    for that."""
+    from sqlq.errors import ArgumentsError
+
+    signature = inspect.signature(handler)
+    try:
+        hints = typing.get_type_hints(handler)
+    except Exception:  # an annotation that cannot be evaluated is no reason to refuse a job
+        return
+    for name, value in signature.bind(*positional, **named).arguments.items():
+        hint = hints.get(name)
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        arms = typing.get_args(hint) if is_union else (hint,)
+        variadic = signature.parameters[name].kind in (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        )
+        if variadic or not all(arm in _PLAIN for arm in arms):
+            continue
+        if not any(type(value) in _PLAIN[arm] for arm in arms):
+            wanted = " or ".join("None" if arm is type(None) else arm.__name__ for arm in arms)
+            text = (
+                "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
+                if str in arms
+                else ""
+            )
+            raise ArgumentsError(
+                f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {wanted} there{text}"
+            )
 
 
 def _argument(text: str) -> Any:
@@ -93,7 +183,12 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint="'--available-at'") from None
+        raise click.BadParameter(
+            f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint="'--available-at'"
+        ) from None
     if moment.utcoffset() is None:
-        raise click.BadParameter(f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC", param_hint="'--available-at'")
+        raise click.BadParameter(
+            f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC",
+            param_hint="'--available-at'",
+        )
     return moment

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import Column, ago, counted, json_option, listed, of, plain, plain_lines, show_json, show_table
+from sqlq.cli.jobs import attempts, show_job
+from sqlq.cli.looks import queue_name, show_rows
+from sqlq.cli.output import Column, ago, counted, json_option, listed, of, require_named, show_json
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def failed() -> None:
-    """Look at jobs that failed for good, run them again, or forget them."""
+    """List failed jobs, run them again, or forget them."""
 
 
 def selection(command: F) -> F:
@@ -38,32 +38,89 @@ def selection(command: F) -> F:
 @failed.command("list")
 @click.option("--task", help="Of one task only.")
 @click.option("--queue", help="Of one queue only.")
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many, the newest.")
+@click.option(
+    "--by", type=click.Choice(["error"]), help="Count them by task and error, the most frequent first."
+)
+@click.option("--exact", is_flag=True, help="Look at all of them, and not only at some 10,000 of the newest.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="At most so many, the newest; with --by the most frequent.",
+)
 @json_option
 @click.pass_obj
-def list_failed(context: Context, task: str | None, queue: str | None, limit: int, as_json: bool) -> None:
-    """List failed jobs, the newest first."""
-    found = context.app().admin.list(state="failed", task=task, queue=queue, limit=limit + 1)
+def list_failed(
+    context: Context,
+    task: str | None,
+    queue: str | None,
+    by: str | None,
+    exact: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List failed jobs, the newest first.
+
+    With --by error, count them by task and error instead.
+    """
+    if by is not None:
+        _list_errors(context, task, queue, exact, limit, as_json)
+        return
+    how: dict[str, Any] = {"within": None} if exact else {}
+    found, complete = context.app().admin.listing(
+        state="failed", task=task, queue=queue, limit=limit + 1, **how
+    )
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([_listed(job) for job in found])
+    elif found:
+        _show_list(found)
+    else:
+        click.echo(f"no failed jobs{of(task, queue)}")
+    if more and not as_json:
+        click.echo(f"\nthese are the newest {limit:,}; --limit N shows more")
+    if not complete:
+        click.echo("\nonly the newest 100,000 failed jobs were looked at; --exact goes on", err=as_json)
+
+
+def _show_list(found: list[JobDetails]) -> None:
+    columns = [Column("id", right=True), Column("queue"), Column("task")]
+    columns += [Column("attempts", right=True), Column("failed"), Column("error", wide=True)]
+    show_rows(
+        columns,
+        (
+            [str(job.id), queue_name(job.queue), job.task, attempts(job, "/"), ago(job.ended_at), _error(job)]
+            for job in found
+        ),
+    )
+
+
+def _list_errors(
+    context: Context, task: str | None, queue: str | None, exact: bool, limit: int, as_json: bool
+) -> None:
+    found, complete = context.app().admin.failures(task=task, queue=queue, exact=exact)
+    shown = found[:limit]
+    if as_json:
+        errors = [
+            {"task": each.task, "error": each.error, "number": each.number, "newest": each.newest}
+            for each in shown
+        ]
+        show_json({"errors": errors, "capped": not complete})
         return
     if not found:
         click.echo(f"no failed jobs{of(task, queue)}")
         return
-    columns = [
-        Column("id", right=True),
-        Column("queue"),
-        Column("task"),
-        Column("attempts", right=True),
-        Column("failed"),
-        Column("error", wide=True),
-    ]
-    show_table(
-        columns, ([str(job.id), job.queue, job.task, f"{job.attempts}/{job.max_attempts}", ago(job.ended_at), _error(job)] for job in found)
+    columns = [Column("number", right=True), Column("task"), Column("newest", right=True)]
+    show_rows(
+        [*columns, Column("error", wide=True)],
+        [[each.number, each.task, str(each.newest), each.error] for each in shown],
     )
-    if more:
-        click.echo(f"\nthese are the newest {limit:,}; --limit N shows more")
+    if len(found) > limit:
+        click.echo(f"\nand {counted(len(found) - limit, 'other error')}; --limit N shows more")
+    if not complete:
+        click.echo("\nof the newest 10,000 failed jobs; --exact counts all of them")
 
 
 @failed.command("show")
@@ -71,50 +128,39 @@ def list_failed(context: Context, task: str | None, queue: str | None, limit: in
 @json_option
 @click.pass_obj
 def show(context: Context, id: int, as_json: bool) -> None:
-    """Show all about one failed job: arguments, error, traceback, and the errors of earlier attempts."""
+    """Show all about one failed job.
+
+    Arguments, error, traceback, and the errors of earlier attempts.
+    """
     from sqlq.errors import JobNotFoundError
     from sqlq.job import State
 
     job = context.app().admin.get(id)
     if job.state is not State.FAILED:
-        raise JobNotFoundError(f"job {id} has not failed for good: it is {job.state}, in attempt {job.attempts} of {job.max_attempts}")
-    if as_json:
-        show_json(asdict(job))
-        return
-    for name, value in (
-        ("job", job.id),
-        ("task", job.task),
-        ("queue", job.queue),
-        ("arguments", json.dumps(job.payload, ensure_ascii=False)),
-        ("attempts", f"{job.attempts} of {job.max_attempts}"),
-        ("unique key", job.unique_key),
-        ("created", job.created_at),
-        ("last started", job.reserved_at),
-        ("failed", f"{job.ended_at} ({ago(job.ended_at)})"),
-        ("reason", job.reason),
-        ("error", _error(job)),
-    ):
-        if value is not None:
-            click.echo(f"{name:<13} {plain(str(value))}")
-    if job.errors:
-        click.echo("\nearlier attempts")
-        for record in job.errors:
-            said = {name: plain(str(record.get(name, "?"))) for name in ("attempt", "at", "reason", "exception", "message")}
-            click.echo("  {attempt}  {at}  {reason}  {exception}: {message}".format(**said))
-    if job.traceback:
-        click.echo(f"\n{plain_lines(job.traceback)}")
+        raise JobNotFoundError(
+            f"job {id} has not failed for good: it is {job.state}, in attempt {attempts(job, ' of ')}"
+        )
+    show_job(context, job, as_json)
 
 
 @failed.command("retry")
 @selection
 @json_option
 @click.pass_obj
-def retry(context: Context, ids: tuple[int, ...], task: str | None, queue: str | None, all_of_them: bool, as_json: bool) -> None:
+def retry(
+    context: Context,
+    ids: tuple[int, ...],
+    task: str | None,
+    queue: str | None,
+    all_of_them: bool,
+    as_json: bool,
+) -> None:
     """Run failed jobs again: by id, --task, --queue, or --all.
 
     They keep their ids and get all their attempts anew. A job whose unique key a live job holds stays failed.
     """
     admin = context.app().admin
+    require_named("failed jobs", "--task, --queue or --all", ids, task, queue, all_of_them)
     done = admin.move_failed_back(ids, task=task, queue=queue, all=all_of_them)
     missing = _missing(ids, [*done.moved, *done.held])
     if as_json:
@@ -122,7 +168,8 @@ def retry(context: Context, ids: tuple[int, ...], task: str | None, queue: str |
     else:
         click.echo(_counted("moved back", done.moved, of(task, queue), "to run again"))
         if done.held:
-            click.echo(f"{counted(len(done.held), 'job')} stay failed, since live jobs hold their unique keys: {listed(done.held)}")
+            stay = "1 job stays" if len(done.held) == 1 else f"{len(done.held):,} jobs stay"
+            click.echo(f"{stay} failed, since live jobs hold the same unique keys: {listed(done.held)}")
     _report_missing(context, missing)
 
 
@@ -130,8 +177,16 @@ def retry(context: Context, ids: tuple[int, ...], task: str | None, queue: str |
 @selection
 @json_option
 @click.pass_obj
-def forget(context: Context, ids: tuple[int, ...], task: str | None, queue: str | None, all_of_them: bool, as_json: bool) -> None:
+def forget(
+    context: Context,
+    ids: tuple[int, ...],
+    task: str | None,
+    queue: str | None,
+    all_of_them: bool,
+    as_json: bool,
+) -> None:
     """Delete failed jobs for good: by id, --task, --queue, or --all."""
+    require_named("failed jobs", "--task, --queue or --all", ids, task, queue, all_of_them)
     forgotten = context.app().admin.forget_failed(ids, task=task, queue=queue, all=all_of_them)
     missing = _missing(ids, forgotten)
     if as_json:
@@ -142,7 +197,18 @@ def forget(context: Context, ids: tuple[int, ...], task: str | None, queue: str 
 
 
 def _listed(job: JobDetails) -> dict[str, Any]:
-    names = ("id", "queue", "task", "payload", "priority", "attempts", "max_attempts", "unique_key", "created_at", "reserved_at")
+    names = (
+        "id",
+        "queue",
+        "task",
+        "payload",
+        "priority",
+        "attempts",
+        "max_attempts",
+        "unique_key",
+        "created_at",
+        "reserved_at",
+    )
     return {
         **{name: getattr(job, name) for name in names},
         "failed_at": job.ended_at,
@@ -151,9 +217,9 @@ def _listed(job: JobDetails) -> dict[str, Any]:
 
 
 def _error(job: JobDetails) -> str:
-    lines = (job.message or "").strip().splitlines()
-    text = ": ".join(part for part in (job.exception, lines[0] if lines else None) if part) or job.reason or "?"
-    return text if job.reason == "error" else f"{job.reason}: {text}"
+    from sqlq.job import error_line
+
+    return error_line(job.reason, job.exception, job.message)
 
 
 def _counted(verb: str, ids: list[int], which: str, purpose: str = "") -> str:
@@ -167,14 +233,17 @@ def _missing(ids: tuple[int, ...], found: list[int]) -> list[int]:
 
 
 def _report_missing(context: Context, missing: list[int]) -> None:
-    """Say of ids that were named, but are not those of failed jobs, where they are; the command has not done all it should."""
+    """Say of ids that were named, but are not those of failed jobs, where they are; the command has not done
+    all it should."""
     from sqlq.errors import JobNotFoundError
 
     for id in missing:
         try:
             state = context.app().admin.get(id).state
             said = (
-                "it is failed, but not of the task and queue named, or somebody else works on it" if state == "failed" else f"it is {state}"
+                "it has failed, but is not of the task and queue named, or is locked by another command"
+                if state == "failed"
+                else f"it is {state}"
             )
         except JobNotFoundError:
             said = "there is no such job"

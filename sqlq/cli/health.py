@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -10,20 +11,32 @@ import click
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--max-age", default="30s", show_default=True, metavar="DURATION", help="How old the file may be.")
+@click.option(
+    "--max-age", default="30s", show_default=True, metavar="DURATION", help="How old the file may be."
+)
 def health(file: Path, max_age: str) -> None:
-    """Exit with 0 if the worker that was started with --health-file FILE is alive, else with 1.
+    """Exit with 0 if a worker with this health file is alive.
 
-    Asks nothing of the database: a worker that waits for its database is alive, and killing it would help nobody.
+    The file is the one that its --health-file names; exits with 1 if the worker is not alive.
+
+    Asks nothing of the database: a worker that waits for its database is alive, and killing it would help
+    nobody.
     """
     from sqlq.clock import milliseconds, readable
+    from sqlq.commandline import command
     from sqlq.errors import ConfigurationError
 
     allowed_ms = milliseconds(max_age, "--max-age")
     try:
         age_ms = max(0.0, time.time() - file.stat().st_mtime) * 1000
     except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}; start the worker with sqlq work --health-file {file}") from None
+        raise ConfigurationError(
+            f"{file}: {error.strerror}; start the worker with "
+            + command(f"work --health-file {shlex.quote(str(file))}", needs_app=True)
+        ) from None
     if age_ms > allowed_ms:
-        raise ConfigurationError(f"the worker has last given a sign of life {readable(age_ms)} ago, allowed are {readable(allowed_ms)}")
+        raise ConfigurationError(
+            f"the worker has last given a sign of life {readable(age_ms)} ago, allowed are "
+            f"{readable(allowed_ms)}"
+        )
     click.echo(f"alive: last sign {readable(age_ms)} ago")

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import click
 
-from sqlq.cli.context import Context, place
+from sqlq.cli.context import Context, shown_url
 
 
 @click.command()
-@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL that creates the tables in an empty database; connects to nothing.")
-@click.option("--check", is_flag=True, help="Change nothing; exit with 0 if this sqlq works with the tables, else with 1.")
 @click.option(
-    "--down", metavar="REVISION", help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.'
+    "--sql",
+    "as_sql",
+    is_flag=True,
+    help="Print the SQL that creates the tables in an empty database; connects to nothing.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Change nothing; exit with 0 if this sqlq works with the tables, else with 1.",
+)
+@click.option(
+    "--down",
+    metavar="REVISION",
+    help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
 @click.option("--force", is_flag=True, help="With --down: even if jobs are lost.")
 @click.pass_obj
 def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force: bool) -> None:
-    """Create the tables, or bring them up to this version of sqlq.
+    """Create the tables, or bring them up to this version.
 
-    Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The schema on PostgreSQL is
-    the connection's default one, or SQLQ_SCHEMA.
+    Safe to run at every deploy, from several places at once, and while jobs are enqueued and worked on. The
+    schema on PostgreSQL is the connection's default one, or SQLQ_SCHEMA.
     """
     if sum((as_sql, check, down is not None)) > 1:
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
@@ -36,18 +47,29 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
     if check:
         found = migrations.check(engine, schema)
         click.echo(found.message)
-        raise SystemExit(0 if found.standing in (migrations.Standing.UP_TO_DATE, migrations.Standing.AHEAD) else 1)
-    where = place(engine.url)
+        raise SystemExit(
+            0 if found.standing in (migrations.Standing.UP_TO_DATE, migrations.Standing.AHEAD) else 1
+        )
+    where = shown_url(engine.url)
     if down is not None:
         migrations.downgrade(engine, schema, down, force=force)
-        click.echo(f"removed sqlq's tables from {where}" if down == "base" else f"took sqlq's tables in {where} back to revision {down}")
+        click.echo(
+            f"removed sqlq's tables from {where}"
+            if down == "base"
+            else f"took sqlq's tables in {where} back to revision {down}"
+        )
         return
+    if context.names_nothing():
+        click.echo(f"no App and no database were named: using {where}", err=True)
     before = app.migrate()
     if before is None:
         click.echo(f"created sqlq's tables at revision {version.HEAD} in {where}")
     elif before == version.HEAD:
         click.echo(f"sqlq's tables in {where} are up to date, at revision {before}")
     elif before > version.HEAD:
-        click.echo(f"sqlq's tables in {where} are at revision {before}, newer than the {version.HEAD} of this sqlq, which works with them")
+        click.echo(
+            f"sqlq's tables in {where} are at revision {before}, newer than the {version.HEAD} of this "
+            "sqlq, which works with them"
+        )
     else:
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")

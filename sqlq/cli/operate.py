@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import counted, json_option, listed, of, plain, show_json
+from sqlq.cli.output import (
+    counted,
+    json_option,
+    listed,
+    naming_options,
+    of,
+    plain,
+    require_named,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from sqlq.admin import Cancellation, Switched
@@ -19,19 +29,25 @@ EXPLAINED = 20
 @click.command()
 @click.option("--task", help="Those of one task.")
 @click.option("--queue", help="Those of one queue.")
-@click.option("--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers.")
+@click.option(
+    "--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers."
+)
 @click.argument("ids", type=int, nargs=-1)
 @json_option
 @click.pass_obj
-def cancel(context: Context, ids: tuple[int, ...], task: str | None, queue: str | None, force: bool, as_json: bool) -> None:
-    """Cancel jobs: by id, --task or --queue; ids, task and queue given together must all fit.
+def cancel(
+    context: Context, ids: tuple[int, ...], task: str | None, queue: str | None, force: bool, as_json: bool
+) -> None:
+    """Cancel jobs: by id, --task or --queue.
 
-    A job that waits is cancelled at once. One that runs is asked to stop: its worker sees the request at its next heartbeat,
-    within 10 seconds. With --force it is cancelled at once, too; its handler may go on, but nothing it returns or raises counts.
-    Exits with 1 if one of the ids could not be cancelled.
+    Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs
+    is asked to stop: its worker sees the request at its next heartbeat, within 10 seconds. With --force
+    it is cancelled at once, too; its handler may go on, but nothing it returns or raises counts. Exits
+    with 1 if one of the ids could not be cancelled.
     """
     from sqlq.admin import Cancellation
 
+    require_named("jobs", "--task or --queue", ids, task, queue)
     done = context.app().cancel(ids, task=task, queue=queue, force=force)
     by_word: dict[Cancellation, list[int]] = {word: [] for word in Cancellation}
     for id, word in done.items():
@@ -44,16 +60,31 @@ def cancel(context: Context, ids: tuple[int, ...], task: str | None, queue: str 
             click.echo(f"cancelled {counted(len(cancelled), 'job')}{of(task, queue)}: {listed(cancelled)}")
         if requested:
             what = "its worker sees it at its next heartbeat; --force does not wait for it"
-            click.echo(f"asked {counted(len(requested), 'running job')}{of(task, queue)} to stop: {listed(requested)}; {what}")
+            click.echo(
+                f"asked {counted(len(requested), 'running job')}{of(task, queue)} to stop: "
+                f"{listed(requested)}; {what}"
+            )
         if not cancelled and not requested:
             click.echo(f"no jobs{of(task, queue)} cancelled")
-    failed = {id: word for id, word in done.items() if word not in (Cancellation.CANCELLED, Cancellation.REQUESTED)}
+    failed = {
+        id: word for id, word in done.items() if word not in (Cancellation.CANCELLED, Cancellation.REQUESTED)
+    }
     for id in sorted(failed)[:EXPLAINED]:
         click.echo(f"sqlq: job {id}: {_why_not(context, id, failed[id])}", err=True)
-    if len(failed) > EXPLAINED:
-        click.echo(f"sqlq: and {counted(len(failed) - EXPLAINED, 'more', 'more')} were not cancelled", err=True)
+    others = Counter(failed[id].value for id in sorted(failed)[EXPLAINED:])
+    for reason, (one, many) in _COUNTED.items():
+        if number := others[reason]:
+            click.echo(f"sqlq: {counted(number, 'more job')} {one if number == 1 else many}", err=True)
     if failed:
         raise SystemExit(1)
+
+
+_COUNTED = {
+    "ended": ("has ended already", "have ended already"),
+    "unknown": ("does not exist", "do not exist"),
+    "passed over": ("is not of the task and queue named", "are not of the task and queue named"),
+    "locked": ("is locked by another transaction: try again", "are locked by other transactions: try again"),
+}
 
 
 def _why_not(context: Context, id: int, word: Cancellation) -> str:
@@ -78,9 +109,10 @@ def _why_not(context: Context, id: int, word: Cancellation) -> str:
 @json_option
 @click.pass_obj
 def pause(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
-    """Let no worker claim from these queues until they are resumed.
+    """Let no worker claim from queues until they are resumed.
 
-    What runs already runs on, and enqueueing goes on as ever. Workers that serve a paused queue by name wait as if it were empty.
+    What runs already runs on, and enqueueing goes on as ever. Workers that serve a paused queue by name wait
+    as if it were empty.
     """
     done = context.app().admin.pause(queues)
     if as_json:
@@ -88,7 +120,11 @@ def pause(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
         return
     for each in done:
         name = plain(each.queue)
-        unknown = "" if each.known else "; nothing else is known of a queue of that name: no job is in it, and no worker names it"
+        unknown = (
+            ""
+            if each.known
+            else "; nothing else is known of a queue of that name: no job is in it, and no worker names it"
+        )
         click.echo(f"paused {name}{unknown}" if each.changed else f"{name} is paused already")
 
 
@@ -111,17 +147,23 @@ def _switched(done: list[Switched], word: str) -> list[dict[str, object]]:
 
 
 @click.command()
-@click.option("--finished", metavar="AGE", help="Finished and cancelled jobs that ended longer ago than this, as in 7d.")
+@click.option(
+    "--finished", metavar="AGE", help="Finished and cancelled jobs that ended longer ago than this, as in 7d."
+)
 @click.option("--failed", metavar="AGE", help="Failed jobs that failed longer ago than this, as in 30d.")
 @json_option
 @click.pass_obj
 def prune(context: Context, finished: str | None, failed: str | None, as_json: bool) -> None:
-    """Delete ended jobs by their age, in small batches; give --finished, --failed or both.
+    """Delete ended jobs by their age.
 
-    Workers prune finished jobs by themselves, after 7 days or what your App says (retention=). Failed jobs stay until you retry,
-    forget or prune them.
+    Give --finished, --failed or both; deletes in small batches. Workers prune finished jobs by
+    themselves, after 7 days or what your App says (retention=). Failed jobs stay until you retry, forget
+    or prune them.
     """
-    gone = context.app().prune(finished=finished, failed=failed)
+    if finished is None and failed is None:
+        raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")
+    with naming_options("finished", "failed"):
+        gone = context.app().prune(finished=finished, failed=failed)
     if as_json:
         show_json({"finished": gone.finished, "failed": gone.failed})
         return

@@ -1,7 +1,7 @@
 """What commands print: tables for people, JSON for programs.
 
-On a terminal a table is fitted to its width, in colours. Into a pipe goes one line per row, uncut and without colours or
-ruled lines, so that grep and awk work; COLUMNS limits that, too, when it is set.
+On a terminal a table is fitted to its width, in colours. Into a pipe goes one line per row, uncut and without
+colours or ruled lines, so that grep and awk work; COLUMNS limits that, too, when it is set.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -57,14 +58,28 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> Non
     from rich.text import Text
 
     out = console()
-    cells = [[Text(plain(cell[0]), style=cell[1]) if isinstance(cell, tuple) else Text(_text(cell)) for cell in row] for row in rows]
-    natural = [max(len(column.name), *(row[i].cell_len for row in cells), 0) for i, column in enumerate(columns)]
+    cells = [
+        [
+            Text(plain(cell[0]), style=cell[1]) if isinstance(cell, tuple) else Text(_text(cell))
+            for cell in row
+        ]
+        for row in rows
+    ]
+    natural = [
+        max(len(column.name), *(row[i].cell_len for row in cells), 0) for i, column in enumerate(columns)
+    ]
     # the box puts one space between columns by itself
     lined = out.is_terminal
     table = Table(
-        box=box.SIMPLE_HEAD if lined else None, show_edge=False, pad_edge=False, padding=(0, GAP - lined, 0, 0), header_style="bold"
+        box=box.SIMPLE_HEAD if lined else None,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, GAP - lined, 0, 0),
+        header_style="bold",
     )
-    for column, width in zip(columns, _fitted(columns, natural, out.width - GAP * (len(columns) - 1)), strict=True):
+    for column, width in zip(
+        columns, _fitted(columns, natural, out.width - GAP * (len(columns) - 1)), strict=True
+    ):
         table.add_column(
             column.name,
             width=width,
@@ -83,7 +98,8 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> Non
 
 
 def _fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
-    """Return widths that fit into the room: the wide column gives way first, then whichever is the widest; its cells wrap.
+    """Return widths that fit into the room: the wide column gives way first, then whichever is the widest;
+    its cells wrap.
 
     Left to itself rich narrows those that can wrap to nothing before it cuts the one that cannot.
     """
@@ -139,6 +155,28 @@ def span(seconds: float) -> str:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """Return a number with its noun: "1 job", "2 jobs"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+@contextmanager
+def naming_options(*names: str) -> Iterator[None]:
+    """Turn what the library says of a value that was given by an option, "lease is …", into what is said of
+    the command line."""
+    from sqlq.errors import SqlqError
+
+    try:
+        yield
+    except SqlqError as error:
+        subject, _, rest = str(error).partition(" ")
+        if subject not in names:
+            raise
+        rest = rest.replace("give a timedelta or text such as", "give a duration such as")
+        raise click.UsageError(f"--{subject.replace('_', '-')} {rest}") from None
+
+
+def require_named(what: str, ways: str, *named: object) -> None:
+    """Raise `UsageError` where no option or argument says which of them are meant."""
+    if not any(value not in (None, (), False) for value in named):
+        raise click.UsageError(f"name the {what}: by id, {ways}")
 
 
 IDS_SHOWN = 20

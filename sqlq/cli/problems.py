@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 def explain(error: Exception, context: Context) -> str | None:
-    """Return the sentence for an error that comes from outside; None for one that is a bug and deserves its traceback."""
+    """Return the sentence for an error that comes from outside; None for one that is a bug and deserves its
+    traceback."""
     if isinstance(error, SqlqError):
         return str(error)
     if isinstance(error, DBAPIError):
         return _of_database(error, context)
     if isinstance(error, PoolTimeoutError):
-        return f"{context.place()} gave no connection in time: {_first_line(error)}"
+        return f"{context.shown_url()} gave no connection in time: {_first_line(error)}"
     if isinstance(error, SQLAlchemyError):
-        return f"{context.place()} cannot be used: {_first_line(error)}"
+        return f"{context.shown_url()} cannot be used: {_first_line(error)}"
     if isinstance(error, OSError):
         return _first_line(error)
     return None
@@ -32,30 +33,49 @@ def explain(error: Exception, context: Context) -> str | None:
 _MENDS = (
     (r'database "(?P<name>[^"]*)" does not exist', "create it first, as with createdb {name}"),
     (r'role "(?P<name>[^"]*)" does not exist', "check the user in the URL"),
-    (r"password authentication failed|no password supplied|no pg_hba\.conf entry", "check the user and password in the URL"),
+    (
+        r"password authentication failed|no password supplied|no pg_hba\.conf entry",
+        "check the user and password in the URL",
+    ),
     (r"Connection refused|No such file or directory", "start the server, or check host and port in the URL"),
-    (r"resolve|Name or service not known|nodename nor servname|Temporary failure in name", "check the host in the URL"),
+    (
+        r"resolve|Name or service not known|nodename nor servname|Temporary failure in name",
+        "check the host in the URL",
+    ),
     (r"timeout expired|timed out", "check host, port and firewall"),
-    (r"starting up|shutting down|in recovery|too many (clients|connections)|remaining connection slots", "try again in a moment"),
+    (
+        r"starting up|shutting down|in recovery|too many (clients|connections)|remaining connection slots",
+        "try again in a moment",
+    ),
     (r"permission denied", "GRANT that to the role in the URL"),
-    (r"read-?only", "use the primary server, or a file that may be written to"),
+    (r"read-only transaction", "use the primary server"),
+    (r"readonly database", "make the file, and its directory, ones that you may write to"),
+    (r"disk is full|No space left on device", "make room on the database's disk"),
     (r"file is not a database|file is encrypted", "name another file"),
-    (r"unable to open database file", "check that it is a file, and that you may read and write it and its directory"),
+    (
+        r"unable to open database file",
+        "check that it is a file, and that you may read and write it and its directory",
+    ),
     (r"database is locked", "another program has held the write lock for long; try again when it has ended"),
 )
 
 
 def _of_database(error: DBAPIError, context: Context) -> str:
+    from sqlq.store.health import missing_grant
+
     said = str(error.orig or error)
     reason = _reason(said)
+    if grant := missing_grant(error, context.app().database.engine.url):
+        return f"{context.shown_url()}: {reason}; {grant}"
     for pattern, mend in _MENDS:
         if found := re.search(pattern, said):
-            return f"{context.place()}: {reason}; {mend.format(**found.groupdict())}"
-    return f"{context.place()}: {reason}"
+            return f"{context.shown_url()}: {reason}; {mend.format(**found.groupdict())}"
+    return f"{context.shown_url()}: {reason}"
 
 
 def _reason(said: str) -> str:
-    """Return the telling part of what a driver says: the server's own words, or the last "failed: …" of a connection."""
+    """Return the telling part of what a driver says: the server's own words, or the last "failed: …" of a
+    connection."""
     for line in said.splitlines():
         if found := re.search(r"(?:FATAL|ERROR):\s+(.+)", line):
             return found[1].strip()

@@ -2,58 +2,134 @@
 
 from __future__ import annotations
 
-import json
+import shlex
+import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, show_json, show_table, span
+from sqlq.cli.looks import exact_option, number, queue_name, show_rows, show_wrapped
+from sqlq.cli.output import Cell, Column, ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
-    from sqlq.admin import QueueStatus
-    from sqlq.store.cluster import WorkerRow
+    from sqlq.admin import QueueStatus, WorkerStatus
+
+WATCH_SECONDS = 2.0
 
 
 @click.command()
+@exact_option
+@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
 @json_option
 @click.pass_obj
-def status(context: Context, as_json: bool) -> None:
-    """Show per queue what is available, scheduled, running and failed, and how long the oldest job has waited.
+def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
+    """Show what each queue holds, and who serves it.
 
-    A queue that no live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
+    Jobs are counted by state: available, scheduled, running and failed; beside them stands how long the
+    oldest has waited. A count ends at 10,000, shown as 10,000+; --exact counts on. A queue that no live
+    worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
     """
-    admin = context.app().admin
-    queues, workers = admin.status(), admin.alive()
+    if watch:
+        _watch(context, exact, as_json)
+    found = _look(context, exact)
     if as_json:
-        show_json({"queues": [asdict(queue) for queue in queues], "workers": [_worker_object(worker) for worker in workers]})
-        return
-    if queues:
-        columns = [Column("queue")] + [Column(name, right=True) for name in ("available", "scheduled", "running", "failed", "oldest wait")]
-        show_table([*columns, Column("served")], [_row(queue) for queue in queues])
+        show_json(
+            {
+                "queues": [asdict(queue) for queue in found.queues],
+                "workers": [_worker_object(worker) for worker in found.workers],
+            }
+        )
     else:
-        click.echo(f"no jobs wait, run or have failed in {context.place()}")
+        _show(context, found)
+
+
+class _Found(NamedTuple):
+    queues: list[QueueStatus]
+    workers: list[WorkerStatus]
+
+
+def _look(context: Context, exact: bool) -> _Found:
+    admin = context.app().admin
+    return _Found(admin.status(exact=exact), admin.workers())
+
+
+def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
+    """Show it again and again. A database that is away for a while is said to be so, and looked for again."""
+    import sys
+
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from sqlq.cli.problems import explain
+    from sqlq.errors import ConfigurationError
+
+    if as_json:
+        raise ConfigurationError("--watch is for people and --json for programs: give one of the two")
+    if not sys.stdout.isatty():
+        raise ConfigurationError("--watch needs a terminal to show it on: leave --watch out, or use --json")
+    found: _Found | None = _look(context, exact)
+    while True:
+        click.clear()
+        if found is not None:
+            _show(context, found)
+        time.sleep(WATCH_SECONDS)
+        try:
+            found = _look(context, exact)
+        except SQLAlchemyError as error:
+            found = None
+            click.echo(f"sqlq: {explain(error, context)}", err=True)
+            time.sleep(WATCH_SECONDS)
+
+
+def _show(context: Context, found: _Found) -> None:
+    queues, workers = found
+    if queues:
+        columns = [Column("queue")] + [
+            Column(name, right=True)
+            for name in ("available", "scheduled", "running", "failed", "oldest wait")
+        ]
+        show_rows([*columns, Column("served")], [_row(queue) for queue in queues])
+    else:
+        click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
+    from sqlq.commandline import command
+
     if paused := [queue.queue for queue in queues if queue.paused]:
-        click.echo(f"\npaused: {', '.join(paused)}; go on with sqlq resume {paused[0]}")
+        names = ", ".join(map(queue_name, paused))
+        click.echo(f"\npaused: {names}; go on with {command(f'resume {shlex.quote(paused[0])}')}")
     click.echo()
     for worker in workers:
-        named = "all queues" if worker.queues is None else ", ".join(json.loads(worker.queues))
-        slots = counted(worker.concurrency, "slot")
-        click.echo(f"worker {worker.host} pid {worker.pid}: {named}, {slots}, started {ago(worker.started_at)}, seen {ago(worker.seen_at)}")
+        show_wrapped(f"worker {plain(worker.host)} pid {worker.pid}: ", _said(worker))
     if not workers:
-        click.echo("no worker is running: start one with sqlq --app module:attribute work")
-    elif unserved := [queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled]:
-        click.echo(f"no worker serves {', '.join(unserved)}: start one with -q {unserved[0]}, or without -q for all")
+        click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
+    elif unserved := [
+        queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled
+    ]:
+        click.echo(
+            f"no worker serves {', '.join(map(queue_name, unserved))}: start one with "
+            f"{command(f'work -q {shlex.quote(unserved[0])}', needs_app=True)}, or without -q for all"
+        )
 
 
 def _row(queue: QueueStatus) -> list[Cell]:
     waiting = queue.available + queue.scheduled > 0
-    served: Cell = "paused" if queue.paused else "yes" if queue.served else ("nobody", "bold red") if waiting else "nobody"
-    failed: Cell = (f"{queue.failed:,}", "red") if queue.failed else 0
+    served: Cell = "paused" if queue.paused else "yes" if queue.served else "no worker"
+    if served == "no worker" and waiting:
+        served = ("no worker", "bold red")
+    failed: Cell = (number(queue, "failed"), "red") if queue.failed else number(queue, "failed")
+    counts = [number(queue, name) for name in ("available", "scheduled", "running")]
     wait = None if queue.oldest_wait_seconds is None else span(queue.oldest_wait_seconds)
-    return [queue.queue, queue.available, queue.scheduled, queue.running, failed, wait, served]
+    return [queue_name(queue.queue), *counts, failed, wait, served]
 
 
-def _worker_object(worker: WorkerRow) -> dict[str, object]:
-    return {**asdict(worker), "queues": None if worker.queues is None else json.loads(worker.queues)}
+def _said(worker: WorkerStatus) -> str:
+    """Say what a worker serves, and where it holds more than its slots, that it claimed the rest ahead."""
+    named = "all queues" if worker.queues is None else ", ".join(map(queue_name, worker.queues))
+    slots, held = counted(worker.concurrency, "slot"), len(worker.jobs)
+    if held > worker.concurrency:
+        slots += f", {held:,} jobs claimed, of which {held - worker.concurrency:,} wait for a slot"
+    return f"{named}, {slots}, started {ago(worker.started_at)}, seen {span(worker.silent_seconds)} ago"
+
+
+def _worker_object(worker: WorkerStatus) -> dict[str, object]:
+    return {**asdict(worker), "jobs": len(worker.jobs)}

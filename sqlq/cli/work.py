@@ -8,22 +8,33 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import counted
+from sqlq.cli.output import counted, naming_options
 
 if TYPE_CHECKING:
     from sqlq.app import App
+    from sqlq.worker.child import Supervised
     from sqlq.worker.isolates import Isolates
     from sqlq.worker.options import WorkerOptions
     from sqlq.worker.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What stops gracefully, and asked for twice at once."""
+AT_ONCE = (signal.SIGQUIT,)
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
+REPEAT_SECONDS = 1.0
+"""A signal that follows another so soon is the same request: `timeout`, for one, signals its child and the
+group."""
 
 
 @click.command()
@@ -33,10 +44,25 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
     "queues",
     multiple=True,
     metavar="QUEUE",
-    help="Serve this queue; repeat it for more, served in this order. Without it all are served, in rotation.",
+    help="Serve these queues, in this order: -q high,low, or -q high -q low. Without it all are served, "
+    "in rotation.",
 )
-@click.option("-c", "--concurrency", type=int, default=10, show_default=True, metavar="N", help="Run at most so many jobs at a time.")
-@click.option("--lease", default="30s", show_default=True, metavar="DURATION", help="After a crash, others take a job over after so long.")
+@click.option(
+    "-c",
+    "--concurrency",
+    type=int,
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Run at most so many jobs at a time.",
+)
+@click.option(
+    "--lease",
+    default="30s",
+    show_default=True,
+    metavar="DURATION",
+    help="After a crash, others take a job over after so long.",
+)
 @click.option(
     "--grace",
     default="25s",
@@ -44,7 +70,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
     metavar="DURATION",
     help="When stopped, let running jobs go on for so long; then give them back.",
 )
-@click.option("-p", "--processes", type=int, default=1, show_default=True, metavar="N", help="Run so many worker processes.")
+@click.option(
+    "-p",
+    "--processes",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run so many worker processes.",
+)
 @click.option("--drain", is_flag=True, help="Exit when nothing is available any more.")
 @click.option("--max-jobs", type=int, metavar="N", help="Replace a worker process after about so many jobs.")
 @click.option("--max-lifetime", metavar="DURATION", help="Replace a worker process after about so long.")
@@ -54,9 +88,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
     metavar="FILE",
     help="Touch this file each second while all is well; sqlq health looks at it.",
 )
+@click.option(
+    "--spare",
+    is_flag=True,
+    help="Keep one more process ready, and one for a single job: what a dead process ran goes on at once.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
-@click.option("--ties", hidden=True)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@click.option(
+    "--lines",
+    is_flag=True,
+    help="With --drain on a terminal: log a line for each job, instead of showing one line of progress.",
+)
+@click.option("--supervision", hidden=True)
 @click.option("--isolate", type=int, hidden=True)
 @click.pass_obj
 def work(
@@ -65,121 +111,188 @@ def work(
     queues: tuple[str, ...],
     processes: int,
     health_file: Path | None,
+    spare: bool,
     log_format: Literal["text", "json"],
     log_level: str,
-    ties: str | None,
+    lines: bool,
+    supervision: str | None,
     isolate: int | None,
     **options: Any,
 ) -> None:
     """Run jobs until stopped.
 
-    A supervisor starts the worker processes, watches them, and replaces one that dies: its jobs go back at once. The first Ctrl-C
-    (or SIGTERM) stops claiming, lets running jobs finish within the grace time, gives the rest back and exits; the second exits
-    now, and other workers take over when the leases have run out. Logs go to stderr.
+    A supervisor starts the worker processes, watches them, and replaces one that dies: its jobs go back at
+    once. The first Ctrl-C (or SIGTERM) stops claiming, lets running jobs finish within the grace time, gives
+    the rest back and exits; the second exits now, and other workers take over when the leases have run out.
+    Logs go to stderr.
     """
     from sqlq.cli import logs
 
-    options["queues"] = list(queues) or None
+    options["queues"] = [name.strip() for given in queues for name in given.split(",")] or None
+    drawn = (
+        options["drain"] and not lines and log_format == "text" and log_level != "debug" and _on_terminal()
+    )
+    set_up_logs = partial(logs.set_up, log_format, log_level, drawn=drawn)
     if isolate is not None:
-        logs.set_up(log_format, log_level)
-        _isolate(context, isolate)
-    elif ties is not None:
-        logs.set_up(log_format, log_level)
-        _child(context, ties, processes, options)
+        _isolate(context, isolate, set_up_logs)
+    elif supervision is not None:
+        _child(context, supervision, processes, spare, options, set_up_logs)
     else:
         checked = _checked(processes, options)
         context.require_app("work runs the tasks of an App")
-        logs.set_up(log_format, log_level)
-        _supervise(checked, processes, health_file)
+        set_up_logs()
+        _supervise(checked, processes, health_file, spare, drawn=drawn)
 
 
 def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
-    from sqlq.errors import ConfigurationError
     from sqlq.worker.options import WorkerOptions
 
     if not 1 <= processes <= 1_000:
-        raise ConfigurationError(f"--processes is {processes}: it must be a whole number from 1 to 1,000")
-    return WorkerOptions.of(**options, retention_ms=None)
+        raise click.UsageError(f"--processes is {processes}: it must be a whole number from 1 to 1,000")
+    with naming_options(*options, "queue"):
+        return WorkerOptions.of(**options, retention_ms=None)
 
 
-# -- the supervisor --------------------------------------------------------------------------------------------------------
+# -- the supervisor ------------------------------------------------------------------------------------------
 
 
-def _supervise(options: WorkerOptions, processes: int, health_file: Path | None) -> NoReturn:
+def _supervise(
+    options: WorkerOptions, processes: int, health_file: Path | None, spare: bool, *, drawn: bool
+) -> NoReturn:
+    from sqlq.cli.progress import Progress, stopped
     from sqlq.worker.supervisor import Supervisor, SupervisorOptions
 
+    _refuse_unwritable(health_file)
     supervisor = Supervisor(
         [sys.executable, "-m", "sqlq", *sys.argv[1:]],
-        SupervisorOptions(processes, options.lease_ms, options.grace_ms, health_file),
+        SupervisorOptions(processes, options.lease_ms, options.grace_ms, health_file, spare),
     )
     _stop_on_signals(supervisor)
-    code = supervisor.run()
+    showing = Progress(supervisor, options.queues, drawn=drawn) if options.drain else nullcontext()
+    with showing:
+        code = supervisor.run()
     if code == 0:
-        ended = ", ".join(f"{number:,} {name}" for name, number in supervisor.tally.items() if number) or "no jobs"
-        log.info("stopped: %s", ended, extra={"event": "stopped"})
+        since = supervisor.ready_since
+        seconds = None if since is None else time.monotonic() - since
+        log.info("stopped: %s", stopped(supervisor.tally, seconds), extra={"event": "stopped"})
     _exit(code)
+
+
+def _refuse_unwritable(health_file: Path | None) -> None:
+    from sqlq.errors import ConfigurationError
+
+    try:
+        if health_file is not None:
+            health_file.touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--health-file {health_file}: {error.strerror}; name a file in a directory that the worker may "
+            "write to"
+        ) from None
+
+
+def _on_terminal() -> bool:
+    from sqlq.cli.progress import on_terminal
+
+    return on_terminal()
 
 
 def _stop_on_signals(supervisor: Supervisor) -> None:
     """Stop at the first signal, leave at the second, whatever the supervisor is doing.
 
-    A handler in Python runs in the middle of whatever the main thread does, and would wait for ever for a lock that this
-    thread holds. So the handlers do nothing, and a thread of its own reads the signals' numbers from a pipe.
+    A handler in Python runs in the middle of whatever the main thread does, and would wait for ever for a
+    lock that this thread holds. So the handlers do nothing, and a thread of its own reads the signals'
+    numbers from a pipe.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in SIGNALS:
-        signal.signal(number, lambda number, frame: None)
+    for number in (*STOPPING, *AT_ONCE, *IGNORED):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, frame: None)
 
     def listen() -> None:
-        stopping = False
+        stopping_since = float("inf")
         while received := os.read(reading, 1):
-            if received[0] not in SIGNALS:
+            moment = time.monotonic()
+            if received[0] in IGNORED:
+                log.info("the signal %s is passed over", signal.Signals(received[0]).name)
+            if received[0] not in (*STOPPING, *AT_ONCE):
                 continue
-            if stopping:
-                log.warning("stopped at once; what ran is taken over when its lease has run out", extra={"event": "stopped"})
+            # guard: a-repeat-is-one-request
+            if received[0] in AT_ONCE or moment >= stopping_since + REPEAT_SECONDS:
+                log.warning(
+                    "stopped at once; what ran is taken over when its lease has run out",
+                    extra={"event": "stopped"},
+                )
                 supervisor.kill()
                 _exit(128 + received[0])
-            stopping = True
+            if stopping_since < moment:
+                continue
+            stopping_since = moment
             log.info("stopping: what runs may finish; once more stops at once", extra={"event": "stopping"})
             supervisor.stop()
 
     threading.Thread(target=listen, name="sqlq-signals", daemon=True).start()
 
 
-# -- its children, and theirs ----------------------------------------------------------------------------------------------
+# -- its children, and theirs --------------------------------------------------------------------------------
 
 
-def _child(context: Context, ties: str, processes: int, options: dict[str, Any]) -> NoReturn:
+def _child(
+    context: Context,
+    supervision: str,
+    processes: int,
+    spare: bool,
+    options: dict[str, Any],
+    set_up_logs: Callable[[], None],
+) -> NoReturn:
     from sqlq.worker.blackbox import BlackBox
     from sqlq.worker.child import Supervised
     from sqlq.worker.link import Link, ignore_signals
 
     ignore_signals()
-    link_fd, box_fd, generation, warm = (int(part) for part in ties.split(","))
+    link_fd, box_fd, generation, warm, stands_by = (int(part) for part in supervision.split(","))
     supervised = Supervised(Link.inherited(link_fd), BlackBox(box_fd))
     os.close(box_fd)
-    isolates = _isolates(warm)
+    isolates = _isolates(warm, spare)
     app = context.app_with_tasks("work runs the tasks of an App")
+    set_up_logs()
     if generation == 0:
         supervised.announce = lambda: _announce(context, app, processes, options)
-    worker = app.worker(**options, ties=supervised, isolates=isolates)
+    worker = app.worker(**options, supervision=supervised, isolates=isolates)
     _collect_less()
+    if stands_by and not _stand_by(app, supervised):
+        isolates.close()
+        sys.exit(0)
     try:
         worker.run(patient=generation > 0)
     finally:
         supervised.ended(vars(worker.tally))
     if worker.left_running:
-        # handlers that cannot be stopped go on in threads; their jobs are given back, and the usual exit would let them run on
+        # what cannot be stopped goes on in threads; jobs are given back, and the usual exit would let
+        # handlers run on
         _exit(0)
     app.close()
     sys.exit(0)
 
 
+def _stand_by(app: App, supervised: Supervised) -> bool:
+    """Connect, and wait to be sent to work; return False when this process should end instead."""
+    from sqlalchemy.exc import DBAPIError
+
+    from sqlq.errors import SqlqError
+
+    try:
+        app.database.for_loops.require_tables()
+    except (DBAPIError, SqlqError) as error:
+        log.debug("the spare process could not connect yet: %s", error)
+    return supervised.stand_by()
+
+
 def _collect_less() -> None:
-    """Let the garbage collector pass over what was imported, and look less often: a worker holds thousands of jobs at a time,
-    none of them in a cycle, and looked at all of them again and again."""
+    """Let the garbage collector pass over what was imported, and look less often: a worker holds thousands of
+    jobs at a time, none of them in a cycle, and looked at all of them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -188,31 +301,51 @@ def _collect_less() -> None:
 def _announce(context: Context, app: App, processes: int, options: dict[str, Any]) -> None:
     queues: list[str] | None = options["queues"]
     named = f"queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}" if queues else "all queues"
-    slots = counted(options["concurrency"], "slot") + (f" in each of {processes} processes" if processes > 1 else "")
+    slots = counted(options["concurrency"], "slot") + (
+        f" in each of {processes} processes" if processes > 1 else ""
+    )
     log.info(
         "working on %s: %s, %s, %s; Ctrl-C stops",
-        *(context.place(), named, slots, counted(len(app.tasks), "task")),
+        *(context.shown_url(), named, slots, counted(len(app.tasks), "task")),
         extra={"event": "started"},
     )
+    _warn_of_unknown_queues(app, queues or [])
 
 
-def _isolates(warm: int) -> Isolates:
+def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
+    """Warn of queues that no task, job or other worker names: a typing error waits for ever."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from sqlq.errors import SqlqError
+
+    try:
+        unknown = app.admin.unknown_queues(queues, {task.queue for task in app.tasks.values()})
+    except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same, and says it
+        log.debug("the names of queues could not be looked up: %s", error)
+        return
+    for name in unknown:
+        log.warning("no task of this App, no job and no other worker names the queue %s", name)
+
+
+def _isolates(warm: int, spare: bool) -> Isolates:
     from sqlq.worker.isolates import Isolates
     from sqlq.worker.link import spawn
 
     command = sys.argv[1:]
-    at = command.index("--ties")
+    at = command.index("--supervision")
     command = [sys.executable, "-m", "sqlq", *command[:at], *command[at + 2 :]]
-    return Isolates(lambda fd: spawn([*command, "--isolate", str(fd)], (fd,)), warm)
+    return Isolates(lambda fd: spawn([*command, "--isolate", str(fd)], (fd,)), warm, spare=spare)
 
 
-def _isolate(context: Context, fd: int) -> NoReturn:
+def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoReturn:
     from sqlq.worker.isolates import serve
     from sqlq.worker.link import Link, ignore_signals
 
     ignore_signals()
     link = Link.inherited(fd)
-    serve(link, context.app_with_tasks("work runs the tasks of an App").tasks)
+    app = context.app_with_tasks("work runs the tasks of an App")
+    set_up_logs()
+    serve(link, app.tasks, app.lifespan_scope)
 
 
 def _exit(code: int) -> NoReturn:

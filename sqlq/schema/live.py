@@ -1,8 +1,9 @@
-"""Migrating while jobs come and go: patience with locks, and indexes built beside the traffic. PostgreSQL only.
+"""Migrating while jobs come and go: patience with locks, and indexes built beside the traffic. PostgreSQL
+only.
 
-A statement that waits for ACCESS EXCLUSIVE on a table makes everybody else wait behind it, readers too. So none waits for
-long: it gives up, lets through what has piled up, and is tried again. An index is built by CREATE INDEX CONCURRENTLY,
-which blocks nobody, but cannot be part of a transaction.
+A statement that waits for ACCESS EXCLUSIVE on a table makes all others wait behind it, readers too. So
+none waits for long: it gives up, lets through what has piled up, and is tried again. An index is built by
+CREATE INDEX CONCURRENTLY, which blocks no other session, but cannot be part of a transaction.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_TIMEOUT_MS = 2_000
-"""How long a migration waits for a lock at a time. More than the second after which PostgreSQL sends an autovacuum away."""
+"""How long a migration waits for a lock at a time. More than the second after which PostgreSQL sends an
+autovacuum away."""
 PATIENCE_S = 120.0
 """How long a migration waits for another one to end, and how long it keeps trying to get its locks."""
 INDEX_PATIENCE_MS = 3_600_000
-"""How long an index that is being built waits for a transaction that began earlier; only vacuums and other builds wait along."""
+"""How long an index that is being built waits for a transaction that began earlier; only vacuums and other
+builds wait along."""
 
 LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED = "55P03", "40P01"
+DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
 
 
 def sqlstate(error: DBAPIError) -> str | None:
@@ -49,8 +53,8 @@ def wait_briefly(connection: Connection) -> None:
 def patiently(engine: Engine, step: Callable[[], T]) -> T:
     """Run `step`, a whole transaction, again while it does not get its locks.
 
-    Between two tries it waits as long as a try may take, so that traffic has at least half of the time. Raises
-    `ConfigurationError` when its patience ends.
+    Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
+    Raises `ConfigurationError` when its patience ends.
     """
     deadline = time.monotonic() + PATIENCE_S
     said = False
@@ -58,35 +62,41 @@ def patiently(engine: Engine, step: Callable[[], T]) -> T:
         try:
             return step()
         except DBAPIError as error:
-            if sqlstate(error) not in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
+            if sqlstate(error) not in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):  # guard: migration-patience
                 raise
         where = settings.masked(engine.url)
         if time.monotonic() >= deadline:
             raise ConfigurationError(
-                f"the tables in {where} were in use whenever the migration tried, for {PATIENCE_S:.0f} s; this step of it was not made: "
+                f"the tables in {where} were in use whenever the migration tried, for {PATIENCE_S:.0f} s; "
+                "this step of it was not made: "
                 "end the oldest transactions in pg_stat_activity (by xact_start), then try again"
             )
         if not said:
-            log.info("waiting for a moment in which nobody uses the tables in %s", where)
+            log.info("waiting for a moment in which no session uses the tables in %s", where)
             said = True
         time.sleep(random.uniform(1.0, 2.0) * LOCK_TIMEOUT_MS / 1000)
 
 
-def build_index(engine: Engine, schema: str, table: str, index: str, create: Callable[[Connection], None]) -> None:
-    """Build an index by `create`, which runs CREATE INDEX CONCURRENTLY IF NOT EXISTS; repeatable, wherever it was broken off.
+def build_index(
+    engine: Engine, schema: str, table: str, index: str, create: Callable[[Connection], None]
+) -> None:
+    """Build an index by `create`, which runs CREATE INDEX CONCURRENTLY IF NOT EXISTS; repeatable, wherever it
+    was broken off.
 
-    A build that was broken off leaves an index that is not valid: it slows every write, enforces what it can if it is
-    unique, serves no query, and IF NOT EXISTS takes it for the index. It is dropped first. But the build of a migrator that
-    was killed may still go on in the server, so whatever builds on the table is waited for before looking.
+    A build that was broken off leaves an index that is not valid: it slows every write, enforces what it can
+    if it is unique, serves no query, and IF NOT EXISTS takes it for the index. It is dropped first. But the
+    build of a migrator that was killed may still go on in the server, so whatever builds on the table is
+    waited for before looking.
 
-    To be called while no other migrator can be in here, on behalf of a transaction that holds no lock on the table. Raises
-    `ConfigurationError` when a transaction from before the build does not end, and what the database raises.
+    To be called while no other migrator can be in here, on behalf of a transaction that holds no lock on the
+    table. Raises `ConfigurationError` when a transaction from before the build does not end, and what the
+    database raises.
     """
     name = f"{_quoted(engine, schema)}.{_quoted(engine, index)}"
     with _outside_transactions(engine) as connection:
         _await_builds(connection, f"{_quoted(engine, schema)}.{_quoted(engine, table)}")
         connection.execution_options(isolation_level="AUTOCOMMIT")
-        if is_valid(connection, schema, index) is False:
+        if is_valid(connection, schema, index) is False:  # guard: broken-index-is-dropped
             log.info("dropping the index %s, whose build was broken off", index)
             connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
         try:
@@ -96,7 +106,8 @@ def build_index(engine: Engine, schema: str, table: str, index: str, create: Cal
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
             raise ConfigurationError(
-                f"the index {index} in {settings.masked(engine.url)} was not built, for transactions from before its build did not end: "
+                f"the index {index} in {settings.masked(engine.url)} was not built, for transactions from "
+                "before its build did not end: "
                 "end the oldest ones in pg_stat_activity (by xact_start), then try again"
             ) from None
         if not is_valid(connection, schema, index):
@@ -120,7 +131,8 @@ SELECT i.indisvalid AND i.indisready AND i.indislive
 
 @contextmanager
 def _outside_transactions(engine: Engine) -> Iterator[Connection]:
-    """A connection that does not go back into its pool, since its settings are the session's and not a transaction's."""
+    """A connection that does not go back into its pool, since its settings are the session's and not a
+    transaction's."""
     with engine.connect() as connection:
         with connection.begin():
             # A role's own timeouts are made for statements that take no minutes.
@@ -133,10 +145,11 @@ def _outside_transactions(engine: Engine) -> Iterator[Connection]:
 
 
 def _await_builds(connection: Connection, table: str) -> None:
-    """Wait until nobody builds an index on a table; asking for the lock of a build disturbs no reader or writer.
+    """Wait until no session builds an index on a table; asking for the lock of a build disturbs no reader or
+    writer.
 
-    It is asked for again and again, in transactions of their own: a build waits for transactions that are open, so one that
-    waited for the build would be waited for.
+    It is asked for again and again, in transactions of their own: a build waits for transactions that are
+    open, so one that waited for the build would be waited for.
     """
     deadline = time.monotonic() + INDEX_PATIENCE_MS / 1000
     said = False
@@ -150,7 +163,8 @@ def _await_builds(connection: Connection, table: str) -> None:
                 raise
             if time.monotonic() >= deadline:
                 raise ConfigurationError(
-                    f"on {table} somebody else has been building an index, or vacuuming, for {INDEX_PATIENCE_MS / 1000:.0f} s: "
+                    f"on {table} another session has been building an index, or vacuuming, for "
+                    f"{INDEX_PATIENCE_MS / 1000:.0f} s: "
                     "look for it in pg_stat_activity, then try again"
                 ) from None
         if not said:
@@ -160,7 +174,8 @@ def _await_builds(connection: Connection, table: str) -> None:
 
 
 def _drop_leftover(connection: Connection, name: str) -> None:
-    """Try to drop what a failed build left, so that writes do not pay for it until the next try; that drops it in any case."""
+    """Try to drop what a failed build left, so that writes do not pay for it until the next try; that drops
+    it in any case."""
     try:
         connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
         connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
@@ -172,7 +187,7 @@ def _quoted(engine: Engine, name: str) -> str:
     return engine.dialect.identifier_preparer.quote(name)
 
 
-# ── Grants on the views ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Grants on the views ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -191,18 +206,22 @@ def keeping_grants(connection: Connection, schema: str | None, names: tuple[str,
             connection.exec_driver_sql(f"GRANT {right} ON {target} TO {role}{option}")
 
 
-def _grants(connection: Connection, schema: str | None, names: tuple[str, ...]) -> set[tuple[str, str, str, bool]]:
+def _grants(
+    connection: Connection, schema: str | None, names: tuple[str, ...]
+) -> set[tuple[str, str, str, bool]]:
     statement = text(_GRANTS).bindparams(bindparam("names", expanding=True))
     return {tuple(row) for row in connection.execute(statement, {"schema": schema, "names": names})}
 
 
 _GRANTS = """
-SELECT c.relname, a.privilege_type, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, a.is_grantable
+SELECT c.relname, a.privilege_type,
+       CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, a.is_grantable
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN LATERAL aclexplode(c.relacl) a
  WHERE n.nspname = :schema AND c.relname IN :names AND a.grantee <> c.relowner
 """
 _IS_THERE = """
-SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = :schema AND c.relname = :view
+SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = :schema AND c.relname = :view
 """

@@ -1,12 +1,18 @@
-"""Building, raising and taking back the tables. The only module that imports Alembic, which costs 60 MB and 0.4 s.
+"""Building, raising and taking back the tables. The only module that imports Alembic, which costs 60 MB and
+0.4 s.
 
-A migration is one transaction on one connection: a lock first, then a look at what is there, then the revisions and the
-version number. It happens as a whole or not at all, and leaves nothing behind when its process is killed. An empty
-database goes the whole way in one. One with tables in it goes revision by revision, so that no lock is held for longer
-than one revision needs, and each revision is a state that workers can live with.
+A migration is one transaction on one connection: a lock first, then a look at what is there, then the
+revisions and the version number. It happens as a whole or not at all, and leaves nothing behind when its
+process is killed. An empty database goes the whole way in one. One with tables in it goes revision by
+revision, so that no lock is held for longer than one revision needs, and each revision is a state that
+workers can live with.
 
-A revision that builds an index says so by `concurrently = ("jobs", "jobs_by_task")`, its table and its name, and does
-nothing else. Where it can, the index is built beside the traffic, outside transactions; the number moves when it is whole.
+A revision that changes a view names it in `views = ("queue_stats",)`, and drops no other: what users have
+built on it would be in the way.
+
+A revision that builds an index says so by `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
+and does nothing else. Where it can, the index is built beside the traffic, outside transactions; the number
+moves when it is whole.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from sqlalchemy import Connection, Dialect, Engine, bindparam, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from sqlq import settings
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
@@ -55,7 +61,8 @@ with _quiet():
 log = logging.getLogger(__name__)
 
 OWN_NAMES = frozenset({table.name for table in tables.metadata.tables.values()} | set(views.NAMES))
-"""The tables and views of sqlq, without the version table: where one of them stands alone, it is somebody else's."""
+"""The tables and views of sqlq, without the version table: where one of them stands alone, it is not
+sqlq's."""
 
 Direction = Literal["up", "down"]
 
@@ -83,15 +90,17 @@ class Check(NamedTuple):
 
 
 def upgrade(engine: Engine, schema: str | None) -> str | None:
-    """Bring the tables of a database to the newest revision, and return the one they had before (None: there were none).
+    """Bring the tables of a database to the newest revision, and return the one they had before (None: there
+    were none).
 
-    Creates the SQLite file and the PostgreSQL schema where they are missing. Of several processes one migrates; the others
-    wait and find nothing to do. May run while jobs are enqueued and worked on: it waits for no lock for longer than
-    `live.LOCK_TIMEOUT_MS`, but tries again. Newer tables that this sqlq works with are left as they are. After a kill or an
-    error at whatever point, running it again goes on.
+    Creates the SQLite file and the PostgreSQL schema where they are missing. Of several processes one
+    migrates; the others wait and find nothing to do. May run while jobs are enqueued and worked on: it waits
+    for no lock for longer than `live.LOCK_TIMEOUT_MS`, but tries again. Newer tables that this sqlq works
+    with are left as they are. After a kill or an error at whatever point, running it again goes on.
 
-    Raises `SchemaVersionError` for tables too new for this sqlq, and `ConfigurationError` when a table of somebody else's
-    has one of sqlq's names, another migration does not end, or the tables are never free; that step is not made then.
+    Raises `SchemaVersionError` for tables too new for this sqlq, and `ConfigurationError` when a table
+    that is not sqlq's has one of its names, another migration does not end, or the tables are never free;
+    that step is not made then.
     """
     before = found = live.patiently(engine, partial(_step_up, engine, schema))
     while found is not None and found < version.HEAD:
@@ -100,7 +109,8 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
 
 
 def _step_up(engine: Engine, schema: str | None) -> str | None:
-    """Raise the tables by one revision, or an empty database to the newest; return the revision they had before."""
+    """Raise the tables by one revision, or an empty database to the newest; return the revision they had
+    before."""
     with transaction(engine, schema) as connection:
         found = version.read(connection, schema)
         if found is None:
@@ -117,15 +127,20 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
 
 def _following(revision: str) -> Script:
     """Return the revision after one; the history is a line."""
-    return next(script for script in ScriptDirectory(str(location())).walk_revisions() if script.down_revision == revision)
+    return next(
+        script
+        for script in ScriptDirectory(str(location())).walk_revisions()
+        if script.down_revision == revision
+    )
 
 
 def _build_index(engine: Engine, connection: Connection, schema: str | None, revision: Script) -> None:
     """Carry out a revision that builds an index, on a connection beside this one.
 
-    This one's transaction keeps other migrators out meanwhile, and then moves the number. It is idle for as long as the
-    build takes, and must hold no snapshot then, or the build waits for it for ever. So its last statement before is one
-    without parameters: measured, after one with parameters the protocol keeps it open, and its snapshot with it.
+    This one's transaction keeps other migrators out meanwhile, and then moves the number. It is idle for as
+    long as the build takes, and must hold no snapshot then, or the build waits for it for ever. So its last
+    statement before is one without parameters: measured, after one with parameters the protocol keeps it
+    open, and its snapshot with it.
     """
     name = version.effective_schema(connection, schema)
     assert name is not None
@@ -139,16 +154,23 @@ def _build_index(engine: Engine, connection: Connection, schema: str | None, rev
 
     with _quiet():
         live.build_index(engine, name, table, index, create)
-        MigrationContext.configure(connection, opts=options(name)).stamp(ScriptDirectory(str(location())), revision.revision)
+        MigrationContext.configure(connection, opts=options(name)).stamp(
+            ScriptDirectory(str(location())), revision.revision
+        )
 
 
 def downgrade(engine: Engine, schema: str | None, revision: str, *, force: bool = False) -> None:
     """Take the tables back to an older revision; "base" removes them.
 
-    Unless `force`, raises `ConfigurationError` when a job is in any of the tables, for a revision may drop what holds it.
-    Also raises it for an unknown revision, and `SchemaVersionError` for tables that are missing or newer than this sqlq.
+    Unless `force`, raises `ConfigurationError` when a job is in any of the tables, for a revision may drop
+    what holds it. Also raises it for an unknown revision, and `SchemaVersionError` for tables that are
+    missing or newer than this sqlq.
     """
-    if (standing := check(engine, schema)).standing in (Standing.MISSING, Standing.FOREIGN):  # `transaction` refuses the rest
+    # `transaction` refuses the rest
+    if (standing := check(engine, schema)).standing in (
+        Standing.MISSING,
+        Standing.FOREIGN,
+    ):
         raise SchemaVersionError(standing.message)
     try:
         with transaction(engine, schema) as connection:
@@ -160,21 +182,23 @@ def downgrade(engine: Engine, schema: str | None, revision: str, *, force: bool 
         if live.sqlstate(error) != live.LOCK_NOT_AVAILABLE:
             raise
         where = settings.masked(engine.url)
-        raise ConfigurationError(f"the tables in {where} are in use: stop the workers and whatever enqueues, then try again") from None
+        raise ConfigurationError(
+            f"the tables in {where} are in use: stop the workers and whatever enqueues, then try again"
+        ) from None
 
 
 def check(engine: Engine, schema: str | None) -> Check:
     """Say how the tables of a database stand; changes nothing and creates no file."""
     file = _sqlite_file(engine)
     if file and not file.exists():
-        return Check(Standing.MISSING, None, version.HEAD, version.complaint(settings.masked(engine.url), None))
+        return Check(Standing.MISSING, None, version.HEAD, version.complaint(engine, None, None))
     with engine.connect() as connection:
         where = version.database(connection, schema)
         found = version.find(connection, schema)
         if found is None:
             if taken := _taken(connection, schema):
                 return Check(Standing.FOREIGN, None, version.HEAD, _foreign(connection, schema, taken))
-            return Check(Standing.MISSING, None, version.HEAD, version.complaint(where, None))
+            return Check(Standing.MISSING, None, version.HEAD, version.complaint(connection, schema, None))
         revision = found.revision
         holds = f"{where} holds sqlq's tables at revision {revision}"
         if revision == version.HEAD:
@@ -183,7 +207,7 @@ def check(engine: Engine, schema: str | None) -> Check:
             message = f"{holds}, newer than the {version.HEAD} of this sqlq, which works with them"
             return Check(Standing.AHEAD, revision, version.HEAD, message)
         standing = Standing.NEWER if revision > version.HEAD else Standing.BEHIND
-        return Check(standing, revision, version.HEAD, version.complaint(where, revision))
+        return Check(standing, revision, version.HEAD, version.complaint(connection, schema, revision))
 
 
 def render_sql(dialect_name: str, schema: str | None) -> str:
@@ -195,22 +219,30 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
         raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL and SQLite, not on {dialect_name!r}")
     sqlite = dialect_name == "sqlite"
     script = io.StringIO()
-    script.write(f"-- sqlq's tables at revision {version.HEAD}, for {'sqlite3 -bail' if sqlite else 'psql'} and an empty database\n\n")
+    script.write(
+        f"-- sqlq's tables at revision {version.HEAD}, for {'sqlite3 -bail' if sqlite else 'psql'} and an "
+        "empty database\n\n"
+    )
     script.write("BEGIN IMMEDIATE;\n\n" if sqlite else "BEGIN;\n\n")
-    write(make_url(f"{dialect_name}://").get_dialect()(), script, None if sqlite else schema, "up", None, "head")
+    write(
+        make_url(f"{dialect_name}://").get_dialect()(), script, None if sqlite else schema, "up", None, "head"
+    )
     script.write("COMMIT;\n")
     return script.getvalue()
 
 
-# ── One migration, on whatever connection ────────────────────────────────────────────────────────────────────────────
+# ── One migration, on whatever connection ───────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
-    """Open the transaction of a migration: no other migrator is in one, and what stands in the database is sqlq's."""
+    """Open the transaction of a migration: no other migrator is in one, and what stands in the database is
+    sqlq's."""
     file = _sqlite_file(engine)
     if file and not file.parent.is_dir():
-        raise ConfigurationError(f"{settings.masked(engine.url)} cannot be created: there is no directory {file.parent.absolute()}")
+        raise ConfigurationError(
+            f"{settings.masked(engine.url)} cannot be created: there is no directory {file.parent.absolute()}"
+        )
     level = {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(**level) as connection:
         _wait(partial(_begin_locked, connection), connection)
@@ -220,7 +252,8 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
 
 
 def _begin_locked(connection: Connection) -> bool:
-    """Begin a transaction that has the lock, or none: CREATE INDEX CONCURRENTLY of who has it may wait for any that is open."""
+    """Begin a transaction that has the lock, or none: CREATE INDEX CONCURRENTLY of who has it may wait for
+    any that is open."""
     connection.begin()
     if connection.dialect.name == "sqlite" and _in_transaction(connection):
         # A hook begins this engine's transactions, perhaps as a mere reader's; this one has read nothing yet.
@@ -232,40 +265,68 @@ def _begin_locked(connection: Connection) -> bool:
 
 
 def prepare(connection: Connection, schema: str | None) -> None:
-    """Lock other migrators out until the transaction ends, refuse what cannot be migrated, and create the schema.
+    """Lock other migrators out until the transaction ends, refuse what cannot be migrated, and create the
+    schema.
 
-    Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for somebody else's.
+    Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for tables that are
+    not sqlq's.
     """
     _wait(partial(_lock, connection), connection)
     found = version.find(connection, schema)
     if found is not None and found.revision > version.HEAD and not found.usable:
-        raise SchemaVersionError(version.complaint(version.database(connection, schema), found.revision))
+        raise SchemaVersionError(version.complaint(connection, schema, found.revision))
     if found is None and (taken := _taken(connection, schema)):
         raise ConfigurationError(_foreign(connection, schema, taken))
     name = version.effective_schema(connection, schema)
-    # Asked first, since CREATE SCHEMA IF NOT EXISTS wants the right to create even where there is nothing to create.
-    if name and not connection.execute(text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"), {"name": name}).scalar():
-        connection.exec_driver_sql(f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}")
+    # Asked first, since CREATE SCHEMA IF NOT EXISTS wants the right to create even where there is nothing to
+    # create.
+    if (
+        name
+        and not connection.execute(
+            text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"), {"name": name}
+        ).scalar()
+    ):
+        connection.exec_driver_sql(
+            f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
+        )
 
 
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
     """Run the revisions up or down to one, in the transaction of a connection that went through `prepare`.
 
-    Raises `ConfigurationError` for a revision that is unknown, or not in that direction, and `SchemaVersionError` for tables
-    newer than this sqlq, whose revisions it does not have.
+    Raises `ConfigurationError` for a revision that is unknown, or not in that direction, and where something
+    of the user's depends on what a revision drops; `SchemaVersionError` for tables newer than this sqlq,
+    whose revisions it does not have.
     """
     found = version.read(connection, schema)
     if found is not None and found > version.HEAD:
-        raise SchemaVersionError(version.complaint(version.database(connection, schema), found))
+        raise SchemaVersionError(version.complaint(connection, schema, found))
     with _quiet(), _sentences(direction, revision), live.keeping_grants(connection, schema, views.NAMES):
         steps = {"fn": _steps(direction, revision)}
-        run_in(MigrationContext.configure(connection, opts=options(version.effective_schema(connection, schema)) | steps))
+        run_in(
+            MigrationContext.configure(
+                connection, opts=options(version.effective_schema(connection, schema)) | steps
+            )
+        )
 
 
-def write(dialect: Dialect, script: TextIO, schema: str | None, direction: Direction, start: str | None, revision: str) -> None:
-    """Write the revisions from `start` (None: from nothing) to another one as SQL, without BEGIN and COMMIT."""
+def write(
+    dialect: Dialect,
+    script: TextIO,
+    schema: str | None,
+    direction: Direction,
+    start: str | None,
+    revision: str,
+) -> None:
+    """Write the revisions from `start` (None: from nothing) to another one as SQL, without BEGIN and
+    COMMIT."""
     with _quiet(), _sentences(direction, revision):
-        offline = {"fn": _steps(direction, revision), "as_sql": True, "output_buffer": script, "starting_rev": start}
+        offline = {
+            "fn": _steps(direction, revision),
+            "as_sql": True,
+            "output_buffer": script,
+            "starting_rev": start,
+        }
         run_in(MigrationContext.configure(dialect=dialect, opts=options(schema) | offline))
 
 
@@ -278,10 +339,13 @@ def options(schema: str | None) -> dict[str, Any]:
 
 
 def run_in(context: MigrationContext) -> None:
-    """Run an Alembic context's revisions; they are handed their `op`, so that the global one stays the host project's."""
+    """Run an Alembic context's revisions; they are handed their `op`, so that the global one stays the host
+    project's."""
     schema = context.version_table_schema
     if context.as_sql and schema:
-        context.execute(f"CREATE SCHEMA IF NOT EXISTS {context.dialect.identifier_preparer.quote_schema(schema)}")
+        context.execute(
+            f"CREATE SCHEMA IF NOT EXISTS {context.dialect.identifier_preparer.quote_schema(schema)}"
+        )
     context.run_migrations(op=Operations(context), schema=schema)
 
 
@@ -302,21 +366,28 @@ def _steps(direction: Direction, revision: str) -> Callable[[Any, MigrationConte
 
 @contextmanager
 def _sentences(direction: Direction, revision: str) -> Iterator[None]:
+    begin = f"sqlq's tables cannot be taken {direction} to revision {revision!r}"
     try:
         yield
     except CommandError as error:
-        raise ConfigurationError(f"sqlq's tables cannot be taken {direction} to revision {revision!r}: {error}") from None
+        raise ConfigurationError(f"{begin}: {error}") from None
+    except DBAPIError as error:
+        if live.sqlstate(error) != live.DEPENDENT_OBJECTS_STILL_EXIST:
+            raise
+        driver: Any = error.orig
+        depends = str(driver.diag.message_detail).splitlines()[0]
+        raise ConfigurationError(f"{begin}, for {depends}: drop that first") from None
 
 
-# ── What stands in the way ───────────────────────────────────────────────────────────────────────────────────────────
+# ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _lock(connection: Connection) -> bool:
     """Try to keep other migrators out until the transaction ends.
 
-    The lock belongs to the transaction, so that a pooler can share out the session and a killed process leaves none. It is
-    tried again instead of waited for, since a statement that waits holds a snapshot, and CREATE INDEX CONCURRENTLY of the
-    migration that has the lock would wait for that.
+    The lock belongs to the transaction, so that a pooler can share out the session and a killed process
+    leaves none. It is tried again instead of waited for, since a statement that waits holds a snapshot, and
+    CREATE INDEX CONCURRENTLY of the migration that has the lock would wait for that.
     """
     if connection.dialect.name != "sqlite":
         return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})").scalar())
@@ -344,7 +415,8 @@ def _wait(attempt: Callable[[], bool], connection: Connection) -> None:
         where = settings.masked(connection.engine.url)
         if time.monotonic() >= deadline:
             raise ConfigurationError(
-                f"{where} has been locked for {live.PATIENCE_S:.0f} s, perhaps by another migration: try again when that has ended"
+                f"{where} has been locked for {live.PATIENCE_S:.0f} s, perhaps by another migration: try "
+                "again when that has ended"
             )
         if not waited:
             log.info("waiting for another migration of %s", where)
@@ -364,7 +436,8 @@ def _taken(connection: Connection, schema: str | None) -> list[str]:
         query = "SELECT lower(name) FROM sqlite_master WHERE lower(name) IN :names"
     else:
         query = """
-            SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            SELECT c.relname
+              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
              WHERE n.nspname = :schema AND c.relname IN :names"""
     values = {"names": sorted(OWN_NAMES), "schema": version.effective_schema(connection, schema)}
     statement = text(query).bindparams(bindparam("names", expanding=True))
@@ -373,33 +446,49 @@ def _taken(connection: Connection, schema: str | None) -> list[str]:
 
 def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> str:
     sqlite = connection.dialect.name == "sqlite"
-    way_out = "name another file in SQLQ_DATABASE_URL" if sqlite else "give sqlq a schema of its own, as in SQLQ_SCHEMA=sqlq"
+    way_out = (
+        "name another file with -d or SQLQ_DATABASE_URL"
+        if sqlite
+        else "give sqlq a schema of its own, as in SQLQ_SCHEMA=sqlq"
+    )
     where = version.database(connection, version.effective_schema(connection, schema))
     return f"{where} holds {' and '.join(taken)} already, not made by sqlq: nothing was changed; {way_out}"
 
 
 def _lock_tables(connection: Connection, schema: str | None) -> None:
-    """Let nobody add a job between the count and the drop."""
+    """Let no session add a job between the count and the drop."""
     if connection.dialect.name != "sqlite":  # where BEGIN IMMEDIATE has done so
         live.wait_briefly(connection)
-        connection.exec_driver_sql(f"LOCK TABLE {', '.join(_job_tables(connection, schema))} IN ACCESS EXCLUSIVE MODE")
+        connection.exec_driver_sql(
+            f"LOCK TABLE {', '.join(_job_tables(connection, schema))} IN ACCESS EXCLUSIVE MODE"
+        )
 
 
 def _refuse_jobs(connection: Connection, schema: str | None) -> None:
-    counts = {table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() for table in _job_tables(connection, schema)}
+    counts = {
+        table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
+        for table in _job_tables(connection, schema)
+    }
     held = [f"{count} in {table}" for table, count in counts.items() if count]
     if held:
         where = version.database(connection, schema)
         raise ConfigurationError(
-            f"{where} still holds jobs, which going down may lose: {', '.join(held)}; forget them first, or add --force"
+            f"{where} still holds jobs, which going down may lose: {', '.join(held)}; forget them first, or "
+            "add --force"
         )
 
 
 def _job_tables(connection: Connection, schema: str | None) -> list[str]:
     schema = version.effective_schema(connection, schema)
-    return [version.qualified(connection, schema, table) for table in ("jobs", "finished_jobs", "failed_jobs")]
+    return [
+        version.qualified(connection, schema, table) for table in ("jobs", "finished_jobs", "failed_jobs")
+    ]
 
 
 def _sqlite_file(engine: Engine) -> Path | None:
     name = engine.url.database
-    return Path(name) if engine.dialect.name == "sqlite" and name and name != ":memory:" and not name.startswith("file:") else None
+    return (
+        Path(name)
+        if engine.dialect.name == "sqlite" and name and name != ":memory:" and not name.startswith("file:")
+        else None
+    )

@@ -1,8 +1,8 @@
 """The tables as SQLAlchemy sees them, the types of their columns, and the database's clock.
 
-Every table stands in the token schema `__sqlq__`. The token is replaced per statement (or, on connections of sqlq's
-own, per engine) by the schema the tables really live in, so that neither a caller's `schema_translate_map` nor a
-`search_path` can send jobs elsewhere.
+Every table stands in the token schema `__sqlq__`. The token is replaced per statement (or, on connections of
+sqlq's own, per engine) by the schema the tables really live in, so that neither a caller's
+`schema_translate_map` nor a `search_path` can send jobs elsewhere.
 """
 
 from __future__ import annotations
@@ -27,15 +27,24 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    case,
+    func,
+    literal_column,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from sqlq.clock import LONGEST_MS
+from sqlq.settings import MAX_ATTEMPTS
+
 TOKEN_SCHEMA = "__sqlq__"
 LONGEST_NAME = 255
 """Characters in the name of a queue or task, or in a unique key."""
+
+MOST_COUNTED = 1_000_000_000
+LARGEST_TOKEN = 4_000_000_000_000_000_000
 
 UNIQUE_UNTIL = ("finish", "start")
 FAILURE_REASONS = ("error", "timeout", "worker_lost", "unknown_task", "bad_payload")
@@ -47,8 +56,8 @@ metadata = MetaData(schema=TOKEN_SCHEMA)
 class Moment(TypeDecorator[datetime]):
     """An instant: `timestamptz`, or on SQLite whole milliseconds since 1970 as an INTEGER.
 
-    SQLite has no timestamp type: text loses the offset or compares wrongly with other text, so the only storage in
-    which `<=` means "not later" is an integer.
+    SQLite has no timestamp type: text loses the offset or compares wrongly with other text, so the only
+    storage in which `<=` means "not later" is an integer.
     """
 
     impl = TIMESTAMP(timezone=True)
@@ -148,7 +157,10 @@ class since_ms(FunctionElement[int]):
 
 @compiles(since_ms, "postgresql")
 def _since_ms_postgresql(element: since_ms, compiler: Any, **kw: Any) -> str:
-    return f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {compiler.process(element.clauses, **kw)}) * 1000 AS BIGINT)"
+    return (
+        f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {compiler.process(element.clauses, **kw)}) * 1000 "
+        "AS BIGINT)"
+    )
 
 
 @compiles(since_ms, "sqlite")
@@ -164,28 +176,61 @@ def _one_of(column: str, values: tuple[str, ...]) -> str:
     return f"{column} IN ({', '.join(repr(v) for v in values)})"
 
 
+DOMAINS = {
+    "moment": (
+        "TIMESTAMP WITH TIME ZONE",
+        "VALUE >= '1970-01-01 00:00:00+00' AND VALUE < '9999-01-01 00:00:00+00'",
+    ),
+    "priority": ("SMALLINT", "VALUE BETWEEN -100 AND 100"),
+    "count": ("INTEGER", f"VALUE BETWEEN 0 AND {MOST_COUNTED}"),
+    "most": ("INTEGER", f"VALUE BETWEEN 1 AND {MOST_COUNTED}"),
+    "token": ("BIGINT", f"VALUE BETWEEN 0 AND {LARGEST_TOKEN}"),
+    "timeout": ("BIGINT", f"VALUE BETWEEN 0 AND {LONGEST_MS}"),
+    "errors": ("TEXT", "length(VALUE) >= 2"),
+    "until": ("VARCHAR(6)", _one_of("VALUE", UNIQUE_UNTIL)),
+    "outcome": ("VARCHAR(9)", _one_of("VALUE", OUTCOMES)),
+    "reason": ("VARCHAR(12)", _one_of("VALUE", FAILURE_REASONS)),
+}
+"""The types of columns that have a rule, each a domain `sqlq_…` on PostgreSQL.
+
+As CHECKs of the tables the same rules cost two fifths of a single INSERT: PostgreSQL reads the text of a
+CHECK anew for each statement, and keeps that of a domain. On SQLite they are CHECKs.
+"""
+
+
+def _in_domain(name: str) -> dict[str, Any]:
+    """Mark a column as one of a domain. Statements know its plain type; moments are in theirs unmarked."""
+    return {"info": {"domain": name}}
+
+
+def _on_sqlite(rule: str, name: str) -> CheckConstraint:
+    return CheckConstraint(rule, name=name).ddl_if(dialect="sqlite")
+
+
 def _integer_times(table: str, *columns: str) -> CheckConstraint:
-    """On SQLite any column takes any type, and a text date compares greater than every integer: never due, for ever."""
+    """On SQLite any column takes any type, and a text date compares greater than every integer: never due,
+    for ever."""
     rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
-    return CheckConstraint(rule, name=f"{table}_times_are_integers").ddl_if(dialect="sqlite")
-
-
-def _moments_in_range(table: str, *columns: str) -> list[CheckConstraint]:
-    """Refuse moments that Python cannot read back ('-infinity', say): one such row would stop every claim of its queue.
-    NULL passes, where the column takes it."""
-    bounds = {"postgresql": ("'1970-01-01 00:00:00+00'", "'9999-01-01 00:00:00+00'"), "sqlite": ("0", "253370764800000")}
-    return [
-        CheckConstraint(" AND ".join(f"{c} >= {low} AND {c} < {high}" for c in columns), name=f"{table}_moments_in_range").ddl_if(
-            dialect=dialect
-        )
-        for dialect, (low, high) in bounds.items()
-    ]
+    return _on_sqlite(rule, f"{table}_times_are_integers")
 
 
 def _integers(table: str, *columns: str) -> CheckConstraint:
-    """The same for the counters the claim adds to: text there would count for ever as larger than any limit."""
-    rule = " AND ".join(f"typeof({c}) = 'integer'" for c in columns)
-    return CheckConstraint(rule, name=f"{table}_counters_are_integers").ddl_if(dialect="sqlite")
+    """The same for numbers: text counts as larger than any limit."""
+    rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
+    return _on_sqlite(rule, f"{table}_numbers_are_integers")
+
+
+def _texts(table: str, *columns: str) -> CheckConstraint:
+    """The same for texts, among which bytes could not be shown."""
+    rule = " AND ".join(f"typeof({c}) IN ('text', 'null')" for c in columns)
+    return _on_sqlite(rule, f"{table}_texts_are_text")
+
+
+def _moments_in_range(table: str, *columns: str) -> CheckConstraint:
+    """Refuse moments that Python cannot read back: one such row would stop every claim of its queue, or every
+    listing. NULL passes, where the column takes it."""
+    rule = " AND ".join(f"{c} >= 0 AND {c} < 253370764800000" for c in columns)
+    return _on_sqlite(rule, f"{table}_moments_in_range")
 
 
 jobs = Table(
@@ -195,42 +240,65 @@ jobs = Table(
     Column("queue", **_name(), server_default="default"),
     Column("task", **_name()),
     Column("payload", Text, nullable=False, server_default="{}"),
-    Column("priority", SmallInteger, nullable=False, server_default=text("0")),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("max_attempts", Integer, nullable=False, server_default=text("5")),
+    Column("priority", SmallInteger, nullable=False, server_default=text("0"), **_in_domain("priority")),
+    Column("attempts", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
+    Column("max_attempts", Integer, **_in_domain("most")),
     Column("available_at", Moment, nullable=False, server_default=now()),
     Column("reserved_at", Moment),
     Column("reserved_by", String(36)),
     Column("lease_expires_at", Moment),
-    Column("lease_token", BigInteger, nullable=False, server_default=text("0")),
+    Column("lease_token", BigInteger, nullable=False, server_default=text("0"), **_in_domain("token")),
     Column("unique_key", **_name(nullable=True)),
-    Column("unique_until", String(6), nullable=False, server_default="finish"),
-    Column("timeout_ms", BigInteger),
-    Column("releases", Integer, nullable=False, server_default=text("0")),
-    Column("losses", Integer, nullable=False, server_default=text("0")),
+    Column("unique_until", String(6), nullable=False, server_default="finish", **_in_domain("until")),
+    Column("timeout_ms", BigInteger, **_in_domain("timeout")),
+    Column("releases", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
+    Column("losses", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
     Column("unknown_since", Moment),
     Column("cancel_requested_at", Moment),
-    Column("errors", Text),
+    Column("errors", Text, **_in_domain("errors")),
     Column("headers", Text),
     Column("created_at", Moment, nullable=False, server_default=now()),
-    # Where the largest id there can be was once given by hand, SQLite gives no more. (0 and less are nobody's id.)
-    CheckConstraint("id BETWEEN 1 AND 4000000000000000000", name="jobs_id_in_range"),
-    CheckConstraint("priority BETWEEN -100 AND 100", name="jobs_priority_in_range"),
-    # A statement that adds one to a number at its limit fails, and with it the claim or rescue of every other row in its batch.
-    CheckConstraint(
-        "attempts BETWEEN 0 AND 1000000000 AND max_attempts BETWEEN 1 AND 1000000000 AND releases BETWEEN 0 AND 1000000000"
-        " AND losses BETWEEN 0 AND 1000000000 AND lease_token BETWEEN 0 AND 4000000000000000000",
-        name="jobs_attempts_in_range",
+    # Where the largest id there can be was once given by hand, SQLite gives no more. (0 and less are no job's
+    # id.)
+    _on_sqlite("id BETWEEN 1 AND 4000000000000000000", "jobs_id_in_range"),
+    _on_sqlite("priority BETWEEN -100 AND 100", "jobs_priority_in_range"),
+    # Far below the limits of their types; see `one_more` and `next_token`.
+    _on_sqlite(
+        f"attempts BETWEEN 0 AND {MOST_COUNTED} AND max_attempts BETWEEN 1 AND {MOST_COUNTED}"
+        f" AND releases BETWEEN 0 AND {MOST_COUNTED} AND losses BETWEEN 0 AND {MOST_COUNTED}"
+        f" AND lease_token BETWEEN 0 AND {LARGEST_TOKEN}",
+        "jobs_attempts_in_range",
     ),
-    CheckConstraint("length(errors) >= 2", name="jobs_errors_are_an_array"),
-    CheckConstraint(_one_of("unique_until", UNIQUE_UNTIL), name="jobs_unique_until_known"),
-    CheckConstraint(
-        "(reserved_at IS NULL) = (reserved_by IS NULL) AND (reserved_at IS NULL) = (lease_expires_at IS NULL)",
-        name="jobs_reservation_is_whole",
+    # No time limit, or one that a thread can wait for.
+    _on_sqlite(f"timeout_ms BETWEEN 0 AND {LONGEST_MS}", "jobs_timeout_in_range"),
+    _on_sqlite("length(errors) >= 2", "jobs_errors_are_an_array"),
+    _on_sqlite(_one_of("unique_until", UNIQUE_UNTIL), "jobs_unique_until_known"),
+    _on_sqlite(
+        "(reserved_at IS NULL) = (reserved_by IS NULL) AND (reserved_at IS NULL) = (lease_expires_at IS "
+        "NULL)",
+        "jobs_reservation_is_whole",
     ),
-    *_moments_in_range("jobs", "available_at", "reserved_at", "lease_expires_at", "unknown_since", "cancel_requested_at", "created_at"),
-    _integer_times("jobs", "available_at", "reserved_at", "lease_expires_at", "unknown_since", "cancel_requested_at", "created_at"),
-    _integers("jobs", "priority", "attempts", "max_attempts", "lease_token", "releases", "losses"),
+    _moments_in_range(
+        "jobs",
+        "available_at",
+        "reserved_at",
+        "lease_expires_at",
+        "unknown_since",
+        "cancel_requested_at",
+        "created_at",
+    ),
+    _integer_times(
+        "jobs",
+        "available_at",
+        "reserved_at",
+        "lease_expires_at",
+        "unknown_since",
+        "cancel_requested_at",
+        "created_at",
+    ),
+    _integers(
+        "jobs", "priority", "attempts", "max_attempts", "lease_token", "timeout_ms", "releases", "losses"
+    ),
     sqlite_autoincrement=True,
 )
 
@@ -245,8 +313,8 @@ Index(
 )
 
 HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until = 'finish' OR lease_token = 0)"
-"""Which rows hold their unique key. With "start" the key is let go at the first claim, for which the token is the only
-lasting mark: it never returns to 0, so no retry can collide with a newer job."""
+"""Which rows hold their unique key. With "start" the key is let go at the first claim, for which the token is
+the only lasting mark: it never returns to 0, so no retry can collide with a newer job."""
 
 Index(
     "jobs_unique_key",
@@ -263,6 +331,22 @@ Index(
     postgresql_where=jobs.c.reserved_at.is_not(None),
     sqlite_where=jobs.c.reserved_at.is_not(None),
 )
+
+attempts_allowed = func.coalesce(jobs.c.max_attempts, literal_column(str(MAX_ATTEMPTS)))
+"""How often a job may be tried. A row inserted by SQL need not say it: then its task does, when a worker that
+knows the task claims the row; until then the default counts."""
+
+
+def one_more(counter: ColumnElement[int]) -> ColumnElement[int]:
+    """A counter plus one, up to the largest it can be: a row that was written there by hand must not make the
+    statement fail that it is written in with others."""
+    return case((counter < MOST_COUNTED, counter + 1), else_=counter)
+
+
+def next_token(token: ColumnElement[int]) -> ColumnElement[int]:
+    """The lease token after this one, which is never 0; after the largest it begins anew."""
+    return case((token < LARGEST_TOKEN, token + 1), else_=1)
+
 
 CARRIED = (
     "id",
@@ -290,7 +374,9 @@ CARRIED = (
 def _carried() -> list[Column[Any]]:
     """The columns of an ended job; no defaults, for every value comes from the row in jobs."""
     return [
-        Column(c.name, c.type, primary_key=c.primary_key, nullable=c.nullable, autoincrement=False)
+        Column(
+            c.name, c.type, primary_key=c.primary_key, nullable=c.nullable, autoincrement=False, info=c.info
+        )
         for c in (jobs.c[name] for name in CARRIED)
     ]
 
@@ -299,11 +385,11 @@ finished_jobs = Table(
     "finished_jobs",
     metadata,
     *_carried(),
-    Column("outcome", String(9), nullable=False),
+    Column("outcome", String(9), nullable=False, **_in_domain("outcome")),
     Column("result", Text),
     Column("reason", Text),
     Column("finished_at", Moment, nullable=False, server_default=now()),
-    CheckConstraint(_one_of("outcome", OUTCOMES), name="finished_jobs_outcome_known"),
+    _on_sqlite(_one_of("outcome", OUTCOMES), "finished_jobs_outcome_known"),
     _integer_times("finished_jobs", "available_at", "reserved_at", "created_at", "finished_at"),
 )
 Index("finished_jobs_prune", finished_jobs.c.finished_at, finished_jobs.c.id)
@@ -312,12 +398,12 @@ failed_jobs = Table(
     "failed_jobs",
     metadata,
     *_carried(),
-    Column("reason", String(12), nullable=False),
+    Column("reason", String(12), nullable=False, **_in_domain("reason")),
     Column("exception", Text),
     Column("message", Text),
     Column("traceback", Text),
     Column("failed_at", Moment, nullable=False, server_default=now()),
-    CheckConstraint(_one_of("reason", FAILURE_REASONS), name="failed_jobs_reason_known"),
+    _on_sqlite(_one_of("reason", FAILURE_REASONS), "failed_jobs_reason_known"),
     _integer_times("failed_jobs", "available_at", "reserved_at", "created_at", "failed_at"),
 )
 Index("failed_jobs_prune", failed_jobs.c.failed_at, failed_jobs.c.id)
@@ -331,9 +417,13 @@ workers = Table(
     Column("version", Text, nullable=False),
     Column("queues", Text),
     Column("concurrency", Integer, nullable=False),
+    Column("unstarted", Integer, nullable=False, server_default=text("0")),
     Column("started_at", Moment, nullable=False, server_default=now()),
     Column("seen_at", Moment, nullable=False, server_default=now()),
+    _moments_in_range("sqlq_workers", "started_at", "seen_at"),
     _integer_times("sqlq_workers", "started_at", "seen_at"),
+    _integers("sqlq_workers", "pid", "concurrency", "unstarted"),
+    _texts("sqlq_workers", "id", "host", "version", "queues"),
 )
 
 queues = Table(
@@ -341,5 +431,7 @@ queues = Table(
     metadata,
     Column("queue", String(LONGEST_NAME), primary_key=True),
     Column("paused_at", Moment),
+    _moments_in_range("sqlq_queues", "paused_at"),
     _integer_times("sqlq_queues", "paused_at"),
+    _texts("sqlq_queues", "queue"),
 )

@@ -1,24 +1,28 @@
 """Which revision of the tables a database holds, and whether this sqlq can use it.
 
-Newer tables are no obstacle as such, for in a rolling deploy the old workers go on beside the new ones: a revision must
-work with the code before it, and one that does not says so by raising `oldest_code` in the version table.
+Newer tables are no obstacle as such, for in a rolling deploy the old workers go on beside the new ones: a
+revision must work with the code before it, and one that does not says so by raising `oldest_code` in the
+version table.
 
-Asked on a caller's connection, inside their transaction, so nothing here may fail in the database: PostgreSQL would
-abort the transaction. Alembic is not imported: only migrating needs it.
+Asked on a caller's connection, inside their transaction, so nothing here may fail in the database: PostgreSQL
+would abort the transaction. Alembic is not imported: only migrating needs it.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from sqlq import settings
+from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, SchemaVersionError
 
 HEAD: Final = "0001"
-"""The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as the number."""
+"""The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as
+the number."""
 
 TABLE: Final = "sqlq_version"
 
@@ -34,7 +38,7 @@ class Found(NamedTuple):
     @property
     def usable(self) -> bool:
         """Whether this sqlq works with these tables."""
-        return self.revision == HEAD or self.oldest_code <= HEAD < self.revision
+        return self.revision == HEAD or self.oldest_code <= HEAD < self.revision  # guard: schema-usable
 
 
 def read(connection: Connection, schema: str | None) -> str | None:
@@ -46,21 +50,26 @@ def read(connection: Connection, schema: str | None) -> str | None:
 def find(connection: Connection, schema: str | None) -> Found | None:
     """Return what the version table says, or None where there are no tables.
 
-    `schema` is as in SQLQ_SCHEMA; None means SQLite, or PostgreSQL's default schema. Raises `SchemaVersionError` when the
-    role may not read the number, which is a missing GRANT; the transaction stays usable then, too.
+    `schema` is as in SQLQ_SCHEMA; None means SQLite, or PostgreSQL's default schema. Raises
+    `SchemaVersionError` when the role may not read the number, which is a missing GRANT; the transaction
+    stays usable then, too.
     """
     schema = effective_schema(connection, schema)
     if connection.dialect.name == "sqlite":
-        readable = connection.execute(text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table"), {"table": TABLE}).scalar()
+        readable = connection.execute(
+            text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table"), {"table": TABLE}
+        ).scalar()
     else:
         readable = connection.execute(text(_READABLE), {"schema": schema, "table": TABLE}).scalar()
     if readable is None:
         return None
     table = qualified(connection, schema, TABLE)
     if not readable:
+        role = connection.execute(text("SELECT quote_ident(current_user)")).scalar()
+        place = connection.dialect.identifier_preparer.quote_schema(schema or "")
         raise SchemaVersionError(
             f"the role that connects to {database(connection, schema)} may not read {table}: "
-            f"GRANT USAGE ON SCHEMA {connection.dialect.identifier_preparer.quote_schema(schema or '')} and GRANT SELECT ON {table} to it"
+            f"GRANT USAGE ON SCHEMA {place} TO {role}; GRANT SELECT ON {table} TO {role}"
         )
     # All columns, since naming one that is not there would fail in the database.
     row = connection.execute(text(f"SELECT * FROM {table}")).mappings().first()
@@ -82,8 +91,13 @@ def require(connection: Connection, schema: str | None) -> str:
     It works with its own revision, and with newer ones that do not say that they are too new for it.
     """
     found = find(connection, schema)
+    if found is None and settings.in_memory(connection.engine.url):
+        raise SchemaVersionError(
+            f"{database(connection, schema)} does not hold sqlq's tables yet: make them with "
+            "sqlq.testing.create_tables(connection), on a connection of this very engine"
+        )
     if found is None or not found.usable:
-        raise SchemaVersionError(complaint(database(connection, schema), found.revision if found else None))
+        raise SchemaVersionError(complaint(connection, schema, found.revision if found else None))
     return found.revision
 
 
@@ -94,7 +108,8 @@ class Watch:
         self._seen = HEAD
 
     def look(self, connection: Connection, schema: str | None) -> None:
-        """Raise `SchemaVersionError` when this sqlq cannot use the tables any more; of a newer revision that it can, log one line."""
+        """Raise `SchemaVersionError` when this sqlq cannot use the tables any more; of a newer revision that
+        it can, log one line."""
         found = require(connection, schema)
         if found > HEAD and found != self._seen:
             log.info(
@@ -105,20 +120,28 @@ class Watch:
         self._seen = found
 
 
-def complaint(where: str, found: str | None) -> str:
+def complaint(connection: Connection | Engine, schema: str | None, found: str | None) -> str:
     """Return the sentence about tables at a revision other than `HEAD`, with what mends it."""
+    where = database(connection, schema)
+    named = None if schema == connection.dialect.default_schema_name else schema
+    migrate = partial(command, url=connection.engine.url, schema=named)
     if found is None:
-        return f"{where} does not hold sqlq's tables yet: create them with `sqlq migrate`"
+        return f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`"
     if found > HEAD:
         return (
-            f"{where} holds sqlq's tables at revision {found}, newer than the {HEAD} this sqlq knows: install the newer sqlq here, "
-            f"or take them back with that one's `sqlq migrate --down {HEAD}`"
+            f"{where} holds sqlq's tables at revision {found}, newer than the {HEAD} this sqlq knows: "
+            "install the newer sqlq here, "
+            f"or take them back with that one's `{migrate(f'migrate --down {HEAD}')}`"
         )
-    return f"{where} holds sqlq's tables at revision {found}, older than the {HEAD} this sqlq needs: run `sqlq migrate`"
+    return (
+        f"{where} holds sqlq's tables at revision {found}, older than the {HEAD} this sqlq needs: run "
+        f"`{migrate('migrate')}`"
+    )
 
 
-def database(connection: Connection, schema: str | None) -> str:
-    """Return the database's URL for a message, with the schema where one is named and without the password."""
+def database(connection: Connection | Engine, schema: str | None) -> str:
+    """Return the database's URL for a message, with the schema where one is named and without the
+    password."""
     url = settings.masked(connection.engine.url)
     return f"{url} (schema {schema})" if schema and connection.dialect.name != "sqlite" else url
 
@@ -126,15 +149,16 @@ def database(connection: Connection, schema: str | None) -> str:
 def effective_schema(connection: Connection, schema: str | None) -> str | None:
     """Return the schema by its name: None on SQLite, and for None PostgreSQL's default one.
 
-    The default is the first schema of the search_path the engine saw on its first connection, so that a `SET search_path`
-    of one session does not send its statements elsewhere.
+    The default is the first schema of the search_path the engine saw on its first connection, so that a `SET
+    search_path` of one session does not send its statements elsewhere.
     """
     if connection.dialect.name == "sqlite":
         return None
     schema = schema or connection.dialect.default_schema_name
     if schema is None:
         raise ConfigurationError(
-            f"{settings.masked(connection.engine.url)} has no default schema (its search_path is empty): name one in SQLQ_SCHEMA"
+            f"{settings.masked(connection.engine.url)} has no default schema (its search_path is empty): "
+            "name one in SQLQ_SCHEMA"
         )
     return schema
 

@@ -1,10 +1,12 @@
 """The views: the stable read contract over tables that may change.
 
-One text serves every database; what differs (reading the clock, a duration in seconds, a readable time) is filled in.
+One text serves every database; what differs (reading the clock, a duration in seconds, a readable time) is
+filled in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
@@ -69,7 +71,8 @@ SELECT queue,
        CAST(SUM(failed) AS BIGINT) AS failed,
        {oldest} AS oldest_available_at,
        {oldest_wait} AS oldest_wait_seconds,
-       CASE WHEN EXISTS (SELECT 1 FROM {prefix}sqlq_queues q WHERE q.queue = counted.queue AND q.paused_at IS NOT NULL)
+       CASE WHEN EXISTS (SELECT 1 FROM {prefix}sqlq_queues q
+                          WHERE q.queue = counted.queue AND q.paused_at IS NOT NULL)
             THEN 1 ELSE 0 END AS paused
   FROM (SELECT queue,
                COUNT(CASE WHEN reserved_at IS NULL AND available_at <= {now} THEN 1 END) AS available,
@@ -90,11 +93,12 @@ NAMES = ("queue_stats", "job_states")
 """In an order in which they can be dropped."""
 
 
-def create_views(dialect: str, prefix: str = "") -> list[str]:
+def create_views(dialect: str, prefix: str = "", names: Sequence[str] = NAMES) -> list[str]:
     """Return the CREATE VIEW statements for a database.
 
-    `prefix` is the quoted schema with its dot, or empty. Run by migrations only: each drops the views first and
-    creates them last, since a view pins the columns it reads.
+    `prefix` is the quoted schema with its dot, or empty. Run by migrations only. A user's views may rest on
+    these, and are gone, or in the way, when these are dropped; so a revision recreates a view only if it
+    changes what the view says, and names it, as in `views = ("queue_stats",)`.
     """
     words = _WORDS[dialect]
 
@@ -110,12 +114,16 @@ def create_views(dialect: str, prefix: str = "") -> list[str]:
             waiting=words.seconds.format("available_at", words.now),
             oldest=time("MIN(oldest)"),
             oldest_wait=words.seconds.format("MIN(oldest)", words.now),
-            **{name: time(name) for name in ("created_at", "available_at", "reserved_at", "finished_at", "failed_at")},
+            **{
+                column: time(column)
+                for column in ("created_at", "available_at", "reserved_at", "finished_at", "failed_at")
+            },
         ).strip()
-        for template in (_JOB_STATES, _QUEUE_STATS)
+        for name, template in (("job_states", _JOB_STATES), ("queue_stats", _QUEUE_STATS))
+        if name in names
     ]
 
 
-def drop_views(prefix: str = "") -> list[str]:
+def drop_views(prefix: str = "", names: Sequence[str] = NAMES) -> list[str]:
     """Return the DROP VIEW statements; a view that is not there is no error."""
-    return [f"DROP VIEW IF EXISTS {prefix}{name}" for name in NAMES]
+    return [f"DROP VIEW IF EXISTS {prefix}{name}" for name in NAMES if name in names]

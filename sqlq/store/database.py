@@ -8,30 +8,36 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import NullPool, StaticPool
 
+from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
 from sqlq.schema.tables import TOKEN_SCHEMA
 from sqlq.settings import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
+    IN_MEMORY,
     LISTEN_ANSWER_SECONDS,
     LOOP_ANSWER_SECONDS,
     LOOP_CONNECT_SECONDS,
     LOOP_LONGEST_ANSWER_SECONDS,
+    in_memory,
     masked,
+    no_schemas,
     supported,
 )
 from sqlq.store.dialect import Ask, Dialect
@@ -49,8 +55,9 @@ log = logging.getLogger("sqlq")
 _RESTS = {"isolation_level": "AUTOCOMMIT"}
 """Most statements are a transaction each, so PostgreSQL's connections rest in the mode for those."""
 _POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
-"""The connection used last is taken first, so that a thread stays with a server process that knows its statements. There is nothing to
-roll back: SQLAlchemy ends the transactions it began, and whatever goes past it is in autocommit."""
+"""The connection used last is taken first, so that a thread stays with a server process that knows its
+statements. There is nothing to roll back: SQLAlchemy ends the transactions it began, and whatever goes past
+it is in autocommit."""
 
 OLDEST = {"postgresql": (15,), "sqlite": (3, 35)}
 
@@ -74,39 +81,64 @@ CLAIMS = replace(LOOPS, plan_once=True)
 LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
 
 
+@dataclass(slots=True)
+class Gate:
+    """Shut while a test keeps the App elsewhere: no connection to the App's own database is opened then."""
+
+    is_shut: bool = False
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an App's database is: a URL, or a caller's engine beside which to connect; the schema asked for; and the URL
-    for LISTEN, if it is another."""
+class Address:
+    """Where an App's database is: a URL, or a caller's engine beside which to connect; the schema asked for;
+    and the URL for LISTEN, if it is another."""
 
     url: URL | None
     engine: Engine | AsyncEngine | None
     schema: str | None
     listen_url: URL | None = None
+    is_test: bool = False
+    """Whether the App is there for the length of a test."""
+    gate: Gate = field(default_factory=Gate, compare=False, repr=False)
+
+    @property
+    def place(self) -> URL:
+        """The URL of the database, the engine's where there is one."""
+        if self.engine is None:
+            assert self.url is not None
+            return self.url
+        return supported(self.engine.url)
 
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
-        """Return the database, connected to nothing yet."""
+        """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
+        set for a database of SQLite."""
+        if self.schema is not None and self.place.get_backend_name() == "sqlite":
+            # not at once: that an App names no database yet is no mistake
+            raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
         if self.engine is not None:
             database = Database.beside(self.engine, self.schema, create=create, use=use)
         else:
-            assert self.url is not None
-            database = Database.open(self.url, self.schema, create=create, use=use)
-        database.place = self
+            database = Database.open(self.place, self.schema, create=create, use=use)
+        database.address = self
         return database
 
 
 class Database:
-    """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first needed.
+    """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first
+    needed.
 
-    `create` allows an SQLite file to be made; without it a missing file is one sentence, since a worker that quietly
-    made an empty database would wait for ever for jobs that go elsewhere.
+    `create` allows an SQLite file to be made; without it a missing file is one sentence, since a worker that
+    quietly made an empty database would wait for ever for jobs that go elsewhere.
     """
 
-    def __init__(self, engine: Engine, schema: str | None, *, create: bool = False, patience: Patience | None = None) -> None:
+    def __init__(
+        self, engine: Engine, schema: str | None, *, create: bool = False, patience: Patience | None = None
+    ) -> None:
         self.engine = engine
         self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
-        """How long an answer is waited for: in `begin`, `read` and `run`, and by whoever connects within it."""
-        self.place: Place | None = None
+        """How long an answer is waited for: in `begin`, `read` and `run`, and by callers that connect within
+        it."""
+        self.address: Address | None = None
         self._schema = schema
         self._create = create
         _FORKABLE.add(self)
@@ -115,37 +147,51 @@ class Database:
     def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
         options: dict[str, Any] = {}
-        if url.get_backend_name() != "sqlite":
+        if in_memory(url):
+            options = {"poolclass": NullPool}  # never used, and SQLAlchemy warns of some that it would choose
+        elif url.get_backend_name() != "sqlite":
             options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
-            raise UnsupportedDatabaseError(f"{masked(url)} needs the driver {error.name!r}, which is not installed") from None
+            raise UnsupportedDatabaseError(
+                f"{masked(url)} needs the driver {error.name!r}, which is not installed"
+            ) from None
         return cls._prepared(engine, schema, create, use)
 
     @classmethod
-    def beside(cls, engine: Engine | AsyncEngine, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
+    def beside(
+        cls, engine: Engine | AsyncEngine, schema: str | None = None, *, create: bool = False, use: Use = ANY
+    ) -> Database:
         """Return the database of a caller's engine, with a pool of its own beside the caller's.
 
-        The pool makes connections the way the caller's does, so that certificates, passwords made on the fly and other
-        hooks keep working. An asynchronous driver's connections cannot serve: there the URL is opened anew, with psycopg
-        or sqlite3.
+        The pool makes connections the way the caller's does, so that certificates, passwords made on the fly
+        and other hooks keep working. An asynchronous driver's connections cannot serve, nor others to a file
+        that may only be read: there the URL is opened anew, with psycopg or sqlite3.
         """
         sync = engine if isinstance(engine, Engine) else engine.sync_engine
         url = supported(sync.url)
-        if getattr(sync.dialect, "is_async", False) or isinstance(sync.pool, StaticPool):
+        if (
+            getattr(sync.dialect, "is_async", False)
+            or isinstance(sync.pool, StaticPool)
+            or in_memory(url)
+            or DIALECTS[sync.dialect.name].may_only_be_read(url)
+        ):
             return cls.open(url, schema, create=create, use=use)
         options = {} if sync.dialect.name == "sqlite" else _RESTS
-        return cls._prepared(create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use)
+        return cls._prepared(
+            create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use
+        )
 
     @classmethod
     def _prepared(cls, engine: Engine, schema: str | None, create: bool, use: Use) -> Database:
         patience = Patience(use.answer_seconds, use.longest_answer_seconds)
         dialect = DIALECTS[engine.dialect.name]
+        _raise_what_sqlalchemy_raises(engine)
         dialect.prepare(engine, patience)
         if use.pre_ping:
             dialect.look_at_idle_connections(engine)
-        if use.plan_once:
+        if use.plan_once:  # guard: claims-are-planned-once
             dialect.plan_once(engine)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
@@ -153,28 +199,28 @@ class Database:
 
     @cached_property
     def for_loops(self) -> Database:
-        """The same database for loops that go on for ever and try again: with a pool that no user code has a share in,
-        short patience, and no sign of life before each use. Closed with this one."""
+        """The same database for loops that go on for ever and try again: with a pool that no user code has a
+        share in, short patience, and no sign of life before each use. Closed with this one."""
         return self._for(LOOPS)
 
     @cached_property
     def for_claims(self) -> Database:
-        """The same for claims alone, whose connections plan what they prepare once and by indexes: for other statements, with many
-        rows at a time, such plans would be bad. Closed with this one."""
+        """The same for claims alone, whose connections plan what they prepare once and by indexes: for other
+        statements, with many rows at a time, such plans would be bad. Closed with this one."""
         return self._for(CLAIMS)
 
     def for_listening(self) -> Database:
-        """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to LISTEN. To be
-        closed by who asked for it."""
-        url = None if self.place is None else self.place.listen_url
+        """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to
+        LISTEN. To be closed by who asked for it."""
+        url = None if self.address is None else self.address.listen_url
         database = self._for(LISTENING) if url is None else Database.open(url, self._schema, use=LISTENING)
         database.schema = self.schema  # asked once, and on a connection that is needed for more than that
         return database
 
     def _for(self, use: Use) -> Database:
-        if self.engine.dialect.name == "sqlite" or self.place is None:
+        if self.engine.dialect.name == "sqlite" or self.address is None:
             return self
-        return self.place.open(create=self._create, use=use)
+        return self.address.open(create=self._create, use=use)
 
     @property
     def requested_schema(self) -> str | None:
@@ -190,40 +236,58 @@ class Database:
     def dialect(self) -> Dialect:
         return DIALECTS[self.engine.dialect.name]
 
+    @property
+    def _turn(self) -> AbstractContextManager[object]:
+        """What to wait for before a transaction of its own that writes, where the database has one writer:
+        those of this process take turns, each as soon as the other has ended, and not when it looks again."""
+        return (
+            _turns(os.path.realpath(self.engine.url.database or "")) if self.dialect.one_writer else _NO_TURN
+        )
+
     @cached_property
     def _driver(self) -> Driver:
         return Driver(self.engine, self.dialect)
 
     @cached_property
     def schema(self) -> str | None:
-        """The schema the tables are in, always named on PostgreSQL; asks the database once where none was given."""
+        """The schema the tables are in, always named on PostgreSQL; asks the database once where none was
+        given."""
         with self.patience, self._open() as conn:
-            self._require_version_of(conn)
+            self.require_version_of(conn)
             found = self._schema or conn.dialect.default_schema_name
         if self.engine.dialect.name == "sqlite":
             return None
         if not found:
-            raise ConfigurationError("the search_path of the database connection names no schema that exists: set SQLQ_SCHEMA")
+            raise ConfigurationError(
+                "the search_path of the database connection names no schema that exists: set SQLQ_SCHEMA"
+            )
         return found
 
     def schema_for(self, conn: Connection) -> str | None:
-        """The schema of the jobs table as seen from a caller's connection, which may lead to another kind of database."""
+        """Return the schema of the jobs as seen from a caller's connection, without asking a database.
+
+        It is the one that was given, or that sqlq's own connections are known to have, or else the default
+        one of the caller's engine.
+        """
         if conn.dialect.name == "sqlite":
             return None
-        return self.schema if self.engine.dialect.name == "postgresql" else self._schema or conn.dialect.default_schema_name
+        known: str | None = self.__dict__.get("schema") or _only_schema(self.engine.url)
+        return version.effective_schema(conn, self._schema or known)  # guard: own-schema-first
 
     def require_version(self) -> None:
         """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on."""
         with self.patience, self._open() as conn:
-            self._require_version_of(conn)
+            self.require_version_of(conn)
 
-    def _require_version_of(self, conn: Connection) -> None:
+    def require_version_of(self, conn: Connection) -> None:
+        """Do so for a connection, a caller's perhaps; asks nothing."""
         version = conn.dialect.server_version_info or ()
         oldest = OLDEST[conn.dialect.name]
         if version < oldest:
             say = ".".join(map(str, oldest))
             raise UnsupportedDatabaseError(
-                f"sqlq needs {conn.dialect.name} {say} or newer; {masked(self.engine.url)} is version {'.'.join(map(str, version))}"
+                f"sqlq needs {conn.dialect.name} {say} or newer; {masked(conn.engine.url)} is version "
+                f"{'.'.join(map(str, version))}"
             )
 
     def connect(self, **options: Any) -> Connection:
@@ -232,40 +296,57 @@ class Database:
         return self._open().execution_options(schema_translate_map={TOKEN_SCHEMA: schema}, **options)
 
     def _open(self) -> Connection:
-        self._mind_the_file()
+        self._may_connect()
         self._driver.close()  # what one thread does needs one connection
         conn = self.engine.connect()
-        return conn if self.engine.dialect.name == "sqlite" else conn.execution_options(isolation_level="READ COMMITTED")
+        return (
+            conn
+            if self.engine.dialect.name == "sqlite"
+            else conn.execution_options(isolation_level="READ COMMITTED")  # guard: read-committed
+        )
 
-    def _mind_the_file(self) -> None:
-        if self.engine.dialect.name == "sqlite":  # a pool beside the caller's connects by the caller's engine, past our own events
+    def _may_connect(self) -> None:
+        """Raise `ConfigurationError` where no connection is to be opened."""
+        if self.address is not None and self.address.gate.is_shut:
+            raise ConfigurationError(
+                f"a test database is open, and this worker or connection, made before, leads to "
+                f"{masked(self.engine.url)}: take it from the App again while the test database is open"
+            )
+        # a pool beside the caller's connects by the caller's engine, past our own events
+        if self.engine.dialect.name == "sqlite":
             _mind_the_file(self.engine.url, self._create)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """A transaction of its own: committed at the end of the block, rolled back if it raises."""
-        with self.patience, self.connect() as conn, conn.begin():
+        with self.patience, self._turn, self.connect() as conn, conn.begin():
             yield conn
 
     @contextmanager
-    def alone(self) -> Iterator[Connection]:
-        """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL and not three. Several
-        statements are as many transactions there, and one on SQLite, where they cost no round trips."""
+    def single_statements(self) -> Iterator[Connection]:
+        """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL and
+        not three. Several statements are as many transactions there, and one on SQLite, where they cost no
+        round trips."""
         if self.engine.dialect.name == "sqlite" or not self.takes_single_statements:
             with self.begin() as conn:
                 yield conn
         else:
+            self._may_connect()
             with self.patience, self._single.connect() as conn:
                 yield conn
 
     @cached_property
     def takes_single_statements(self) -> bool:
-        """Whether a statement may be a transaction by itself: not on PostgreSQL where the default isolation, which such a
-        statement cannot change, is stricter than READ COMMITTED."""
+        """Whether a statement may be a transaction by itself: not on PostgreSQL where the default isolation,
+        which such a statement cannot change, is stricter than READ COMMITTED."""
         if self.engine.dialect.name == "sqlite":
             return True
         with self.read() as conn:
-            return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")
+            # guard: single-statements-are-read-committed
+            return conn.scalar(text("SHOW default_transaction_isolation")) in (
+                "read committed",
+                "read uncommitted",
+            )
 
     @cached_property
     def _single(self) -> Engine:
@@ -278,42 +359,53 @@ class Database:
             yield conn
 
     def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
-        """Run `work` in a transaction of its own, again when the database undid it whole, with jitter between.
+        """Run `work` in a transaction of its own, again when the database undid it whole, with jitter
+        between.
 
         Again only where it is certain that nothing was written: the database said that it rolled back, or the
-        connection broke before COMMIT was sent. And only for as long as one answer may take: the caller waits.
+        connection broke before COMMIT was sent. And only for as long as one answer may take: the caller
+        waits.
         """
         committing = False
 
         def transaction() -> T:
             nonlocal committing
             committing = False
-            with self.patience, self.connect() as conn, conn.begin() as transaction:
+            with self.patience, self._turn, self.connect() as conn, conn.begin() as transaction:
                 result = work(conn)
                 committing = True
                 transaction.commit()
                 return result
 
-        return self._again(transaction, lambda error: error.connection_invalidated and not committing, tries)
+        return self._repeatedly(
+            transaction, lambda error: error.connection_invalidated and not committing, tries
+        )
 
-    def run_alone(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
-        """Run one statement, written as the driver takes it, in a transaction of its own and return its rows. Again when the
-        database undid it; not when the connection broke, since it may be done."""
+    def run_statement(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
+        Again when the database undid it; not when the connection broke, since it may be done."""
         return self._on_driver(lambda ask: ask(statement, parameters))
 
-    def run_past_sqlalchemy(self, work: Callable[[Ask], T]) -> T:
-        """Do the same with `work`, which is one statement on PostgreSQL and may be several on SQLite."""
-        return self._on_driver(lambda ask: self.dialect.whole(ask, work))
+    def run_past_sqlalchemy(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+        """Run `work(ask)` in one transaction on a raw driver connection, and again if the database rolled it
+        back: one statement on PostgreSQL, where it may be several on SQLite. What only `reads` is one
+        statement everywhere, and waits for no writer."""
+        if reads:
+            return self._on_driver(work)
+        with self._turn:
+            return self._on_driver(lambda ask: self.dialect.whole(ask, work))
 
     def _on_driver(self, work: Callable[[Ask], T]) -> T:
         def transaction() -> T:
             with self.patience:
-                self._mind_the_file()
+                self._may_connect()
                 return self._driver.run(work)
 
-        return self._again(transaction, lambda error: False, tries=5)
+        return self._repeatedly(transaction, lambda error: False, tries=5)
 
-    def _again(self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int) -> T:
+    def _repeatedly(
+        self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int
+    ) -> T:
         until = time.monotonic() + ANSWER_SECONDS
         for number in range(1, tries + 1):
             try:
@@ -327,9 +419,10 @@ class Database:
         raise AssertionError("unreachable")
 
     def forget_connections(self) -> None:
-        """Leave the connections to the process that this one was forked from, and open: shared, they would mix two conversations."""
-        self._driver.forget()
-        self.engine.dispose(close=False)
+        """Leave the connections to the process that this one was forked from, and open: shared, they would
+        mix two conversations."""
+        self._driver.forget()  # guard: fork-forgets
+        self.engine.dispose(close=False)  # guard: fork-disposes
 
     def __enter__(self) -> Self:
         return self
@@ -347,26 +440,62 @@ class Database:
                 derived.close()
 
 
+def _raise_what_sqlalchemy_raises(engine: Engine) -> None:
+    """Have errors on an engine of sqlq's own come as SQLAlchemy's, whose class and code decide what is done.
+
+    A host's hook for `handle_error` on the class Engine may raise anything in their place, and the hook
+    counts for every engine there is.
+    """
+    event.listen(engine, "handle_error", lambda context: None)  # gives the engine a list of its own
+    hooks: Any = engine.dialect.dispatch.handle_error
+    hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
+
+
 def _mind_the_file(url: URL, create: bool) -> None:
-    """Say where the missing file was expected, instead of making an empty one or "unable to open database file"."""
+    """Say where the missing file was expected, instead of making an empty one or "unable to open database
+    file"."""
     name = url.database or ""
-    if name.startswith("file:") or os.path.exists(name):  # noqa: PTH110 - at every enqueue, and a Path costs several times as much
+    if os.path.exists(name):  # noqa: PTH110 - at every enqueue, and a Path costs several times as much
+        return
+    if in_memory(url):  # guard: memory-is-never-opened
+        raise ConfigurationError(IN_MEMORY)
+    if name.startswith("file:"):
         return
     path = Path(name).absolute()
     if not create:
-        raise ConfigurationError(f"there is no database file {path}: create it with sqlq -d sqlite:///{path} migrate")
+        raise ConfigurationError(
+            f"there is no database file {path}: create it with {command('migrate', url)}"
+        )
     if not path.parent.is_dir():
-        raise ConfigurationError(f"there is no directory {path.parent} for the database file: create it first")
+        raise ConfigurationError(
+            f"there is no directory {path.parent} for the database file: create it first"
+        )
 
 
-_TCP_ENDS = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 10_000}
-"""A host that is gone is noticed within 20 s when the connection is idle, within 10 s when something was sent. libpq leaves
-out what the operating system does not know."""
+def _only_schema(url: URL) -> str | None:
+    """Return the schema that is the whole search_path in a URL's options."""
+    found = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
+    return found and found[1]
+
+
+_TCP_ENDS = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""A host that is gone is noticed within 20 s when the connection is idle, within 10 s when something was
+sent. libpq leaves out what the operating system does not know."""
 
 
 def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
-    """Return the arguments that give connecting and silence an end, without those that the URL or the environment sets."""
-    if url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2") or "service" in url.query or "PGSERVICE" in os.environ:
+    """Return the arguments that give connecting and silence an end, without those that the URL or the
+    environment sets."""
+    if (
+        url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2")
+        or "service" in url.query
+        or "PGSERVICE" in os.environ
+    ):
         return {}
     arguments: dict[str, Any] = {name: value for name, value in _TCP_ENDS.items() if name not in url.query}
     if "connect_timeout" not in url.query and "PGCONNECT_TIMEOUT" not in os.environ:
@@ -374,10 +503,17 @@ def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
     return arguments
 
 
+_NO_TURN = nullcontext()
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
+@cache
+def _turns(file: str) -> threading.RLock:
+    return threading.RLock()
+
+
 def _forked() -> None:
+    _turns.cache_clear()  # a thread that is not in this process may have had its turn
     for database in _FORKABLE:
         database.forget_connections()
 

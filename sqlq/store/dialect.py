@@ -1,4 +1,5 @@
-"""What databases differ on, each a method with the portable default; `postgresql` and `sqlite` override what they must.
+"""What databases differ on, each a method with the portable default; `postgresql` and `sqlite` override what
+they must.
 
 The portable default asks for no more than RETURNING, UPDATE … FROM and common table expressions.
 """
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import (
     CTE,
+    URL,
     ColumnElement,
     Connection,
     Delete,
@@ -28,17 +30,26 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
-from sqlq.schema.tables import CARRIED, HOLDS_KEY, TOKEN_SCHEMA, epoch_ms, jobs, since_ms
+from sqlq.schema.tables import (
+    CARRIED,
+    HOLDS_KEY,
+    TOKEN_SCHEMA,
+    attempts_allowed,
+    epoch_ms,
+    jobs,
+    since_ms,
+)
 from sqlq.store.patience import Patience
 
-Place: TypeAlias = tuple[str, int, int, int]
-"""A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970, and its id."""
+Position: TypeAlias = tuple[str, int, int, int]
+"""A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
+and its id."""
 
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
 
 Right: TypeAlias = tuple[int, int]
-"""A job's id and the lease token under which somebody holds it."""
+"""A job's id and the lease token under which a worker holds it."""
 
 
 T = TypeVar("T")
@@ -52,7 +63,9 @@ def rights(rows: Iterable[Any]) -> set[Right]:
 class Batch:
     """The shape of a batch of rows given as parameters, and what all of its rows have in common."""
 
-    def __init__(self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]) -> None:
+    def __init__(
+        self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
+    ) -> None:
         self.columns = columns
         self.constants = constants or {}
         self.given = tuple(name for name in columns if name not in ("id", "token"))
@@ -74,7 +87,7 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
     jobs.c.task,
     jobs.c.payload,
     jobs.c.attempts,
-    jobs.c.max_attempts,
+    attempts_allowed.label("max_attempts"),
     jobs.c.releases,
     jobs.c.timeout_ms,
     since_ms(jobs.c.unknown_since).label("unknown_ms"),
@@ -87,46 +100,91 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
 
 
 def claimed_columns(dialect: Any) -> str:
-    """Return them as one database says them, for a claim that is written by hand."""
-    return ", ".join(str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED)
+    """Return `CLAIMED` as a list of SQL columns, for the claim that is written by hand."""
+    return ", ".join(
+        str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED
+    )
 
 
 class Dialect:
     """One database's way of saying things; stateless, found by its name in `jobs.DIALECTS`."""
 
     name: str
+    one_writer = False
+    """Whether one transaction at a time may write, and keeps all others waiting."""
+    claims_beyond = True
+    """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
+    most_unwritten = 2_000
+    """So many outcomes may wait to be written at a time before a worker starts no more jobs: after a crash
+    all of these run again."""
     insert: Callable[[Table], Any] = staticmethod(insert)
 
-    # -- enqueue ---------------------------------------------------------------------------------------------------
+    # -- enqueue ---------------------------------------------------------------------------------------------
 
     def passing_over_live_keys(self, statement: Any) -> Any:
-        """Return an insert that leaves out rows whose unique key a live job holds, instead of failing on them.
+        """Return an insert that leaves out rows whose unique key a live job holds, instead of failing on
+        them.
 
-        The arbiter repeats the predicate of the unique index: without it the database finds no index to go by.
+        The arbiter repeats the predicate of the unique index: without it the database finds no index to go
+        by.
         """
-        return statement.on_conflict_do_nothing(index_elements=["queue", "unique_key"], index_where=text(HOLDS_KEY))
+        return statement.on_conflict_do_nothing(
+            index_elements=["queue", "unique_key"],
+            index_where=text(HOLDS_KEY),  # guard: unique-arbiter
+        )
 
-    # -- claim -----------------------------------------------------------------------------------------------------
+    # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> list[Sequence[Any]]:
-        """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any order.
+    def claim(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+    ) -> list[Sequence[Any]]:
+        """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
+        order.
 
-        Queues are served in the order given. Within one, each priority is one range of the claim index, so that rows
-        scheduled at a higher priority are stepped over as a whole instead of read. Nobody else claims a row meanwhile:
-        the rows are locked, or (where there are no row locks) the transaction has the database's write lock.
+        `max_attempts` is JSON, what each task says. It is written into the rows that do not say it, so that
+        a rescue judges by it, and the views show it.
+
+        Queues are served in the order given. Within one, each priority is one range of the claim index, so
+        that rows scheduled at a higher priority are stepped over as a whole instead of read. No other worker
+        claims a row meanwhile: the rows are locked, or (where there are no row locks) the transaction has the
+        database's write lock.
         """
         raise NotImplementedError
 
     def claim_beyond(
-        self, ask: Ask, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
+        self,
+        ask: Ask,
+        schema: str | None,
+        positions: Sequence[Position],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
     ) -> list[Sequence[Any]]:
-        """Do the same for what is due after a place in each of some queues and priorities, in their order."""
+        """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError
 
-    # -- settle ----------------------------------------------------------------------------------------------------
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        """Return each queue that holds jobs that no worker has reserved, and in how many milliseconds its
+        next job is due; of the queues named, or of all, without those that are paused.
+
+        The first row of each priority in the claim index is the one that is due next in it, so that one row
+        is read for each queue and priority.
+        """
+        raise NotImplementedError
+
+    # -- settle ----------------------------------------------------------------------------------------------
 
     def rows(self, batch: Batch) -> FromClause:
-        """Return a table of the rows given as parameters, so that one statement serves a batch of any size."""
+        """Return a table of the rows given as parameters, so that one statement serves a batch of any
+        size."""
         raise NotImplementedError
 
     def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -151,8 +209,9 @@ class Dialect:
         skip_locked: bool = True,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
-        """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns; return
-        the rights to them. Without `skip_locked` a row that somebody else has locked is waited for."""
+        """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns;
+        return the rights to them. Without `skip_locked` a row that another transaction has locked is waited
+        for."""
         parameters = self.parameters(batch, rows)
         moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
         if moved:
@@ -163,13 +222,20 @@ class Dialect:
         """Raise where this is a copy that may lag behind: what it knows of a job may be out of date."""
 
     def stricter_isolation(self, conn: Connection) -> str | None:
-        """Return the transaction's isolation level where a write since its snapshot would make its own fail."""
+        """Return the transaction's isolation level where a write since its snapshot would make its own
+        fail."""
         return None
 
-    # -- past SQLAlchemy -------------------------------------------------------------------------------------------
+    def commits_at_once(self, pooled: Any) -> bool:
+        """Whether a write on this connection, as the pool has it, is committed as it is made: its driver has
+        no transaction open, and begins none."""
+        return False
+
+    # -- past SQLAlchemy -------------------------------------------------------------------------------------
 
     def is_cut_off(self, driver: Any) -> bool:
-        """Whether a driver's idle connection is closed by the other end, as far as can be told without asking it."""
+        """Whether a driver's idle connection is closed by the other end, as far as can be told without asking
+        it."""
         return False
 
     def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
@@ -180,37 +246,56 @@ class Dialect:
         """Run a statement on a driver's connection and return its rows."""
         raise NotImplementedError
 
-    # -- trouble ---------------------------------------------------------------------------------------------------
+    # -- trouble ---------------------------------------------------------------------------------------------
 
     def rolled_back(self, error: DBAPIError) -> bool:
-        """Whether the database undid the whole transaction for a reason that may be gone when it is run again."""
+        """Whether the database undid the whole transaction for a reason that may be gone when it is run
+        again."""
+        return False
+
+    def refusal(self, error: DBAPIError) -> str | None:
+        """Return a sentence that says why the database refused a write, and how to mend it; None where its
+        own words do."""
+        return None
+
+    def takes_no_writes(self, error: BaseException) -> bool:
+        """Whether the database answers, but takes no writes for the moment: it only reads, or its disk is
+        full."""
         return False
 
     def has_no_room(self, error: DBAPIError) -> bool:
-        """Whether the database undid the whole transaction for want of room, which may be that for notifications."""
+        """Whether the database undid the whole transaction for want of room, which may be that for
+        notifications."""
         return False
 
     def is_useless(self, error: BaseException) -> bool:
-        """Whether a connection that met this error of its driver's is of no use any more, beside those that SQLAlchemy knows."""
+        """Whether a connection that met this error of its driver's is of no use any more, beside those that
+        SQLAlchemy knows."""
         return False
 
     def is_away(self, error: DBAPIError) -> bool:
         """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
         return error.connection_invalidated
 
+    def may_only_be_read(self, url: URL) -> bool:
+        """Whether it can be told without connecting that nothing can be written there."""
+        return False
+
     def look_at_idle_connections(self, engine: Engine) -> None:
         """Have a pooled connection that died while it was idle replaced before it is used.
 
-        What a server or a proxy has closed can be told without asking it. Only after a longer rest, in which a firewall may have
-        forgotten the connection, it is asked for a sign of life, which costs a round trip.
+        What a server or a proxy has closed can be told without asking it. Only after a longer rest, in which
+        a firewall may have forgotten the connection, it is asked for a sign of life, which costs a round
+        trip.
         """
 
     def plan_once(self, engine: Engine) -> None:
-        """Have what is prepared on connections of this engine planned once, and such that the plan holds for tables of any size.
+        """Have what is prepared on connections of this engine planned once, and such that the plan holds for
+        tables of any size.
 
-        Planning a claim takes as long as running it. A plan made while a table is empty stays when there are a million rows in it,
-        until somebody analyses it; so the plan may only go by indexes, whose order makes sorting needless, as it has to for a full
-        table.
+        Planning a claim takes as long as running it. A plan made while a table is empty stays when there are
+        a million rows in it, until it is analysed; so the plan may only go by indexes, whose order
+        makes sorting needless, as it has to for a full table.
         """
 
     def prepare(self, engine: Engine, patience: Patience) -> None:
@@ -220,18 +305,18 @@ class Dialect:
 def held(dialect: Dialect, batch: Batch, *, skip_locked: bool = True) -> CTE:
     """Return the jobs of a batch that their owner still holds, locked, with the batch's own columns.
 
-    This is the fence of every owner's write: the row is reserved, and under the owner's token. A row locked by somebody
-    else is skipped, so that one row's trouble (an open `complete()`, say) never blocks another's; skipped means not
-    known, never lost. Ascending ids, so that two batches cannot deadlock. Materialized, so that the rows are locked once
-    whatever plan the rest gets.
+    This is the fence of every owner's write: the row is reserved, and under the owner's token. A row locked
+    by another transaction is skipped, so that one row's trouble (an open `complete()`, say) never blocks
+    another's; skipped means not known, never lost. Ascending ids, so that two batches cannot deadlock.
+    Materialized, so that the rows are locked once whatever plan the rest gets.
     """
     rows = dialect.rows(batch)
     return (
         select(jobs.c.id, *(rows.c[name] for name in batch.given))
         .join_from(rows, jobs, jobs.c.id == rows.c.id)
-        .where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))
+        .where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
         .order_by(jobs.c.id)
-        .with_for_update(of=jobs, skip_locked=skip_locked)
+        .with_for_update(of=jobs, skip_locked=skip_locked)  # guard: locked-rows-are-skipped
         .cte("held")
         .prefix_with("MATERIALIZED")
     )
@@ -240,8 +325,14 @@ def held(dialect: Dialect, batch: Batch, *, skip_locked: bool = True) -> CTE:
 @cache
 def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> Insert:
     found = held(dialect, batch)
-    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(found, jobs, jobs.c.id == found.c.id)
-    return insert(target).from_select([*CARRIED, *batch.extra], source).returning(target.c.id, target.c.lease_token)
+    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(
+        found, jobs, jobs.c.id == found.c.id
+    )
+    return (
+        insert(target)
+        .from_select([*CARRIED, *batch.extra], source)
+        .returning(target.c.id, target.c.lease_token)
+    )
 
 
 @cache

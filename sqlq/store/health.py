@@ -1,11 +1,14 @@
-"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes nothing.
+"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes
+nothing.
 
 Each function is one question, so that a role that may not ask one of them is still answered the others.
 """
 
 from __future__ import annotations
 
-import sqlite3
+import getpass
+import os
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,10 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, bindparam, func, select, text
+from sqlalchemy import URL, BigInteger, Connection, bindparam, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.schema.tables import TOKEN_SCHEMA, after, jobs, metadata, now
+from sqlq.store import cluster, counts
 from sqlq.store.database import Database
 
 STATEMENT_TIMEOUT_MS = 15_000
@@ -26,10 +30,12 @@ STATEMENT_TIMEOUT_MS = 15_000
 def limit_time(conn: Connection) -> None:
     """Let no question of this transaction take long (PostgreSQL)."""
     if conn.dialect.name == "postgresql":
-        conn.execute(text("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)})
+        conn.execute(
+            text("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)}
+        )
 
 
-# -- PostgreSQL ----------------------------------------------------------------------------------------------------------
+# -- PostgreSQL ----------------------------------------------------------------------------------------------
 
 
 def setting(conn: Connection, name: str) -> str:
@@ -68,10 +74,12 @@ class Session(NamedTuple):
 
 
 def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
-    """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest first."""
+    """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
+    first."""
     rows = conn.execute(
         text(
-            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), extract(epoch FROM clock_timestamp() - xact_start) "
+            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), extract(epoch FROM "
+            "clock_timestamp() - xact_start) "
             "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
             "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
             "AND xact_start < clock_timestamp() - :seconds * interval '1 second' ORDER BY xact_start LIMIT 5"
@@ -83,15 +91,20 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
 
 def hidden_sessions(conn: Connection) -> int:
     """Return how many sessions of this database the role may not look into."""
-    hidden = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = '<insufficient privilege>'"
+    hidden = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = "
+        "'<insufficient privilege>'"
+    )
     return int(conn.scalar(text(hidden)) or 0)
 
 
 def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
-    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many seconds."""
+    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many
+    seconds."""
     rows = conn.execute(
         text(
-            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts WHERE database = current_database() "
+            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts WHERE "
+            "database = current_database() "
             "AND prepared < clock_timestamp() - :seconds * interval '1 second' ORDER BY prepared LIMIT 5"
         ),
         {"seconds": older_than_s},
@@ -100,7 +113,7 @@ def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tupl
 
 
 def idle_slots(conn: Connection) -> list[tuple[str, int]]:
-    """Return the replication slots nobody uses that hold back vacuum, and by how many transactions."""
+    """Return the replication slots without a user that hold back vacuum, and by how many transactions."""
     rows = conn.execute(
         text(
             "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_replication_slots "
@@ -146,12 +159,17 @@ def without_autovacuum(conn: Connection) -> list[str]:
 
 
 def hears(database: Database, *, seconds: float) -> bool | None:
-    """Whether a LISTEN on one connection hears the NOTIFY of another; None where the driver cannot tell.
+    """Whether a LISTEN where workers listen hears a NOTIFY from where jobs are enqueued; None where the
+    driver cannot tell.
 
     On a channel of its own, so that no hint to workers is taken for it.
     """
     channel = f"sqlq_doctor_{uuid.uuid4().hex[:16]}"
-    with database.connect(isolation_level="AUTOCOMMIT") as listening, database.connect(isolation_level="AUTOCOMMIT") as calling:
+    with (
+        database.for_listening() as ear,
+        ear.connect(isolation_level="AUTOCOMMIT") as listening,
+        database.connect(isolation_level="AUTOCOMMIT") as calling,
+    ):
         driver: Any = listening.connection.driver_connection
         if not callable(getattr(driver, "notifies", None)):
             return None
@@ -160,7 +178,9 @@ def hears(database: Database, *, seconds: float) -> bool | None:
             deadline = time.monotonic() + seconds
             calling.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
             while (left := deadline - time.monotonic()) > 0:
-                if any(notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)):
+                if any(
+                    notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)
+                ):
                     return True
             return False
         except _dbapi_error(listening):  # the driver's own, since SQLAlchemy is not in between
@@ -175,16 +195,12 @@ def _dbapi_error(conn: Connection) -> type[Exception]:
     return error
 
 
-# -- SQLite --------------------------------------------------------------------------------------------------------------
+# -- SQLite --------------------------------------------------------------------------------------------------
 
 
 def pragma(conn: Connection, name: str) -> Any:
     """Return the value of a pragma as it is for sqlq's own connections."""
     return conn.exec_driver_sql(f"PRAGMA {name}").scalar()
-
-
-def library_version() -> str:
-    return sqlite3.sqlite_version
 
 
 def database_file(conn: Connection) -> Path | None:
@@ -198,7 +214,7 @@ def quick_check(conn: Connection) -> list[str]:
     return [row[0] for row in conn.exec_driver_sql("PRAGMA quick_check(10)") if row[0] != "ok"]
 
 
-# -- both ----------------------------------------------------------------------------------------------------------------
+# -- both ----------------------------------------------------------------------------------------------------
 
 
 class Indexes(NamedTuple):
@@ -212,7 +228,9 @@ def indexes(conn: Connection) -> Indexes:
     """Compare the indexes of our tables with what a migration makes."""
     wanted = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
     if conn.dialect.name == "sqlite":
-        found = {row[0]: True for row in conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'index'"))}
+        found = {
+            row[0]: True for row in conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'index'"))
+        }
     else:
         rows = conn.execute(
             text(
@@ -235,39 +253,109 @@ class Stuck(NamedTuple):
 
 
 def stuck(conn: Connection, *, longer_than_ms: int) -> Stuck | None:
-    """Return the running jobs whose lease expired longer ago than that, though a rescue should have come by."""
+    """Return the running jobs whose lease expired longer ago than that, though a rescue should have come
+    by."""
     late = jobs.c.lease_expires_at < after(bindparam("ago_ms", type_=BigInteger))
     where = (jobs.c.reserved_at.is_not(None), late)
     count, oldest, moment = conn.execute(
-        select(func.count(), func.min(jobs.c.lease_expires_at, type_=jobs.c.lease_expires_at.type), now()).where(*where),
+        select(
+            func.count(), func.min(jobs.c.lease_expires_at, type_=jobs.c.lease_expires_at.type), now()
+        ).where(*where),
         {"ago_ms": -longer_than_ms},
     ).one()
     if not count:
         return None
-    ids = conn.scalars(select(jobs.c.id).where(*where).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms})
+    ids = conn.scalars(
+        select(jobs.c.id).where(*where).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms}
+    )
     return Stuck(count, list(ids), (moment - oldest).total_seconds())
 
 
 def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
-    """Return live jobs, at most five, that were to be cancelled longer ago than that."""
+    """Return running jobs, at most five, that were to be cancelled longer ago than that."""
     late = jobs.c.cancel_requested_at < after(bindparam("ago_ms", type_=BigInteger))
-    return list(conn.scalars(select(jobs.c.id).where(late).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms}))
+    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), late).order_by(jobs.c.id).limit(5)
+    return list(conn.scalars(query, {"ago_ms": -longer_than_ms}))
 
 
 class Unknown(NamedTuple):
-    """A task that no worker knows, how many of its jobs are being put back, and since when the first one is."""
+    """A task that no worker knows, how many of its jobs are being put back, and since when the first one
+    is."""
 
     task: str
     number: int
     seconds: float
 
 
+PUT_BACK_WITHIN_MS = 3_600_000
+"""A job that no worker knows is put back for less than this."""
+LOOKED_AT = 1_000
+LEVELS_LOOKED_AT = 50
+
+
 def unknown_tasks(conn: Connection) -> list[Unknown]:
-    """Return the tasks whose jobs workers put back because they do not know them, those waiting longest first."""
-    since = func.min(jobs.c.unknown_since, type_=jobs.c.unknown_since.type)
-    query = select(jobs.c.task, func.count(), since, now()).where(jobs.c.unknown_since.is_not(None)).group_by(jobs.c.task)
-    found = [Unknown(task, count, (moment - first).total_seconds()) for task, count, first, moment in conn.execute(query)]
+    """Return the tasks whose jobs workers put back because they do not know them, those waiting longest
+    first.
+
+    No index has these jobs. They are looked for where they must be while workers keep up: among the first
+    that are due, and the first that will be, of each queue and priority.
+    """
+    firsts: dict[str, tuple[int, datetime]] = {}
+    moment = cluster.moment(conn)
+    due = jobs.c.available_at <= now()
+    soon = jobs.c.available_at <= after(literal(PUT_BACK_WITHIN_MS, BigInteger))
+    for level in counts.levels(conn)[:LEVELS_LOOKED_AT]:
+        for when in (due, ~due & soon):
+            some = (
+                select(jobs.c.task, jobs.c.unknown_since)
+                .where(jobs.c.queue == level.queue, jobs.c.priority == level.priority)
+                .where(jobs.c.reserved_at.is_(None), when)
+                .order_by(jobs.c.available_at)
+                .limit(LOOKED_AT)
+                .subquery()
+            )
+            since = func.min(some.c.unknown_since, type_=jobs.c.unknown_since.type)
+            known = some.c.unknown_since.is_not(None)
+            query = select(some.c.task, func.count(), since).where(known).group_by(some.c.task)
+            for task, number, first in conn.execute(query):
+                before, earliest = firsts.get(task, (0, first))
+                firsts[task] = (before + number, min(first, earliest))
+    found = [
+        Unknown(task, number, (moment - first).total_seconds()) for task, (number, first) in firsts.items()
+    ]
     return sorted(found, key=lambda unknown: -unknown.seconds)
+
+
+LOOKED_INTO = ("jobs", "finished_jobs", "failed_jobs", "sqlq_workers", "sqlq_queues", "sqlq_version")
+"""What the commands that only look read."""
+_DENIED = re.compile(r"permission denied for (?:(schema)|relation|table|view) (\S+)")
+_PRIVILEGES = {
+    "INSERT": r"\bINSERT INTO {table}",
+    "UPDATE": r"\bUPDATE {table}|\bFOR (?:NO KEY )?UPDATE\b",
+    "DELETE": r"\bDELETE FROM {table}",
+}
+
+
+def missing_grant(error: BaseException, url: URL) -> str | None:
+    """Return the whole GRANT statement that a role needs to be let do what PostgreSQL denied; None for any
+    other error.
+
+    To read is granted for all tables at once that the commands which look read: else each command would name
+    the next one.
+    """
+    if not isinstance(error, DBAPIError) or not (found := _DENIED.search(str(error.orig))):
+        return None
+    preparer = url.get_dialect()().identifier_preparer
+    role = preparer.quote(url.username or os.environ.get("PGUSER") or getpass.getuser())
+    if found[1]:
+        return f"GRANT USAGE ON SCHEMA {preparer.quote(found[2])} TO {role}"
+    name, statement = found[2].strip('"'), error.statement or ""
+    table = rf'(?:(?P<schema>"[^"]+"|\w+)\.)?"?{re.escape(name)}\b'
+    place = re.search(table, statement)
+    schema = f"{place['schema']}." if place and place["schema"] else ""
+    wanted = [word for word, how in _PRIVILEGES.items() if re.search(how.format(table=table), statement)]
+    names = (name,) if wanted or name not in LOOKED_INTO else LOOKED_INTO
+    return f"GRANT {', '.join(['SELECT', *wanted])} ON {', '.join(schema + each for each in names)} TO {role}"
 
 
 def refusal(error: Exception) -> str:

@@ -1,17 +1,18 @@
 """The hot path: insert · claim · settle · extend · rescue, in the order of the flow.
 
-Every verb takes a batch, and every write of an owner goes through `held`, the fence.
+Every verb takes a batch, and every write of an owner is fenced by id and lease token.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from functools import cache, lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from sqlalchemy import (
     BigInteger,
@@ -36,9 +37,34 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.sql.dml import ReturningDelete
 
 from sqlq.errors import EnqueueError
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Job, NewJob, Released, Retried, Settlement, State
-from sqlq.retry import DEFAULT_POLICY, error_record
-from sqlq.schema.tables import HOLDS_KEY, TOKEN_SCHEMA, Moment, after, failed_jobs, finished_jobs, jobs, now
+from sqlq.job import (
+    Cancelled,
+    ClaimedJob,
+    Completed,
+    ErrorText,
+    Failed,
+    Job,
+    NewJob,
+    Released,
+    Retried,
+    SelfCompleted,
+    Settlement,
+    State,
+)
+from sqlq.retry import error_record, follows, wait_after_loss_ms
+from sqlq.schema.tables import (
+    HOLDS_KEY,
+    TOKEN_SCHEMA,
+    Moment,
+    after,
+    attempts_allowed,
+    failed_jobs,
+    finished_jobs,
+    jobs,
+    next_token,
+    now,
+    one_more,
+)
 from sqlq.settings import ERROR_BYTES
 from sqlq.store.dialect import CLAIMED, Batch, Dialect, Right, held, rights
 from sqlq.store.postgresql import PostgreSQL
@@ -49,28 +75,34 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL
 T = TypeVar("T")
 
 
+def takes_no_writes(error: BaseException) -> bool:
+    """Whether a database, of whatever kind, answers but takes no writes for the moment."""
+    return any(dialect.takes_no_writes(error) for dialect in DIALECTS.values())
+
+
 def _dialect(conn: Connection) -> Dialect:
     return DIALECTS[conn.dialect.name]
 
 
-# -- insert (T1) ---------------------------------------------------------------------------------------------------------
+# -- insert (T1) ---------------------------------------------------------------------------------------------
 
-# A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a NULL in RETURNING.
+# A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a
+# NULL in RETURNING.
 _NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
-_STATE = case((jobs.c.reserved_at.is_not(None), State.RUNNING.value), else_=_NEW_STATE)
+LIVE_STATE = case((jobs.c.reserved_at.is_not(None), State.RUNNING.value), else_=_NEW_STATE)
 
 
 def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[Job]:
-    """Insert jobs on anybody's connection and return them in the order given.
+    """Insert jobs on a caller's connection or one of sqlq's and return them in the order given.
 
-    Runs on the caller's connection inside the caller's transaction, and says the schema with each statement. A job whose
-    unique key is live is not inserted; the live one is returned with `created` False, and nothing is raised that would
-    abort the transaction.
+    Runs on the caller's connection inside the caller's transaction, and says the schema with each statement.
+    A job whose unique key is live is not inserted; the live one is returned with `created` False, and nothing
+    is raised that would abort the transaction.
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     dialect = _dialect(conn)
     if len(new) == 1 and _is_plain(new[0]):
-        return [inserted(new[0], conn.exec_driver_sql(*insertion(new[0], conn.dialect, schema)).one())]
+        return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
     if len(new) == 1 and new[0].unique_key is None:
         row = conn.execute(_insert_one(dialect), _row(new[0]), execution_options=options).one()
         return [_job(new[0], row[0], row[1])]
@@ -80,16 +112,18 @@ def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[
         statement, parameters = _many(dialect, [new[i] for i in part])
         rows = conn.execute(statement, parameters, execution_options=options).all()
         # ids rise in the order of the rows: the statement sorts them before it numbers them
-        done |= {i: _job(new[i], id, state) for i, (id, state) in zip(part, sorted(rows, key=_id), strict=True)}
+        done |= {
+            i: _job(new[i], id, state) for i, (id, state) in zip(part, sorted(rows, key=_id), strict=True)
+        }
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     if keyed:
         done |= _insert_keyed(conn, new, keyed, options)
     return [done[i] for i in range(len(new))]
 
 
-def insertion(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
-    """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes them. What it returns
-    is for `inserted`."""
+def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
+    """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
+    them. What it returns is for `inserted`."""
     plain = _is_plain(job)
     if plain:
         compiled, row = _compiled_plain(dialect, schema), _plain_row(job)
@@ -100,13 +134,13 @@ def insertion(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
 
 
 def inserted(job: NewJob, row: Sequence[Any]) -> Job:
-    """Return the job of which an `insertion` has returned a row."""
+    """Return the job of which an `insert_statement` has returned a row."""
     return _job(job, row[0], State.AVAILABLE if _is_plain(job) else row[1])
 
 
 class _Compiled(NamedTuple):
-    """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about what it costs the
-    database to run it."""
+    """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about
+    what it costs the database to run it."""
 
     statement: str
     constants: dict[str, Any]
@@ -116,7 +150,12 @@ class _Compiled(NamedTuple):
     def of(cls, statement: Any, dialect: Any, schema: str | None, keys: Sequence[str]) -> _Compiled:
         """`keys` are the parameters that differ from job to job."""
         translate = {TOKEN_SCHEMA: schema}
-        compiled = statement.compile(dialect=dialect, column_keys=list(keys), schema_translate_map=translate, render_schema_translate=True)
+        compiled = statement.compile(
+            dialect=dialect,
+            column_keys=list(keys),
+            schema_translate_map=translate,
+            render_schema_translate=True,
+        )
         constants = {name: value for name, value in compiled.params.items() if name not in keys}
         return cls(str(compiled), constants, compiled.positiontup)
 
@@ -136,32 +175,61 @@ def _compiled_with_options(dialect: Any, schema: str | None) -> _Compiled:
     return _Compiled.of(_insert_one(DIALECTS[dialect.name]), dialect, schema, _COLUMN_KEYS)
 
 
-def _insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int], options: Mapping[str, Any]) -> dict[int, Job]:
-    """Insert jobs with unique keys; in the order of their keys, so that two producers cannot deadlock on each other."""
-    dialect = _dialect(conn)
-    waiting: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+def _insert_keyed(
+    conn: Connection, new: Sequence[NewJob], keyed: Iterable[int], options: Mapping[str, Any]
+) -> dict[int, Job]:
+    """Insert jobs with unique keys; in the order of their keys, so that two producers cannot deadlock on each
+    other."""
+    places: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     for i in keyed:
-        waiting[new[i].queue, new[i].unique_key].append(i)
-    done: dict[int, Job] = {}
-    # A rival's job can end between the insert that met it and the look at it: then the key is free, and we try again.
+        places[new[i].queue, new[i].unique_key].append(i)
+    several = len(places) > 1 and not _dialect(conn).one_writer
+    missed: list[tuple[str, str | None]] = []
+    # A rival's job can end between the insert that met it and the look at it: then the key is free, and we
+    # try again. With higher keys in hand that would be out of order, so they are let go of before.
     for _ in range(_ROUNDS):
-        statement = dialect.passing_over_live_keys(_insert(dialect)).returning(jobs.c.queue, jobs.c.unique_key, jobs.c.id, _NEW_STATE)
-        ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))
-        inserted = conn.execute(statement, [_row(new[waiting[key][0]]) for key in ordered], execution_options=options).all()
-        for queue, key, id, state in inserted:
-            first, *others = waiting.pop((queue, key))
-            done[first] = _job(new[first], id, state)
-            done |= {i: replace(done[first], created=False) for i in others}
-        for keys in _slices(list(waiting), _KEYS_AT_ONCE):
-            for queue, key, id, task, state in conn.execute(_LIVE_KEYS, {"keys": keys}, execution_options=options).all():
-                for i in waiting.pop((queue, key), ()):
-                    done[i] = Job(id=id, queue=queue, task=task, state=State(state), created=False)
-        if not waiting:
-            return done
-    (queue, key), *_ = waiting
+        with conn.begin_nested() if several else nullcontext() as savepoint:
+            done, missed = _insert_in_order(conn, new, places, options)
+            if not missed:
+                return done
+            if savepoint is not None:
+                savepoint.rollback()  # guard: keys-are-let-go-of
+    queue, key = missed[0]
     raise EnqueueError(
-        f"unique key {key!r} in queue {queue!r} was taken and freed {_ROUNDS} times while it was being enqueued: enqueue it again"
+        f"unique key {key!r} in queue {queue!r} was taken and freed {_ROUNDS} times while it was being "
+        "enqueued: enqueue it again"
     )
+
+
+def _insert_in_order(
+    conn: Connection,
+    new: Sequence[NewJob],
+    places: Mapping[tuple[str, str | None], list[int]],
+    options: Mapping[str, Any],
+) -> tuple[dict[int, Job], list[tuple[str, str | None]]]:
+    """Insert the first job of each key, or find the live one; return the jobs by their places, and the keys
+    of which there was neither."""
+    dialect = _dialect(conn)
+    waiting = dict(places)
+    done: dict[int, Job] = {}
+    statement = dialect.passing_over_live_keys(_insert(dialect)).returning(
+        jobs.c.queue, jobs.c.unique_key, jobs.c.id, _NEW_STATE
+    )
+    ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))
+    inserted = conn.execute(
+        statement, [_row(new[waiting[key][0]]) for key in ordered], execution_options=options
+    ).all()
+    for queue, key, id, state in inserted:
+        first, *others = waiting.pop((queue, key))
+        done[first] = _job(new[first], id, state)
+        done |= {i: replace(done[first], created=False) for i in others}
+    for keys in _slices(list(waiting), _KEYS_AT_ONCE):
+        for queue, key, id, task, state in conn.execute(
+            _LIVE_KEYS, {"keys": keys}, execution_options=options
+        ).all():
+            for i in waiting.pop((queue, key), ()):
+                done[i] = Job(id=id, queue=queue, task=task, state=State(state), created=False)
+    return done, list(waiting)
 
 
 def _slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -172,7 +240,7 @@ def _slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 _ROUNDS = 20
 _KEYS_AT_ONCE = 1_000
 """Drivers take 32,767 parameters in one statement, and each key is two."""
-_LIVE_KEYS: Select[Any] = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, _STATE).where(
+_LIVE_KEYS: Select[Any] = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, LIVE_STATE).where(
     text(HOLDS_KEY), tuple_(jobs.c.queue, jobs.c.unique_key).in_(bindparam("keys", expanding=True))
 )
 
@@ -189,12 +257,19 @@ def _insert_one(dialect: Dialect) -> Any:
 
 
 def _insert_plain() -> Any:
-    """For a job as most are, due at once and without options: every parameter costs time, and the rest is the table's default."""
+    """For a job as most are, due at once and without options: every parameter costs time, and the rest is the
+    table's default."""
     return insert_into(jobs).returning(jobs.c.id)
 
 
 def _is_plain(job: NewJob) -> bool:
-    return (job.unique_key, job.available_at, job.delay_ms, job.priority, job.timeout_ms) == (None, None, 0, 0, None)
+    return (job.unique_key, job.available_at, job.delay_ms, job.priority, job.timeout_ms) == (
+        None,
+        None,
+        0,
+        0,
+        None,
+    )
 
 
 _PLAIN_KEYS = ("queue", "task", "payload", "max_attempts")
@@ -226,20 +301,28 @@ _all_but_payload = attrgetter(*_OPTIONS, *_DUE)
 def _many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
     """Return the statement that inserts these jobs, and its parameters."""
     first = new[0]
-    if len(set(map(_all_but_payload, new))) == 1 and (texts := dialect.joined([job.payload for job in new])) is not None:
+    if (
+        len(set(map(_all_but_payload, new))) == 1
+        and (texts := dialect.joined([job.payload for job in new])) is not None
+    ):
         return _insert_alike(dialect), {**_row(first), "texts": texts}
     return _insert_many(dialect), dialect.parameters(_NEW, [_new(i, job) for i, job in enumerate(new)])
 
 
 @cache
 def _insert_alike(dialect: Dialect) -> Any:
-    """For jobs that differ in their payloads only, as most batches: what they have in common is sent once, and the payloads as one
-    text. A statement that takes each value of each row by itself costs several times as much."""
+    """For jobs that differ in their payloads only, as most batches: what they have in common is sent once,
+    and the payloads as one text. A statement that takes each value of each row by itself costs several times
+    as much."""
     texts = dialect.texts()
     common = (bindparam(name, type_=jobs.c[name].type) for name in _OPTIONS)
     due = func.coalesce(bindparam("moment", type_=Moment), after(bindparam("delay_ms", type_=BigInteger)))
     source = select(*common, texts.c.value, due).order_by(texts.c.place)
-    return dialect.insert(jobs).from_select([*_OPTIONS, "payload", "available_at"], source).returning(jobs.c.id, _NEW_STATE)
+    return (
+        dialect.insert(jobs)
+        .from_select([*_OPTIONS, "payload", "available_at"], source)
+        .returning(jobs.c.id, _NEW_STATE)
+    )
 
 
 @cache
@@ -247,11 +330,25 @@ def _insert_many(dialect: Dialect) -> Any:
     rows = dialect.rows(_NEW)
     due = func.coalesce(rows.c.moment, after(rows.c.delay_ms))
     source = select(*(rows.c[name] for name in _OPTIONS), rows.c.payload, due).order_by(rows.c.n)
-    return dialect.insert(jobs).from_select([*_OPTIONS, "payload", "available_at"], source).returning(jobs.c.id, _NEW_STATE)
+    return (
+        dialect.insert(jobs)
+        .from_select([*_OPTIONS, "payload", "available_at"], source)
+        .returning(jobs.c.id, _NEW_STATE)
+    )
 
 
 def _new(n: int, job: NewJob) -> tuple[Any, ...]:
-    return (n, job.queue, job.task, job.payload, job.priority, job.max_attempts, job.timeout_ms, job.available_at, job.delay_ms)
+    return (
+        n,
+        job.queue,
+        job.task,
+        job.payload,
+        job.priority,
+        job.max_attempts,
+        job.timeout_ms,
+        job.available_at,
+        job.delay_ms,
+    )
 
 
 _COLUMN_KEYS = (
@@ -291,40 +388,52 @@ _STATES = {str(state): state for state in State}
 _id = itemgetter(0)
 
 
-# -- claim (T2) ----------------------------------------------------------------------------------------------------------
+# -- claim (T2) ----------------------------------------------------------------------------------------------
 
 
-def claim(conn: Connection, names: Sequence[str], *, limit: int, owner: str, lease_ms: int) -> list[ClaimedJob]:
-    """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should start.
+def claim(
+    conn: Connection,
+    names: Sequence[str],
+    *,
+    limit: int,
+    owner: str,
+    lease_ms: int,
+    max_attempts: str = "{}",
+) -> list[ClaimedJob]:
+    """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
+    start.
 
-    Counts the attempt and raises the token. To be committed before any handler runs.
+    Counts the attempt and raises the token. To be committed before any handler runs. `max_attempts` is for
+    rows that do not say it, as JSON: what each task says.
     """
     schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
 
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
         return list(conn.exec_driver_sql(statement, parameters))
 
-    return claimed(_dialect(conn).claim(ask, schema, names, limit, owner, lease_ms), names, limit)
+    rows = _dialect(conn).claim(ask, schema, names, limit, owner, lease_ms, max_attempts)
+    return claimed(rows, names, limit)
 
 
 def claimed(rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int) -> list[ClaimedJob]:
     """Return the jobs that a claim returned, in the order they should start."""
     claimed = [ClaimedJob._make(row) for row in rows]
-    if len(claimed) > limit:
+    if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
     place = {name: i for i, name in enumerate(names)}
     claimed.sort(key=lambda job: (place[job.queue], -job.priority, job.due_ms, job.id))
     return claimed
 
 
-# -- settle (T4 to T7) ---------------------------------------------------------------------------------------------------
+# -- settle (T4 to T7) ---------------------------------------------------------------------------------------
 
 
 def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
     """Write how attempts ended, and return the rights that were still their owner's.
 
-    Each row is fenced by itself. One that is not returned was either locked by somebody else at that moment, or is not
-    the owner's any more: `fates` tells which. With `keep_finished` False a finished job leaves no row.
+    Each row is fenced by itself. One that is not returned was either locked by another transaction at that
+    moment, or is not the owner's any more: `fates` tells which. With `keep_finished` False a finished job
+    leaves no row.
     """
     dialect = _dialect(conn)
     done_plainly: list[Right] = []
@@ -334,10 +443,10 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     release: list[tuple[Any, ...]] = []
     for s in sorted(settlements, key=lambda s: s.id):
         match s.outcome:
-            case Completed(None):
+            case Completed(None, None):
                 done_plainly.append((s.id, s.lease_token))
-            case Completed(result):
-                finish.append((s.id, s.lease_token, "completed", result, None))
+            case Completed(result, note):
+                finish.append((s.id, s.lease_token, "completed", result, note))
             case Cancelled(reason):
                 finish.append((s.id, s.lease_token, "cancelled", None, reason))
             case Failed(why, error):
@@ -346,6 +455,12 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
                 retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error)))
             case Released(delay_ms, unknown_task):
                 release.append((s.id, s.lease_token, delay_ms, int(unknown_task)))
+            case SelfCompleted():
+                raise AssertionError(
+                    "whether its handler completed a job is for the database to say, not to write"
+                )
+            case _:
+                assert_never(s.outcome)
     done: set[Right] = set()
     for batch, rows in ((_COMPLETE, done_plainly), (_FINISH, finish)):
         if rows and keep_finished:
@@ -379,18 +494,26 @@ def _drop(dialect: Dialect, batch: Batch) -> ReturningDelete[Any]:
 
 
 def _errors_and(record: Any) -> Any:
-    """The errors of earlier attempts and one more, as a JSON array in text; a full record keeps the oldest."""
+    """The errors of earlier attempts and one more, as a JSON array in text; a full record keeps the
+    oldest."""
     return case(
         (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
         (func.length(jobs.c.errors) > ERROR_BYTES, jobs.c.errors),
-        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1).concat(", ").concat(record).concat("]"),
+        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1)
+        .concat(", ")
+        .concat(record)
+        .concat("]"),
     )
 
 
 @cache
 def _retry(dialect: Dialect) -> Update:
     mine = held(dialect, _RETRY)
-    changes = {"available_at": after(mine.c.delay_ms), "errors": _errors_and(mine.c.record), "unknown_since": null()}
+    changes = {
+        "available_at": after(mine.c.delay_ms),
+        "errors": _errors_and(mine.c.record),
+        "unknown_since": null(),
+    }
     return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
 
 
@@ -399,9 +522,11 @@ def _release(dialect: Dialect) -> Update:
     mine = held(dialect, _RELEASE)
     changes = {
         "available_at": after(mine.c.delay_ms),
-        "attempts": jobs.c.attempts - 1,
-        "releases": jobs.c.releases + 1,
-        "unknown_since": case((mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()),
+        "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
+        "releases": one_more(jobs.c.releases),  # guard: release-is-counted
+        "unknown_since": case(
+            (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
+        ),
     }
     return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
 
@@ -414,43 +539,51 @@ class Fate(Enum):
     LOST = "lost"
 
 
-def fates(conn: Connection, held: Iterable[Right], *, keep_finished: bool = True) -> dict[Right, Fate]:
-    """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost to somebody.
+def fates(conn: Connection, wanted: Iterable[Right], *, keep_finished: bool = True) -> dict[Right, Fate]:
+    """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost
+    to another owner.
 
-    A row that is gone altogether was settled where finished jobs are not kept. A standby is not believed: it raises.
+    A row that is gone altogether was settled where finished jobs are not kept. A standby is not believed: it
+    raises.
     """
-    _dialect(conn).refuse_standby(conn)
-    held = list(held)
-    ids = [id for id, _ in held]
+    _dialect(conn).refuse_standby(conn)  # guard: standby-is-not-believed
+    wanted = list(wanted)
+    ids = [id for id, _ in wanted]
     found: dict[int, tuple[int, bool]] = {}
-    for table, reserved in ((jobs, jobs.c.reserved_at.is_not(None)), (finished_jobs, literal(0)), (failed_jobs, literal(0))):
+    for table, reserved in (
+        (jobs, jobs.c.reserved_at.is_not(None)),
+        (finished_jobs, literal(0)),
+        (failed_jobs, literal(0)),
+    ):
         query = select(table.c.id, table.c.lease_token, reserved).where(table.c.id.in_(ids))
         found |= {id: (token, bool(is_reserved)) for id, token, is_reserved in conn.execute(query)}
 
     def fate(id: int, token: int) -> Fate:
         if id not in found:
-            return Fate.LOST if keep_finished else Fate.SETTLED
+            return Fate.LOST if keep_finished else Fate.SETTLED  # guard: gone-is-settled-without-retention
         actual, is_reserved = found[id]
-        if actual != token:
+        if actual != token:  # guard: fate-by-token
             return Fate.LOST
         return Fate.HELD if is_reserved else Fate.SETTLED
 
-    return {(id, token): fate(id, token) for id, token in held}
+    return {(id, token): fate(id, token) for id, token in wanted}
 
 
-# -- extend (T3) ---------------------------------------------------------------------------------------------------------
+# -- extend (T3) ---------------------------------------------------------------------------------------------
 
 
-def extend(conn: Connection, held: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
-    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the job's end (T11).
-    What is missing is locked or lost; see `fates`."""
+def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
+    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
+    job's end (T11). What is missing is locked or lost; see `fates`."""
     dialect = _dialect(conn)
-    return _renewed(conn.execute(_extend(dialect), {**dialect.parameters(_HOLD, sorted(held)), "lease_ms": lease_ms}))
+    return _renewed(
+        conn.execute(_extend(dialect), {**dialect.parameters(_HOLD, sorted(wanted)), "lease_ms": lease_ms})
+    )
 
 
 def extend_owned(conn: Connection, owner: str, *, lease_ms: int) -> dict[Right, bool]:
-    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and never used again,
-    so that it stands for the rights it returns."""
+    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and
+    never used again, so that it stands for the rights it returns."""
     return _renewed(conn.execute(_EXTEND_OWNED, {"owner": owner, "lease_ms": lease_ms}))
 
 
@@ -464,40 +597,65 @@ _RENEWED: dict[str, Any] = {"lease_expires_at": after(bindparam("lease_ms", type
 @cache
 def _extend(dialect: Dialect) -> Update:
     mine = held(dialect, _HOLD)
-    return update(jobs).values(_RENEWED).where(jobs.c.id == mine.c.id).returning(*_RIGHT, jobs.c.cancel_requested_at)
+    # guard: renewal
+    return (
+        update(jobs)
+        .values(_RENEWED)
+        .where(jobs.c.id == mine.c.id)
+        .returning(*_RIGHT, jobs.c.cancel_requested_at)
+    )
 
 
+# guard: renews-its-own
 _OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
 _owned_unlocked = (
-    select(jobs.c.id).where(*_OWNED).order_by(jobs.c.id).with_for_update(skip_locked=True).cte("owned").prefix_with("MATERIALIZED")
+    select(jobs.c.id)
+    .where(*_OWNED)
+    .order_by(jobs.c.id)
+    .with_for_update(skip_locked=True)
+    .cte("owned")
+    .prefix_with("MATERIALIZED")
 )
-_EXTEND_OWNED = update(jobs).values(_RENEWED).where(jobs.c.id == _owned_unlocked.c.id).returning(*_RIGHT, jobs.c.cancel_requested_at)
+_EXTEND_OWNED = (
+    update(jobs)
+    .values(_RENEWED)
+    .where(jobs.c.id == _owned_unlocked.c.id)
+    .returning(*_RIGHT, jobs.c.cancel_requested_at)
+)
 
 
-# -- complete (T4, in the handler's own transaction) -----------------------------------------------------------------------
+# -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
 
 
-def complete(conn: Connection, right: Right, result: str | None, *, schema: str | None, keep_finished: bool) -> bool:
-    """Finish one job on anybody's connection, and say whether the right to it still held.
+def complete(
+    conn: Connection, right: Right, done: Completed, *, schema: str | None, keep_finished: bool
+) -> bool:
+    """Finish one job on a caller's connection, and say whether the right to it still held.
 
-    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on with.
+    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on
+    with.
     """
     dialect = _dialect(conn)
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     if keep_finished:
-        rows = [(*right, "completed", result, None)]
+        rows = [(*right, "completed", done.result, done.note)]
+        # guard: complete-waits
         return bool(dialect.move(conn, _FINISH, rows, finished_jobs, skip_locked=False, options=options))
+    # guard: complete-without-retention
     mine = (jobs.c.id == right[0], jobs.c.lease_token == right[1], jobs.c.reserved_at.is_not(None))
-    return conn.execute(delete(jobs).where(*mine).returning(jobs.c.id), execution_options=options).first() is not None
+    return (
+        conn.execute(delete(jobs).where(*mine).returning(jobs.c.id), execution_options=options).first()
+        is not None
+    )
 
 
 def stricter_isolation(conn: Connection) -> str | None:
-    """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has one snapshot for
-    all its statements; None where that does not matter."""
+    """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has
+    one snapshot for all its statements; None where that does not matter."""
     return _dialect(conn).stricter_isolation(conn)
 
 
-# -- rescue (T8, T9) -----------------------------------------------------------------------------------------------------
+# -- rescue (T8, T9) -----------------------------------------------------------------------------------------
 
 
 class Rescued(NamedTuple):
@@ -514,65 +672,72 @@ class Rescued(NamedTuple):
 def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
     """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
 
-    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises before
-    anything else is written: from then on the old owner matches nothing.
+    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
+    before anything else is written: from then on the old owner matches nothing.
     """
     expired = conn.execute(_REVOKE, {"most": limit}).all()
     return _lose(conn, expired, "did not renew its lease")
 
 
 def owned(conn: Connection, owner: str) -> list[ClaimedJob]:
-    """Return, and lock, what an owner holds but for rows that somebody has locked."""
+    """Return, and lock, what an owner holds but for rows that another transaction has locked."""
     return [ClaimedJob._make(row) for row in conn.execute(_owned_jobs, {"owner": owner})]
 
 
-def lose(conn: Connection, held: Iterable[Right], why: str) -> list[Rescued]:
+def lose(conn: Connection, wanted: Iterable[Right], why: str) -> list[Rescued]:
     """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it."""
     dialect = _dialect(conn)
-    revoked = conn.execute(_revoke(dialect), dialect.parameters(_HOLD, sorted(held))).all()
+    revoked = conn.execute(_revoke(dialect), dialect.parameters(_HOLD, sorted(wanted))).all()
     return _lose(conn, revoked, why)
 
 
 def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
     dialect = _dialect(conn)
-    alive = [row for row in revoked if row.attempts < row.max_attempts]
-    spent = [row for row in revoked if row.attempts >= row.max_attempts]
+    alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
+    spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
 
     def error(row: Any) -> ErrorText:
-        return ErrorText("sqlq.errors.WorkerLostError", f"worker {row.reserved_by} {why}")
+        return ErrorText("sqlq.errors.WorkerLostError", f"worker {row.reserved_by or 'unknown'} {why}")
 
     if alive:
-        again = [(r.id, r.lease_token, wait_after_loss_ms(r.losses), error_record(r.attempts, "worker_lost", error(r))) for r in alive]
+        again = [
+            (
+                r.id,
+                r.lease_token,
+                wait_after_loss_ms(r.losses),
+                error_record(r.attempts, "worker_lost", error(r)),
+            )
+            for r in alive
+        ]
         conn.execute(_return(dialect), dialect.parameters(_RETRY, again))
     if spent:
-        over = [(r.id, r.lease_token, "worker_lost", error(r).exception, error(r).message, None) for r in spent]
+        over = [
+            (r.id, r.lease_token, "worker_lost", error(r).exception, error(r).message, None) for r in spent
+        ]
         dialect.move(conn, _FAIL, over, failed_jobs)
     return [Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent) for r in revoked]
 
 
-def wait_after_loss_ms(losses: int) -> int:
-    """Return how long a job waits that has lost a worker before so often: not at all after the first loss, for that is usually
-    the machine's fault; with backoff when it happens again."""
-    return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
-
-
+# A row that was reserved by hand need not say until when.
+_HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now()
+# guard: rescue-takes-the-expired
 _EXPIRED = (
     select(jobs.c.id)
-    .where(jobs.c.reserved_at.is_not(None), jobs.c.lease_expires_at <= now())
+    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)
     .order_by(jobs.c.id)
     .limit(bindparam("most", type_=Integer))
     .with_for_update(skip_locked=True)
     .cte("expired")
     .prefix_with("MATERIALIZED")
 )
-_revoking = update(jobs).values(lease_token=jobs.c.lease_token + 1)
+_revoking = update(jobs).values(lease_token=next_token(jobs.c.lease_token))  # guard: rescue-raises-the-token
 _REVOKED = (
     jobs.c.id,
     jobs.c.lease_token,
     jobs.c.task,
     jobs.c.queue,
     jobs.c.attempts,
-    jobs.c.max_attempts,
+    attempts_allowed.label("max_attempts"),
     jobs.c.losses,
     jobs.c.reserved_by,
 )
@@ -588,5 +753,10 @@ def _revoke(dialect: Dialect) -> Update:
 @cache
 def _return(dialect: Dialect) -> Update:
     lost = held(dialect, _RETRY)
-    changes = {"available_at": after(lost.c.delay_ms), "errors": _errors_and(lost.c.record), "losses": jobs.c.losses + 1}
+    # guard: losses-are-counted
+    changes = {
+        "available_at": after(lost.c.delay_ms),
+        "errors": _errors_and(lost.c.record),
+        "losses": one_more(jobs.c.losses),
+    }
     return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == lost.c.id)

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, case, delete, exists, func, insert, literal, null, select, text, update
 
-from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs, now, queues
+from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs, next_token, now, queues
 from sqlq.store import cluster
 from sqlq.store.jobs import DIALECTS
-from sqlq.store.records import Selection
+from sqlq.store.records import Selection, possible
 
 BATCH = 500
 """Jobs in one transaction: their rows stay locked until it ends."""
 WAITING_REASON = "cancelled by an operator"
 RUNNING_REASON = "cancelled by an operator while it ran; what that attempt still did does not count"
 
-# -- cancelling (T10 to T12) ---------------------------------------------------------------------------------------------
+# -- cancelling (T10 to T12) ---------------------------------------------------------------------------------
 
 
 def newest(conn: Connection) -> int:
@@ -31,20 +31,23 @@ def live(conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int) -
     return list(conn.scalars(query.order_by(jobs.c.id).limit(BATCH)))
 
 
-class Cancelled(NamedTuple):
+class CancelledBatch(NamedTuple):
     """Which jobs of a batch have ended as cancelled, and of which running ones that was requested."""
 
     ended: list[int]
     requested: list[int]
 
 
-def cancel(conn: Connection, ids: Sequence[int], *, force: bool = False, wait_ms: int | None = None) -> Cancelled:
-    """Cancel a batch of live jobs: those nobody has reserved end here and now (T10), those that run are asked to (T11), or
-    with `force` end as well (T12).
+def cancel(
+    conn: Connection, ids: Sequence[int], *, force: bool = False, wait_ms: int | None = None
+) -> CancelledBatch:
+    """Cancel a batch of live jobs: those that no worker has reserved end here and now (T10), those that run
+    are asked to (T11), or with `force` end as well (T12).
 
-    Whether a job runs is judged under its row's lock, so a claim that came first wins and makes of a T10 a T11. A row
-    locked by somebody else is passed over and not returned; with `wait_ms` it is waited for so long, and the database's
-    error raised then. A forced one's token rises before anything else is written: from then on its owner matches nothing.
+    Whether a job runs is judged under its row's lock, so a claim that came first wins and makes of a T10 a
+    T11. A row locked by another transaction is passed over and not returned; with `wait_ms` it is waited for
+    so long, and the database's error raised then. A forced one's token rises before anything else is written:
+    from then on its owner matches nothing.
     """
     if wait_ms is not None and conn.dialect.name == "postgresql":
         conn.execute(text("SELECT set_config('lock_timeout', :wait, true)"), {"wait": f"{wait_ms}ms"})
@@ -52,24 +55,31 @@ def cancel(conn: Connection, ids: Sequence[int], *, force: bool = False, wait_ms
         select(jobs.c.id, case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running"))
         .where(jobs.c.id.in_(ids))
         .order_by(jobs.c.id)
-        .with_for_update(skip_locked=wait_ms is None)
+        .with_for_update(skip_locked=wait_ms is None)  # guard: cancel-passes-over-locked
     ).all()
     waiting = [row.id for row in rows if not row.running]
     running = [row.id for row in rows if row.running]
     _end(conn, waiting, WAITING_REASON)
     if force:
-        conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(lease_token=jobs.c.lease_token + 1))
+        # guard: forced-cancel-raises-the-token
+        conn.execute(
+            update(jobs).where(jobs.c.id.in_(running)).values(lease_token=next_token(jobs.c.lease_token))
+        )
         _end(conn, running, RUNNING_REASON)
-        return Cancelled(sorted(waiting + running), [])
-    requested = func.coalesce(jobs.c.cancel_requested_at, now())
+        return CancelledBatch(sorted(waiting + running), [])
+    requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
     conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_requested_at=requested))
-    return Cancelled(waiting, running)
+    return CancelledBatch(waiting, running)
 
 
 def _end(conn: Connection, locked: Sequence[int], reason: str) -> None:
     """Move jobs whose rows this transaction has locked to the finished ones."""
-    source = select(*(jobs.c[name] for name in CARRIED), literal("cancelled"), literal(reason)).where(jobs.c.id.in_(locked))
-    conn.execute(insert(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source.order_by(jobs.c.id)))
+    source = select(*(jobs.c[name] for name in CARRIED), literal("cancelled"), literal(reason)).where(
+        jobs.c.id.in_(locked)
+    )
+    conn.execute(
+        insert(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source.order_by(jobs.c.id))
+    )
     conn.execute(delete(jobs).where(jobs.c.id.in_(locked)))
 
 
@@ -83,12 +93,13 @@ class Found(NamedTuple):
 def find(conn: Connection, ids: Sequence[int]) -> Found:
     """Look for jobs by id in all three tables."""
     in_jobs, in_finished, in_failed = (
-        set(conn.scalars(select(place.c.id).where(place.c.id.in_(ids)))) for place in (jobs, finished_jobs, failed_jobs)
+        set(conn.scalars(select(table.c.id).where(table.c.id.in_(possible(ids)))))
+        for table in (jobs, finished_jobs, failed_jobs)
     )
     return Found(in_jobs, in_finished | in_failed)
 
 
-# -- pausing -------------------------------------------------------------------------------------------------------------
+# -- pausing -------------------------------------------------------------------------------------------------
 
 
 def pause(conn: Connection, name: str) -> bool:
@@ -97,23 +108,36 @@ def pause(conn: Connection, name: str) -> bool:
     Takes effect with the next claim: the claim statement itself looks at the pause.
     """
     dialect = DIALECTS[conn.dialect.name]
-    added = dialect.insert(queues).values(queue=name, paused_at=now()).on_conflict_do_nothing(index_elements=["queue"])
+    added = (
+        dialect.insert(queues)
+        .values(queue=name, paused_at=now())
+        .on_conflict_do_nothing(index_elements=["queue"])
+    )
     if conn.scalar(added.returning(queues.c.queue)) is not None:
         return True
-    return conn.execute(update(queues).where(queues.c.queue == name, queues.c.paused_at.is_(None)).values(paused_at=now())).rowcount == 1
+    return (
+        conn.execute(
+            update(queues).where(queues.c.queue == name, queues.c.paused_at.is_(None)).values(paused_at=now())
+        ).rowcount
+        == 1
+    )
 
 
 def resume(conn: Connection, name: str) -> bool:
     """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
     paused = queues.c.paused_at.is_not(None)
-    resumed = conn.execute(update(queues).where(queues.c.queue == name, paused).values(paused_at=null())).rowcount == 1
+    resumed = (
+        conn.execute(update(queues).where(queues.c.queue == name, paused).values(paused_at=null())).rowcount
+        == 1
+    )
     if resumed:
         cluster.wake_others(conn)
     return resumed
 
 
 def holds_jobs(conn: Connection, name: str) -> bool:
-    """Whether a queue has live or failed jobs. (Finished ones are not asked: there may be many, and no index.)"""
+    """Whether a queue has live or failed jobs. (Finished ones are not asked: there may be many, and no
+    index.)"""
     # by its two halves, each of which has an index
     waiting = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_(None))
     running = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_not(None))

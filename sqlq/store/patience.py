@@ -1,13 +1,15 @@
 """An end for every wait: no answer of PostgreSQL is waited for longer than its patience allows.
 
-TCP alone cannot promise that. Keepalives and `tcp_user_timeout` find a host that is gone, but behind a proxy or firewall
-that goes on acknowledging packets and passes none on, a connection looks healthy for ever. A `statement_timeout` does not
-help either: the server may never have heard of the statement, or have answered it long ago.
+TCP alone cannot promise that. Keepalives and `tcp_user_timeout` find a host that is gone, but behind a proxy
+or firewall that goes on acknowledging packets and passes none on, a connection looks healthy for ever. A
+`statement_timeout` does not help either: the server may never have heard of the statement, or have answered
+it long ago.
 
-So the wait itself has the end. psycopg waits in steps of a tenth of a second; the bound looks at the clock between two
-steps, in the thread that waits, and closes the connection when the time is over. Nothing is interrupted and no other
-thread touches the connection. What the server made of the statement is as open as after any broken connection: whatever
-was not committed, it rolls back, and a COMMIT without its reply is in doubt.
+So the wait itself has the end. psycopg waits in steps of a tenth of a second; the bound looks at the clock
+between two steps, in the thread that waits, and closes the connection when the time is over. Nothing is
+interrupted and no other thread touches the connection. What the server made of the statement is as open as
+after any broken connection: whatever was not committed, it rolls back, and a COMMIT without its reply is in
+doubt.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ CALM_SECONDS = 60.0
 
 
 class Patience:
-    """How long a thread waits for one answer while it is in a `with` block of this patience; outside, without end.
+    """How long a thread waits for one answer while it is in a `with` block of this patience; outside, without
+    end.
 
-    Each wait that was given up doubles it, so that a database that is only slow is answered in the end; for this thread,
-    since each loop has statements of its own. When connecting fails too it is the network, and no reason for patience.
+    Each wait that was given up doubles it, so that a database that is only slow is answered in the end; for
+    this thread, since each loop has statements of its own. When connecting fails too it is the network, and
+    no reason for patience.
     """
 
     def __init__(self, shortest: float, longest: float) -> None:
@@ -60,7 +64,8 @@ class Patience:
 
 
 def bound(driver: Any, patience: Patience) -> None:
-    """Bound all waits of a psycopg connection. Another driver's connection stays as it is, with TCP's own ends."""
+    """Bound all waits of a psycopg connection. Another driver's connection stays as it is, with TCP's own
+    ends."""
     if not callable(getattr(driver, "wait", None)):
         return
     wait = driver.wait
@@ -73,7 +78,8 @@ def bound(driver: Any, patience: Patience) -> None:
 
 
 def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> Generator[Any, Any, T]:
-    """Pass on the steps of a wait: what psycopg is to wait for, and what became ready (nothing, every tenth of a second)."""
+    """Pass on the steps of a wait: what psycopg is to wait for, and what became ready (nothing, every tenth
+    of a second)."""
     seconds = patience.seconds()
     until = time.monotonic() + seconds
     try:

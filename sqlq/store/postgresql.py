@@ -9,7 +9,21 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Integer, Table, Text, bindparam, cast, delete, event, func, insert, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import ExceptionContext
@@ -18,8 +32,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.schema.tables import CARRIED, jobs
-from sqlq.store.dialect import NO_OPTIONS, Ask, Batch, Dialect, Place, Right, claimed_columns, held, rights
+from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED, jobs
+from sqlq.store.dialect import NO_OPTIONS, Ask, Batch, Dialect, Position, Right, claimed_columns, held, rights
 from sqlq.store.driver import RESTS_SINCE
 from sqlq.store.patience import Patience, bound
 
@@ -27,36 +41,73 @@ _ROLLED_BACK = {"40001", "40P01", "55P03"}
 """serialization_failure, deadlock_detected, lock_not_available"""
 
 _LIMIT_EXCEEDED = "54000"
-"""program_limit_exceeded: so says NOTIFY, when a listener in a transaction without end keeps the notifications from going"""
+"""program_limit_exceeded: so says NOTIFY, when a listener in a transaction without end keeps the
+notifications from going"""
 
 _AWAY_CLASSES = ("08", "53", "57P", "58")
-"""connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system errors"""
+"""connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system
+errors"""
 
 _READ_ONLY = "25006"
 """A standby: the primary is elsewhere, or about to be here."""
 
-_USELESS = ("08", "57P", _READ_ONLY, "0A000")
-"""A connection that says so is of no use any more: its server goes, or it leads to a standby, where a new one may lead to
-the primary, or (feature_not_supported) a migration has changed a column that a statement prepared on it returns."""
+_DISK_FULL = "53100"
+
+_USELESS = ("08", "57P", _READ_ONLY, "0A000")  # guard: useless-connections
+"""A connection that says so is of no use any more: its server goes, or it leads to a standby, where a new one
+may lead to the primary, or (feature_not_supported) a migration has changed a column that a statement prepared
+on it returns."""
 
 
 _SEPARATOR = "\x1f"
-"""Stands in no JSON: within its strings control characters are escaped. An array of texts takes a driver twice as long."""
+"""Stands in no JSON: within its strings control characters are escaped. An array of texts takes a driver
+twice as long."""
 
 
 class PostgreSQL(Dialect):
     name = "postgresql"
     insert = staticmethod(postgresql.insert)
 
-    def claim(self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> list[Sequence[Any]]:
-        return ask(_claim(schema), {"names": list(names), "most": limit, "owner": owner, "lease_ms": lease_ms})
+    def claim(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+    ) -> list[Sequence[Any]]:
+        wanted = {"names": list(names), "most": limit}
+        return ask(
+            _claim(schema), {**wanted, "owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
+        )
+
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        return ask(_due_in(schema, names is None), {} if names is None else {"names": list(names)})
 
     def claim_beyond(
-        self, ask: Ask, schema: str | None, places: Sequence[Place], limit: int, owner: str, lease_ms: int
+        self,
+        ask: Ask,
+        schema: str | None,
+        positions: Sequence[Position],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
     ) -> list[Sequence[Any]]:
-        queues, priorities, moments, ids = map(list, zip(*places, strict=True))
-        levels = {"queues": queues, "priorities": _numbers(priorities), "moments": _numbers(moments), "ids": _numbers(ids)}
-        return ask(_claim_beyond(schema), {**levels, "most": limit, "owner": owner, "lease_ms": lease_ms})
+        queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
+        wanted = {
+            "queues": queues,
+            "priorities": _numbers(priorities),
+            "moments": _numbers(moments),
+            "ids": _numbers(ids),
+            "most": limit,
+        }
+        return ask(
+            _claim_beyond(schema),
+            {**wanted, "owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts},
+        )
 
     def rows(self, batch: Batch) -> FromClause:
         arrays = (
@@ -70,11 +121,16 @@ class PostgreSQL(Dialect):
 
     def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         columns = zip(batch.columns.items(), zip(*rows, strict=True), strict=True)
-        return {f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values) for (name, kind), values in columns}
+        return {
+            f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values)
+            for (name, kind), values in columns
+        }
 
     def texts(self) -> FromClause:
         parts = func.string_to_array(bindparam("texts", type_=Text), func.chr(ord(_SEPARATOR)))
-        return func.unnest(parts).table_valued("value", with_ordinality="place", name="texts").render_derived()
+        return (
+            func.unnest(parts).table_valued("value", with_ordinality="place", name="texts").render_derived()
+        )
 
     def joined(self, texts: Sequence[str]) -> str | None:
         text = _SEPARATOR.join(texts)
@@ -91,7 +147,9 @@ class PostgreSQL(Dialect):
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
         parameters = self.parameters(batch, rows)
-        return rights(conn.execute(_move(self, batch, target, skip_locked), parameters, execution_options=options))
+        return rights(
+            conn.execute(_move(self, batch, target, skip_locked), parameters, execution_options=options)
+        )
 
     def refuse_standby(self, conn: Connection) -> None:
         conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
@@ -100,14 +158,25 @@ class PostgreSQL(Dialect):
         level = str(conn.scalar(text("SELECT current_setting('transaction_isolation')")))
         return None if level in ("read committed", "read uncommitted") else level.upper()
 
+    def commits_at_once(self, pooled: Any) -> bool:
+        automatic = getattr(pooled.dbapi_connection, "autocommit", False)
+        return bool(automatic) and not is_in_transaction(pooled.driver_connection)
+
     def rolled_back(self, error: DBAPIError) -> bool:
         return _state(error) in _ROLLED_BACK
 
     def is_away(self, error: DBAPIError) -> bool:
         state = _state(error)
         if state is None:  # the client's own words: it could not connect, or the connection broke
-            return error.connection_invalidated or type(error.orig).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+            return error.connection_invalidated or type(error.orig).__name__ in (
+                "OperationalError",
+                "InterfaceError",
+                "ConnectionTimeout",
+            )
         return state.startswith(_AWAY_CLASSES) or state == _READ_ONLY or error.connection_invalidated
+
+    def takes_no_writes(self, error: BaseException) -> bool:
+        return is_read_only(error) or _state_of(getattr(error, "orig", error)) == _DISK_FULL
 
     def has_no_room(self, error: DBAPIError) -> bool:
         return _state(error) == _LIMIT_EXCEEDED
@@ -117,7 +186,9 @@ class PostgreSQL(Dialect):
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
         with driver.cursor() as cursor:
-            cursor.execute(statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {}))
+            cursor.execute(
+                statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {})
+            )
             rows: list[Sequence[Any]] = cursor.fetchall()
             return rows
 
@@ -129,7 +200,7 @@ class PostgreSQL(Dialect):
     def look_at_idle_connections(self, engine: Engine) -> None:
         @event.listens_for(engine, "checkin")
         def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
-            record.info.setdefault(RESTS_SINCE, time.monotonic())
+            record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
 
         @event.listens_for(engine, "checkout")
         def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
@@ -138,7 +209,9 @@ class PostgreSQL(Dialect):
                 return
             try:
                 fresh = time.monotonic() - since < IDLE_SECONDS
-                sound = not self.is_cut_off(dbapi_connection) and (fresh or engine.dialect.do_ping(dbapi_connection))
+                sound = not self.is_cut_off(dbapi_connection) and (
+                    fresh or engine.dialect.do_ping(dbapi_connection)
+                )
             except Exception as error:  # the driver's, whose class depends on it
                 raise DisconnectionError from error
             if not sound:
@@ -151,11 +224,16 @@ class PostgreSQL(Dialect):
                 _at_once(dbapi_connection, _PLAN_ONCE)
 
     def prepare(self, engine: Engine, patience: Patience) -> None:
-        @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks a first connection for its version
+        # before SQLAlchemy asks a first connection for its version
+        @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
-            bound(dbapi_connection, patience)
-            if getattr(dbapi_connection, "prepare_threshold", None) is not None:  # psycopg 3, and its user has nothing against it
-                dbapi_connection.prepare_threshold = ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
+            bound(dbapi_connection, patience)  # guard: every-wait-has-an-end
+            # psycopg 3, and its user has nothing against it
+            if getattr(dbapi_connection, "prepare_threshold", None) is not None:
+                # guard: nothing-prepared-through-a-pooler
+                dbapi_connection.prepare_threshold = (
+                    ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
+                )
 
         @event.listens_for(engine, "handle_error")
         def _failed(context: ExceptionContext) -> None:
@@ -174,8 +252,9 @@ ONLY_ON_REQUEST = sys.maxsize
 def leads_to_one_server(driver: Any) -> bool:
     """Whether a psycopg connection ends at the server process that takes its statements.
 
-    A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared, or saw another
-    of the same name. It gives its clients a process number of its own, so that it can find out whom a cancel request means.
+    A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared,
+    or saw another of the same name. It gives its clients a process number of its own, so that it can find out
+    whom a cancel request means.
     """
     return bool(_at_once(driver, "SELECT pg_backend_pid()") == driver.info.backend_pid)
 
@@ -201,7 +280,8 @@ def _numbers(values: Sequence[int | None]) -> str:
 
 
 def is_in_transaction(driver: Any) -> bool:
-    """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False where it cannot be told."""
+    """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
+    where it cannot be told."""
     try:
         return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
     except Exception:  # closed meanwhile, or another driver's
@@ -228,10 +308,11 @@ def _state_of(error: BaseException | None) -> str:
 def _claim(schema: str | None) -> str:
     """Claim from the queues named, in their order and whatever priorities are in them.
 
-    Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are nested loops: what is not
-    claimed is not read.
+    Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are
+    nested loops: what is not claimed is not read.
     """
     prefix = _prefix(schema)
+    # guard: pause-postgresql
     levels = f"""unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
       CROSS JOIN LATERAL (
             WITH RECURSIVE levels (priority) AS (
@@ -242,7 +323,8 @@ def _claim(schema: str | None) -> str:
                     ORDER BY priority DESC LIMIT 1)
                   UNION ALL
                   SELECT (SELECT j.priority FROM {prefix}.jobs j
-                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL AND j.priority < levels.priority
+                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
+                             AND j.priority < levels.priority
                            ORDER BY j.priority DESC LIMIT 1)
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
@@ -253,21 +335,58 @@ def _claim(schema: str | None) -> str:
 def _claim_beyond(schema: str | None) -> str:
     """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
     prefix = _prefix(schema)
-    levels = """unnest(CAST(%(queues)s AS varchar[]), CAST(%(priorities)s AS smallint[]), CAST(%(moments)s AS bigint[]),
-                   CAST(%(ids)s AS bigint[])) WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
+    levels = """unnest(CAST(%(queues)s AS varchar[]), CAST(%(priorities)s AS smallint[]),
+                   CAST(%(moments)s AS bigint[]), CAST(%(ids)s AS bigint[]))
+      WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
+    # guard: claim-beyond-a-place
     beyond = f"""
-               AND (available_at, id) > (timestamptz 'epoch' + level.moment * interval '1 microsecond', level.id)
-               AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
+               AND (available_at, id)
+                   > (timestamptz 'epoch' + level.moment * interval '1 microsecond', level.id)
+               AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                                WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
     return _claim_from(prefix, levels, beyond)
 
 
-def _claim_from(prefix: str, levels: str, beyond: str = "") -> str:
-    """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed is not locked.
+@cache
+def _due_in(schema: str | None, all_queues: bool) -> str:
+    """Step through queues and priorities as a claim does, and read the first row of each."""
+    prefix = _prefix(schema)
+    each = f"""
+      SELECT min(queue)::text FROM {prefix}.jobs WHERE reserved_at IS NULL
+      UNION ALL
+      SELECT (SELECT min(j.queue)::text FROM {prefix}.jobs j
+               WHERE j.reserved_at IS NULL AND j.queue > names.queue)
+        FROM names WHERE names.queue IS NOT NULL"""
+    first = f"""
+           SELECT queue, priority, available_at FROM {prefix}.jobs
+            WHERE queue = {{name}} AND reserved_at IS NULL {{lower}}
+            ORDER BY priority DESC, available_at, id LIMIT 1"""
+    return f"""
+WITH RECURSIVE names (queue) AS (
+      {each if all_queues else "SELECT unnest(CAST(%(names)s AS varchar[]))"}),
+levels (queue, priority, available_at) AS (
+      SELECT found.* FROM names CROSS JOIN LATERAL ({first.format(name="names.queue", lower="")}) AS found
+      UNION ALL
+      SELECT found.* FROM levels CROSS JOIN LATERAL (
+           {first.format(name="levels.queue", lower="AND priority < levels.priority")}) AS found)
+SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000 AS double precision)
+  FROM levels
+ WHERE NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                    WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
+ GROUP BY queue
+"""
 
-    MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more than the limit; and an array,
-    for which each row is found by its primary key, where a join would read the whole table for a large batch.
+
+def _claim_from(prefix: str, levels: str, beyond: str = "") -> str:
+    """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed
+    is not locked.
+
+    MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more than the
+    limit; and an array, for which each row is found by its primary key, where a join would read the whole
+    table for a large batch.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    # guard: claim-postgresql
     return f"""
 WITH due AS MATERIALIZED (
      SELECT ready.id
@@ -284,8 +403,9 @@ UPDATE {prefix}.jobs
    SET reserved_at = statement_timestamp(),
        reserved_by = %(owner)s,
        lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
-       lease_token = lease_token + 1,
-       attempts = attempts + 1
+       lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
+       attempts = least(attempts + 1, {MOST_COUNTED}),
+       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))
  WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING {claimed_columns(dialect)}
 """
@@ -300,8 +420,13 @@ def _prefix(schema: str | None) -> str:
 @cache
 def _move(dialect: Dialect, batch: Batch, target: Table, skip_locked: bool) -> Insert:
     found = held(dialect, batch, skip_locked=skip_locked)
-    # all that the row takes along is returned by the DELETE itself: joining its rows to `held` again costs the square of a batch
+    # all that the row takes along is returned by the DELETE itself: joining its rows to `held` again costs
+    # the square of a batch
     carried = (*(jobs.c[name] for name in CARRIED), *batch.carried(found))
     gone = delete(jobs).where(jobs.c.id == found.c.id).returning(*carried).cte("gone")
     source = select(*(gone.c[name] for name in (*CARRIED, *batch.extra)))
-    return insert(target).from_select([*CARRIED, *batch.extra], source).returning(target.c.id, target.c.lease_token)
+    return (
+        insert(target)
+        .from_select([*CARRIED, *batch.extra], source)
+        .returning(target.c.id, target.c.lease_token)
+    )

@@ -1,11 +1,12 @@
-"""The cold path: ended jobs, listings, counts and pruning."""
+"""The cold path: ended jobs, listings and pruning."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -27,16 +28,25 @@ from sqlalchemy import (
     true,
     union_all,
 )
+from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.job import ErrorText, JobDetails, State
+from sqlq.job import ErrorText, JobDetails, State, error_line
 from sqlq.retry import error_record
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, after, failed_jobs, finished_jobs, jobs, now
 from sqlq.settings import ERROR_BYTES
-from sqlq.store.jobs import DIALECTS
+from sqlq.store.jobs import DIALECTS, LIVE_STATE
 
 BATCH = 1_000
 CARRIED_BATCH = 100
 """Of a move that carries whole rows through this process, payloads of up to 1 MiB included."""
+
+
+IDS = range(1, 2**63)
+
+
+def possible(ids: Iterable[int]) -> list[int]:
+    """Return those of these numbers that a database can compare with an id; of the others there is no job."""
+    return [id for id in ids if id in IDS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,10 @@ class Selection:
     task: str | None = None
     queue: str | None = None
 
-    def where(self, source: Table) -> ColumnElement[bool]:
+    def where(self, source: FromClause) -> ColumnElement[bool]:
         chosen: ColumnElement[bool] = true()
         if self.ids:
-            chosen &= source.c.id.in_(self.ids)
+            chosen &= source.c.id.in_(possible(self.ids))
         if self.task is not None:
             chosen &= source.c.task == self.task
         if self.queue is not None:
@@ -58,28 +68,34 @@ class Selection:
         return chosen
 
 
-# -- looking -------------------------------------------------------------------------------------------------------------
+# -- looking -------------------------------------------------------------------------------------------------
 
-_LIVE_STATE = case(
-    (jobs.c.reserved_at.is_not(None), State.RUNNING.value),
-    (jobs.c.available_at <= now(), State.AVAILABLE.value),
-    else_=State.SCHEDULED.value,
+_ENDED_STATE = case(
+    (finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value
 )
-_ENDED_STATE = case((finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value)
-_DETAILS = {"result": null(), "reason": null(), "exception": null(), "message": null(), "traceback": null()}
+_DETAILS = {
+    "result": null(),
+    "reason": null(),
+    "exception": null(),
+    "message": null(),
+    "traceback": null(),
+    "cancel_requested_at": null(),
+}
 
 
 def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
     columns = [c for c in source.c if c.name in CARRIED]
-    extra = [source.c[name] if name in source.c else nothing.label(name) for name, nothing in _DETAILS.items()]
+    extra = [
+        source.c[name] if name in source.c else nothing.label(name) for name, nothing in _DETAILS.items()
+    ]
     return select(*columns, *extra, state.label("state"), ended_at.label("ended_at"))
 
 
-_LIVE = _details(jobs, _LIVE_STATE, null())
+_LIVE = _details(jobs, LIVE_STATE, null())
 _FINISHED = _details(finished_jobs, _ENDED_STATE, finished_jobs.c.finished_at)
 _FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
 
-_PLACES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
+_SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
     State.SCHEDULED: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at > now())),
     State.AVAILABLE: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at <= now())),
     State.RUNNING: (_LIVE, jobs, jobs.c.reserved_at.is_not(None)),
@@ -92,23 +108,112 @@ _PLACES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
 def details(conn: Connection, id: int) -> JobDetails | None:
     """Return everything about a job, in whichever table it is."""
     for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
-        row = conn.execute(query.where(source.c.id == id)).one_or_none()
+        row = conn.execute(query.where(source.c.id == id)).one_or_none() if id in IDS else None
         if row is not None:
             return _job(row)
     return None
 
 
 def listing(
-    conn: Connection, *, state: State | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
-) -> list[JobDetails]:
-    """Return jobs, the newest first, at most `limit` of them."""
-    places = [_PLACES[state]] if state else [(_LIVE, jobs, true()), (_FAILED, failed_jobs, true()), (_FINISHED, finished_jobs, true())]
+    conn: Connection,
+    *,
+    state: State | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int = 100,
+    within: int | None = None,
+) -> Listing:
+    """Return jobs, the newest first, at most `limit` of them; with `within` of so many of the newest in each
+    table, since what is asked for may be rare."""
+    sources = (
+        [_SOURCES[state]]
+        if state
+        else [(_LIVE, jobs, true()), (_FAILED, failed_jobs, true()), (_FINISHED, finished_jobs, true())]
+    )
     chosen = Selection(task=task, queue=queue)
     found: list[JobDetails] = []
-    for query, source, belongs in places:
-        rows = conn.execute(query.where(belongs, chosen.where(source)).order_by(source.c.id.desc()).limit(limit))
+    rare = bool(queue or task) or state in (State.SCHEDULED, State.AVAILABLE, State.FINISHED, State.CANCELLED)
+    if not rare:  # all are asked for, or an index has those that are
+        within = None
+    floors: list[int] = []
+    for query, source, belongs in sources:
+        floor = None if within is None else _place_of(conn, source, within)
+        if floor is None or within is None:
+            query = query.where(belongs, chosen.where(source))
+        else:
+            query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, limit)))
+        rows = conn.execute(query.order_by(source.c.id.desc()).limit(limit)).all()
         found += [_job(row) for row in rows]
-    return sorted(found, key=lambda job: -job.id)[:limit]
+        if floor is not None and len(rows) < limit:
+            floors.append(floor)
+    found = sorted(found, key=lambda job: -job.id)[:limit]
+    full_to = found[-1].id if len(found) == limit else 0
+    return Listing(found, all(floor < full_to for floor in floors))
+
+
+class Listing(NamedTuple):
+    """Jobs, and whether there can be no others that should be among them."""
+
+    jobs: list[JobDetails]
+    complete: bool
+
+
+def _place_of(conn: Connection, source: Table, place: int) -> int | None:
+    """Return the id of the newest job but `place`, if there are so many."""
+    found: int | None = conn.scalar(select(source.c.id).order_by(source.c.id.desc()).offset(place).limit(1))
+    return found
+
+
+def _among_newest(
+    source: Table, belongs: ColumnElement[bool], chosen: Selection, within: int, limit: int
+) -> Select[Any]:
+    """Return the ids of what is chosen of the newest jobs: these are found first, without their payloads, so
+    that no plan reads more of the table."""
+    columns = (source.c.id, source.c.queue, source.c.task, belongs.label("belongs"))
+    newest = select(*columns).order_by(source.c.id.desc()).limit(within).subquery()
+    return (
+        select(newest.c.id)
+        .where(newest.c.belongs, chosen.where(newest))
+        .order_by(newest.c.id.desc())
+        .limit(limit)
+    )
+
+
+class Failures(NamedTuple):
+    """How many jobs of a task failed of the same error, and the newest of them."""
+
+    task: str
+    error: str
+    number: int
+    newest: int
+
+
+def failures(
+    conn: Connection, chosen: Selection, *, within: int | None = None
+) -> tuple[list[Failures], bool]:
+    """Count failed jobs by task and error, the most frequent first, and say whether all were counted; with
+    `within` so many of the newest are."""
+    source: FromClause = failed_jobs
+    complete = True
+    if within is not None:
+        newest = select(failed_jobs).order_by(failed_jobs.c.id.desc()).limit(within).subquery()
+        source, complete = newest, _place_of(conn, failed_jobs, within) is None
+    table = source.c
+    message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
+    query = select(table.id, table.task, table.reason, table.exception, message).order_by(table.id.desc())
+    numbers: Counter[tuple[str, str]] = Counter()
+    newest_ids: dict[tuple[str, str], int] = {}
+    rows = conn.execute(query.where(chosen.where(source)), execution_options={"yield_per": BATCH})
+    for id, task, reason, exception, said in rows:
+        key = task, error_line(reason, exception, said)
+        numbers[key] += 1
+        newest_ids.setdefault(key, id)
+    found = [Failures(*key, number, newest_ids[key]) for key, number in numbers.items()]
+    return sorted(found, key=lambda each: (-each.number, -each.newest)), complete
+
+
+FIRST_LINE_CHARACTERS = 200
+"""Of a message; what differs behind them counts as the same error."""
 
 
 def _job(row: Row[Any]) -> JobDetails:
@@ -135,6 +240,9 @@ def _job(row: Row[Any]) -> JobDetails:
         message=row.message,
         traceback=row.traceback,
         errors=_errors(row.errors),
+        timeout_ms=row.timeout_ms,
+        unique_until=row.unique_until,
+        cancel_requested_at=row.cancel_requested_at,
     )
 
 
@@ -147,44 +255,38 @@ def _decoded(text: Any) -> Any:
 
 def _errors(text: str | None) -> list[Any]:
     found = _decoded(text) if text else []
-    return [record if isinstance(record, dict) else {"message": record} for record in (found if isinstance(found, list) else [found])]
+    return [
+        record if isinstance(record, dict) else {"message": record}
+        for record in (found if isinstance(found, list) else [found])
+    ]
 
 
-def count_failed(conn: Connection, chosen: Selection) -> int:
-    """Count the failed jobs of a selection."""
-    return int(conn.scalar(select(func.count()).select_from(failed_jobs).where(chosen.where(failed_jobs))) or 0)
+class Waiting(NamedTuple):
+    """How many jobs are due and unclaimed; `exact` unless there were too many to look at."""
+
+    number: int
+    exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """A row of the view queue_stats; the wait is in seconds, None when nothing waits."""
-
-    queue: str
-    available: int
-    scheduled: int
-    running: int
-    failed: int
-    oldest_wait_seconds: float | None
-    paused: bool
-
-
-def stats(conn: Connection) -> list[QueueStats]:
-    """Return what each queue holds, by name."""
-    rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
-    return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
-
-
-# a Table and not a table(): the schema_translate_map passes over the latter
-_QUEUE_STATS = Table(
-    "queue_stats",
-    MetaData(schema=TOKEN_SCHEMA),
-    *(Column(name) for name in ("queue", "available", "scheduled", "running", "failed", "oldest_wait_seconds", "paused")),
-)
+def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Waiting:
+    """Count the jobs that are due, of these queues or all; looks at no more than `limit` of those that no
+    worker holds."""
+    looked_at = select((jobs.c.available_at <= now()).label("due")).where(jobs.c.reserved_at.is_(None))
+    if queues is not None:
+        looked_at = looked_at.where(jobs.c.queue.in_(queues))
+    sample = looked_at.limit(limit).subquery()
+    due = func.coalesce(func.sum(case((sample.c.due, 1), else_=0)), 0)
+    number, seen = conn.execute(select(due, func.count()).select_from(sample)).one()
+    return Waiting(int(number), seen < limit)
 
 
 def states(conn: Connection, queues: Collection[str]) -> dict[str, int]:
     """Return how many jobs of these queues are in which state."""
-    query = select(_JOB_STATES.c.state, func.count()).where(_JOB_STATES.c.queue.in_(queues)).group_by(_JOB_STATES.c.state)
+    query = (
+        select(_JOB_STATES.c.state, func.count())
+        .where(_JOB_STATES.c.queue.in_(queues))
+        .group_by(_JOB_STATES.c.state)
+    )
     return {row.state: row[1] for row in conn.execute(query)}
 
 
@@ -192,21 +294,28 @@ _JOB_STATES = Table("job_states", MetaData(schema=TOKEN_SCHEMA), Column("queue")
 
 
 def enqueued(conn: Connection, task: str, schema: str | None) -> Sequence[Sequence[Any]]:
-    """Return id, task, queue, payload, priority and unique key of a task's jobs, the oldest first, on anybody's connection."""
+    """Return id, task, queue, payload, priority and unique key of a task's jobs, the oldest first, on
+    a caller's connection."""
     names = ("id", "task", "queue", "payload", "priority", "unique_key")
-    places = (select(*(place.c[name] for name in names)).where(place.c.task == task) for place in (jobs, finished_jobs, failed_jobs))
-    return conn.execute(union_all(*places).order_by("id"), execution_options={"schema_translate_map": {TOKEN_SCHEMA: schema}}).all()
+    sources = (
+        select(*(source.c[name] for name in names)).where(source.c.task == task)
+        for source in (jobs, finished_jobs, failed_jobs)
+    )
+    return conn.execute(
+        union_all(*sources).order_by("id"), execution_options={"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    ).all()
 
 
-# -- mending (T13, T15) --------------------------------------------------------------------------------------------------
+# -- mending (T13, T15) --------------------------------------------------------------------------------------
 
 
 def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
-    """Move a batch of failed jobs back to be run again; return the ids moved, and those whose unique key is held by a live
-    job, which stay.
+    """Move a batch of failed jobs back to be run again; return the ids moved, and those whose unique key is
+    held by a live job, which stay.
 
-    At most 1,000 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker of the failed
-    attempt still matches nothing; what the last attempt failed of joins the errors of the earlier ones.
+    At most 1,000 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker
+    of the failed attempt still matches nothing; what the last attempt failed of joins the errors of the
+    earlier ones.
     """
     rows = conn.execute(
         select(failed_jobs)
@@ -218,46 +327,59 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     if not rows:
         return [], []
     dialect = DIALECTS[conn.dialect.name]
-    statement = dialect.passing_over_live_keys(dialect.insert(jobs).values(available_at=now())).returning(jobs.c.id)
+    statement = dialect.passing_over_live_keys(dialect.insert(jobs).values(available_at=now())).returning(
+        jobs.c.id
+    )
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
-    moved = sorted(conn.scalars(statement, [_again(row) for row in ordered]))
+    moved = sorted(conn.scalars(statement, [_put_back(row) for row in ordered]))
     conn.execute(delete(failed_jobs).where(failed_jobs.c.id.in_(moved)))
     return moved, [row.id for row in rows if row.id not in set(moved)]
 
 
+# guard: retry-keeps-the-token
 _RESET = ("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors")
 
 
-def _again(row: Row[Any]) -> dict[str, Any]:
+def _put_back(row: Row[Any]) -> dict[str, Any]:
     kept = {name: getattr(row, name) for name in CARRIED if name not in _RESET}
     return {**kept, "attempts": 0, "releases": 0, "errors": _errors_with_the_last(row)}
 
 
 def _errors_with_the_last(row: Row[Any]) -> str:
-    """The errors of earlier attempts and what the job failed of; a full record keeps the oldest, as in a retry."""
+    """The errors of earlier attempts and what the job failed of; a full record keeps the oldest, as in a
+    retry."""
     if len(row.errors or "") > ERROR_BYTES:
         return str(row.errors)
-    record = error_record(row.attempts, row.reason, ErrorText(row.exception or "", row.message or ""), row.failed_at)
+    record = error_record(
+        row.attempts, row.reason, ErrorText(row.exception or "", row.message or ""), row.failed_at
+    )
     return json.dumps([*_errors(row.errors), json.loads(record)], ensure_ascii=False)
 
 
 def forget_failed(conn: Connection, chosen: Selection) -> list[int]:
     """Delete a batch of failed jobs for good and return their ids, at most 1,000."""
     ids = (
-        select(failed_jobs.c.id).where(chosen.where(failed_jobs)).order_by(failed_jobs.c.id).limit(BATCH).with_for_update(skip_locked=True)
+        select(failed_jobs.c.id)
+        .where(chosen.where(failed_jobs))
+        .order_by(failed_jobs.c.id)
+        .limit(BATCH)
+        .with_for_update(skip_locked=True)
     )
-    return sorted(conn.scalars(delete(failed_jobs).where(failed_jobs.c.id.in_(ids)).returning(failed_jobs.c.id)))
+    return sorted(
+        conn.scalars(delete(failed_jobs).where(failed_jobs.c.id.in_(ids)).returning(failed_jobs.c.id))
+    )
 
 
 def erase(conn: Connection, queues: Collection[str]) -> None:
-    """Delete every job of these queues, whatever its state; for queues that nobody else uses."""
+    """Delete every job of these queues, whatever its state; for queues that no other program uses."""
     for source in (jobs, finished_jobs, failed_jobs):
         conn.execute(delete(source).where(source.c.queue.in_(queues)))
 
 
 def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
-    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return how many."""
+    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return how
+    many."""
     return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
 
 
@@ -266,7 +388,9 @@ def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> 
     return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
 
 
-def _prune(conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int) -> int:
+def _prune(
+    conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int
+) -> int:
     old = (
         select(source.c.id)
         .where(ended_at < after(bindparam("ago_ms", type_=BigInteger)))
@@ -274,4 +398,6 @@ def _prune(conn: Connection, source: Table, ended_at: ColumnElement[Any], older_
         .limit(bindparam("most", type_=Integer))
         .with_for_update(skip_locked=True)
     )
-    return conn.execute(delete(source).where(source.c.id.in_(old)), {"ago_ms": -older_than_ms, "most": limit}).rowcount
+    return conn.execute(
+        delete(source).where(source.c.id.in_(old)), {"ago_ms": -older_than_ms, "most": limit}
+    ).rowcount

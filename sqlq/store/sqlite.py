@@ -1,23 +1,27 @@
 """SQLite: one writer at a time, so a write transaction takes the lock when it begins and waits for it there.
 
-A transaction that reads first and writes later can be refused at once, whatever the busy timeout, because somebody else
-wrote in between. BEGIN IMMEDIATE cannot: it waits before it has read anything.
+A transaction that reads first and writes later can be refused at once, whatever the busy timeout, because
+another one wrote in between. BEGIN IMMEDIATE cannot: it waits before it has read anything.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import Connection, Engine, bindparam, cast, column, event, func, select
+from sqlalchemy import URL, Connection, Engine, bindparam, cast, column, event, func, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 
 from sqlq.errors import ConfigurationError
-from sqlq.schema.tables import SQLITE_NOW, milliseconds_of
+from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED, SQLITE_NOW, milliseconds_of
 from sqlq.store.dialect import Ask, Batch, Dialect, claimed_columns
 from sqlq.store.patience import Patience
 
@@ -27,29 +31,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 10_000
+_IMMUTABLE = "sqlq_immutable"
 READ_ONLY = "sqlq_read_only"
 """Execution option of connections that only read, and so need not queue up for the write lock."""
 
 
 class SQLite(Dialect):
     name = "sqlite"
+    one_writer = True
+    claims_beyond = False
+    most_unwritten = 200
     insert = staticmethod(sqlite.insert)
 
-    def claim(self, ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> list[Sequence[Any]]:
+    def claim(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+    ) -> list[Sequence[Any]]:
         due: list[int] = []
         paused = {name for (name,) in ask(_PAUSED, ())}
         for name in names:
-            levels = [] if name in paused else ask(_TOP_LEVEL, (name,))
+            levels = [] if name in paused else ask(_TOP_LEVEL, (name,))  # guard: pause-sqlite
             while levels and len(due) < limit:
                 ((level,),) = levels
                 due += [id for (id,) in ask(_DUE_AT_LEVEL, (name, level, limit - len(due)))]
                 levels = ask(_NEXT_LEVEL, (name, level))
-        return ask(_RESERVE, (owner, lease_ms, json.dumps(due))) if due else []
+        return ask(_RESERVE, (owner, lease_ms, max_attempts, json.dumps(due))) if due else []
+
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        return ask(_DUE_IN_ALL, ()) if names is None else ask(_DUE_IN, (json.dumps(list(names)),))
 
     def rows(self, batch: Batch) -> FromClause:
         each = func.json_each(bindparam("batch", type_=Text)).table_valued(column("value"), name="each")
         columns = (
-            cast(func.json_extract(each.c.value, f"$[{i}]"), kind).label(name) for i, (name, kind) in enumerate(batch.columns.items())
+            cast(func.json_extract(each.c.value, f"$[{i}]"), kind).label(name)
+            for i, (name, kind) in enumerate(batch.columns.items())
         )
         return select(*columns).subquery("batch")
 
@@ -57,14 +78,17 @@ class SQLite(Dialect):
         return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=milliseconds_of)}
 
     def texts(self) -> FromClause:
-        each = func.json_each(bindparam("texts", type_=Text)).table_valued(column("value", Text), column("key"), name="each")
+        each = func.json_each(bindparam("texts", type_=Text)).table_valued(
+            column("value", Text), column("key"), name="each"
+        )
         return select(each.c.value, each.c.key.label("place")).subquery("texts")
 
     def joined(self, texts: Sequence[str]) -> str | None:
         return json.dumps(texts, ensure_ascii=False)
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
-        # by itself it takes the write lock as it begins, and waits for it as BEGIN IMMEDIATE does; committed when all its rows are read
+        # by itself it takes the write lock as it begins, and waits for it as BEGIN IMMEDIATE does; committed
+        # when all its rows are read
         rows: list[Sequence[Any]] = driver.execute(statement, parameters).fetchall()
         return rows
 
@@ -74,50 +98,165 @@ class SQLite(Dialect):
         ask("COMMIT", ())
         return done
 
+    def commits_at_once(self, pooled: Any) -> bool:
+        driver = pooled.driver_connection
+        mode = getattr(driver, "autocommit", None)  # from Python 3.12 on
+        automatic = mode if isinstance(mode, bool) else driver.isolation_level is None
+        return automatic and not driver.in_transaction
+
     def rolled_back(self, error: DBAPIError) -> bool:
-        return any(words in str(error.orig) for words in ("database is locked", "database table is locked", "database schema is locked"))
+        return _kind(error) in _LOCKED
+
+    def refusal(self, error: DBAPIError) -> str | None:
+        if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
+            return (
+                "SQLite refused the write because another program wrote after this transaction first read: "
+                "begin such transactions with the write lock, by sqlq.configure_sqlite(engine, "
+                "immediate=True), or run this one again"
+            )
+        if _kind(error) == sqlite3.SQLITE_BUSY:
+            return (
+                "SQLite refused the write because another program held the write lock for longer than this "
+                "connection waits: keep transactions that write short, and run this one again"
+            )
+        return None
+
+    def takes_no_writes(self, error: BaseException) -> bool:
+        return _kind(error) in _NO_WRITES
 
     def is_away(self, error: DBAPIError) -> bool:
-        return self.rolled_back(error) or any(words in str(error.orig) for words in ("disk I/O error", "unable to open database file"))
+        # guard: full-disk-is-away
+        return _kind(error) in (*_LOCKED, *_NO_WRITES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
+    def may_only_be_read(self, url: URL) -> bool:
+        return may_only_be_read(url)
 
     def prepare(self, engine: Engine, patience: Patience) -> None:
-        begin_explicitly(engine, immediate=True)
+        begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
+
+        @event.listens_for(engine, "do_connect")
+        def _connects(dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
+            if not is_sealed(engine.url):
+                return None
+            record.info[_IMMUTABLE] = True  # guard: what-is-immutable-is-opened-anew
+            return sqlite3.connect(f"{_file(engine.url).as_uri()}?immutable=1", **{**options, "uri": True})
 
         @event.listens_for(engine, "connect")
         def _connected(dbapi_connection: Any, record: Any) -> None:
             cursor = dbapi_connection.cursor()
-            dbapi_connection.text_factory = _text
+            dbapi_connection.text_factory = _text  # guard: bytes-are-read
             # readers never block the writer, nor it them; the mode stays with the file
-            cursor.execute("PRAGMA journal_mode = WAL")
-            cursor.fetchall()
+            try:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                cursor.fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                    raise
+                # a file that may only be read is read in the mode that it has
             cursor.close()
+
+        @event.listens_for(engine, "checkin")
+        def _rests(dbapi_connection: Any, record: Any) -> None:
+            if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
+                record.invalidate()  # it sees no change, and the file may be one that can be changed by now
+
+
+def may_only_be_read(url: URL) -> bool:
+    """Whether a file may only be read, by its permissions or by its URL, as in file:jobs.db?mode=ro."""
+    name = url.database or ""
+    if name.startswith("file:"):
+        return url.query.get("mode") == "ro" or url.query.get("immutable") == "1"
+    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - as in `Database`
+
+
+def _file(url: URL) -> Path:
+    name = url.database or ""
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
+
+
+def is_sealed(url: URL) -> bool:
+    """Whether neither a file nor its directory may be written to, and no log lies beside it.
+
+    Such a file is in no other program's hands as far as can be seen, and SQLite reads it as immutable only:
+    otherwise it makes a log first, in which it keeps who reads.
+    """
+    file = _file(url)
+    if not file.exists() or not may_only_be_read(url):
+        return False
+    return not os.access(file.parent, os.W_OK) and not file.with_name(f"{file.name}-wal").exists()
+
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+
+
+def _code(error: BaseException) -> int:
+    """Return SQLite's extended code of an error; 0 for one that is not SQLite's."""
+    return getattr(getattr(error, "orig", error), "sqlite_errorcode", None) or 0
+
+
+def _kind(error: BaseException) -> int:
+    """Return SQLite's primary code of an error."""
+    return _code(error) & 0xFF
 
 
 _PAUSED = "SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL"
-_TOP_LEVEL = "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1"
-_NEXT_LEVEL = "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? ORDER BY priority DESC LIMIT 1"
+_TOP_LEVEL = (
+    "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1"
+)
+_NEXT_LEVEL = (
+    "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? "
+    "ORDER BY priority DESC LIMIT 1"
+)
+# guard: due-sqlite
 _DUE_AT_LEVEL = f"""
 SELECT id FROM main.jobs
  WHERE queue = ? AND reserved_at IS NULL AND priority = ? AND available_at <= {SQLITE_NOW}
  ORDER BY available_at, id
  LIMIT ?
 """
+_EACH_QUEUE = """
+      SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL
+      UNION ALL
+      SELECT (SELECT min(j.queue) FROM main.jobs j WHERE j.reserved_at IS NULL AND j.queue > names.queue)
+        FROM names WHERE names.queue IS NOT NULL"""
+_LEVELS = """,
+levels (queue, priority, available_at) AS (
+      SELECT j.queue, j.priority, j.available_at FROM names JOIN main.jobs j ON j.id = (
+             SELECT id FROM main.jobs WHERE queue = names.queue AND reserved_at IS NULL
+              ORDER BY priority DESC, available_at, id LIMIT 1)
+      UNION ALL
+      SELECT j.queue, j.priority, j.available_at FROM levels JOIN main.jobs j ON j.id = (
+             SELECT id FROM main.jobs WHERE queue = levels.queue AND reserved_at IS NULL
+                AND priority < levels.priority
+              ORDER BY priority DESC, available_at, id LIMIT 1))"""
+_WAITS = f"""
+SELECT queue, min(available_at) - {SQLITE_NOW} FROM levels
+ WHERE queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL)
+ GROUP BY queue
+"""
+_DUE_IN_ALL = f"WITH RECURSIVE names (queue) AS ({_EACH_QUEUE}){_LEVELS}{_WAITS}"
+_DUE_IN = f"WITH RECURSIVE names (queue) AS (SELECT value FROM json_each(?)){_LEVELS}{_WAITS}"
+# guard: claim-sqlite
 _RESERVE = f"""
 UPDATE main.jobs
    SET reserved_at = {SQLITE_NOW},
        reserved_by = ?,
        lease_expires_at = {SQLITE_NOW} + ?,
-       lease_token = lease_token + 1,
-       attempts = attempts + 1
+       lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
+       attempts = min(attempts + 1, {MOST_COUNTED}),
+       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))
  WHERE id IN (SELECT value FROM json_each(?))
 RETURNING {claimed_columns(sqlite.dialect())}
 """
 
 
 def _text(data: bytes) -> str:
-    """Read text that may not be UTF-8: SQLite stores what it is given, and one such row would fail every claim of its queue.
+    """Read text that may not be UTF-8: SQLite stores what it is given, and one such row would fail every
+    claim of its queue.
 
-    What is not UTF-8 reads as text that is no JSON, no task's name and no queue's, so that its job ends as a row to look at.
+    What is not UTF-8 reads as text that is no JSON, no task's name and no queue's, so that its job ends as a
+    row to look at.
     """
     try:
         return data.decode()
@@ -128,8 +267,8 @@ def _text(data: bytes) -> str:
 def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     """Make SQLAlchemy's transactions on this engine real ones, begun where they say they begin.
 
-    Python's driver opens a transaction before the first INSERT, UPDATE or DELETE only: a SAVEPOINT before that opens
-    none, so its RELEASE commits what the outer ROLLBACK should have undone.
+    Python's driver opens a transaction before the first INSERT, UPDATE or DELETE only: a SAVEPOINT before
+    that opens none, so its RELEASE commits what the outer ROLLBACK should have undone.
     """
 
     @event.listens_for(engine, "connect")
@@ -146,29 +285,37 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
 
 
 def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:
-    """Make an engine's SQLite transactions real: begun explicitly, so that savepoints and rollbacks cover all of them.
+    """Make an engine's SQLite transactions real: begun explicitly, so that savepoints and rollbacks cover all
+    of them.
 
-    Call it once where your engine is made. With `immediate` each transaction takes the write lock as it begins, and waits
-    for it there up to ten seconds; without, a transaction that reads first can be refused when it writes, because somebody
-    else wrote in between. The rule and the remedy are those of SQLAlchemy's notes on pysqlite and savepoints.
+    Call it once where your engine is made. With `immediate` each transaction takes the write lock as it
+    begins, and waits for it there up to ten seconds; without, a transaction that reads first can be refused
+    when it writes, because another one wrote in between. The rule and the remedy are those of SQLAlchemy's
+    notes on pysqlite and savepoints.
 
     >>> engine = create_engine("sqlite:///shop.db")
     >>> sqlq.configure_sqlite(engine)
     """
     sync = engine if isinstance(engine, Engine) else engine.sync_engine
     if sync.dialect.name != "sqlite":
-        raise ConfigurationError(f"configure_sqlite was given an engine for {sync.dialect.name}; it is of use for SQLite only")
+        raise ConfigurationError(
+            f"configure_sqlite was given an engine for {sync.dialect.name}; it is of use for SQLite only"
+        )
     begin_explicitly(sync, immediate=immediate)
     sync.pool.dispose()  # connections made before know nothing of it
 
 
 def savepoint_may_be_outermost(conn: Connection) -> bool:
-    """Whether this connection is in a savepoint for which its driver may have begun no transaction (see above).
+    """Whether this connection is in a savepoint for which its driver may have begun no transaction (see
+    above).
 
-    SQLite itself cannot be asked. Safe are connections whose transactions are begun explicitly: `isolation_level` None,
-    as set by `begin_explicitly`, or Python 3.12's `autocommit=False`.
+    SQLite itself cannot be asked. Safe are connections whose transactions are begun explicitly:
+    `isolation_level` None, as set by `begin_explicitly`, or Python 3.12's `autocommit=False`.
     """
     if not conn.in_nested_transaction():
         return False
     dbapi_connection: Any = conn.connection.dbapi_connection
-    return dbapi_connection.isolation_level is not None and getattr(dbapi_connection, "autocommit", None) is not False
+    return (
+        dbapi_connection.isolation_level is not None
+        and getattr(dbapi_connection, "autocommit", None) is not False
+    )

@@ -1,4 +1,5 @@
-"""For the tests of those who use sqlq: run jobs inline, or enqueue for real, look at what was enqueued, and drain.
+"""For the tests of those who use sqlq: run jobs inline, or enqueue for real, look at what was enqueued, and
+drain.
 
     def test_order_is_confirmed(sqlq_app):                     # a fixture that comes with sqlq
         with sqlq.testing.inline(sqlq_app):                    # jobs run where they are enqueued
@@ -10,8 +11,8 @@
         session.commit()
         assert sqlq.testing.drain(sqlq_app).completed == 1     # a worker runs all that is available, now
 
-Imported lazily, as in `sqlq` itself: pytest loads the plugin `sqlq.testing.fixtures` in every project where sqlq is
-installed, also where no test wants it.
+Imported lazily, as in `sqlq` itself: pytest loads the plugin `sqlq.testing.fixtures` in every project where
+sqlq is installed, also where no test wants it.
 """
 
 from importlib import import_module
@@ -19,21 +20,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlq.testing.asserts import Enqueued, assert_enqueued, assert_not_enqueued
-    from sqlq.testing.inlining import Inline, inline
-    from sqlq.testing.place import drain, on_database
+    from sqlq.testing.database import create_tables, drain, on_database
+    from sqlq.testing.inlining import Inline, InlineJob, inline
     from sqlq.worker.settle import Tally
 
-__all__ = ["Enqueued", "Inline", "Tally", "assert_enqueued", "assert_not_enqueued", "drain", "inline", "on_database"]
+__all__ = [
+    "Enqueued",
+    "Inline",
+    "InlineJob",
+    "Tally",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "create_tables",
+    "drain",
+    "inline",
+    "on_database",
+]
 
 _ROOMS = {
     "Enqueued": "sqlq.testing.asserts",
     "Inline": "sqlq.testing.inlining",
+    "InlineJob": "sqlq.testing.inlining",
     "Tally": "sqlq.worker.settle",
     "assert_enqueued": "sqlq.testing.asserts",
     "assert_not_enqueued": "sqlq.testing.asserts",
-    "drain": "sqlq.testing.place",
+    "create_tables": "sqlq.testing.database",
+    "drain": "sqlq.testing.database",
     "inline": "sqlq.testing.inlining",
-    "on_database": "sqlq.testing.place",
+    "on_database": "sqlq.testing.database",
 }
 
 

@@ -1,29 +1,33 @@
-"""Asking what was enqueued: in the database, in a transaction that is not committed, or in an inline block."""
+"""Asking what was enqueued: in the database, in a transaction that is not committed, or in an inline
+block."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-
 from sqlq.app import App
-from sqlq.enqueue import SyncSession, connection_of
+from sqlq.codec import decode
 from sqlq.errors import ArgumentsError, ConfigurationError
 from sqlq.schema import version
+from sqlq.session import SyncSession, connection_of
 from sqlq.settings import schema_name
 from sqlq.store import records
-from sqlq.task import Task, decode
+from sqlq.task import Task
+from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
-from sqlq.testing.place import current_app
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A job that was enqueued; `args` and `kwargs` are None where the payload cannot be read."""
+    """A job that was enqueued; `args` and `kwargs` are None where the payload cannot be read.
+
+    They are as the handler gets them, or as JSON has them where the task is known by its name alone.
+    """
 
     id: int
     task: str
@@ -50,13 +54,13 @@ def assert_enqueued(
 ) -> Enqueued:
     """Fail the test unless a job of `task` was enqueued; return the newest one.
 
-    With `args` or `kwargs` it must be the call that `task.new(*args, **kwargs)` is, however its arguments were passed, by
-    position or by name; `unittest.mock.ANY` matches anything. With `queue` it must be in that queue. What has become of
-    the job meanwhile does not matter (where finished jobs are kept).
+    With `args` or `kwargs` it must be the call that `task.new(*args, **kwargs)` is, however its arguments
+    were passed, by position or by name; `unittest.mock.ANY` matches anything. With `queue` it must be in that
+    queue. What has become of the job meanwhile does not matter (where finished jobs are kept).
 
-    With `session` (a Session, scoped_session or Connection) the look is through that transaction, so it sees jobs that are
-    not committed. Without, it sees committed jobs of the `app`, else of the fixture `sqlq_app` or of the innermost
-    `on_database` block; in an `inline` block, the jobs that ran.
+    With `session` (a Session, scoped_session or Connection) the look is through that transaction, so it sees
+    jobs that are not committed. Without, it sees committed jobs of the `app`, else of the fixture `sqlq_app`
+    or of the innermost `on_database` block; in an `inline` block, its jobs, committed or not.
 
     >>> sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)  # doctest: +SKIP
     """
@@ -66,7 +70,9 @@ def assert_enqueued(
         if _matches(job, task, args, kwargs, queue):
             return job
     there = "\n  ".join(str(job) for job in found[-20:]) or "nothing"
-    raise AssertionError(f"not enqueued: {_wanted(task, args, kwargs, queue)}; of this task there is:\n  {there}")
+    raise AssertionError(
+        f"not enqueued: {_wanted(task, args, kwargs, queue)}; of this task there is:\n  {there}"
+    )
 
 
 def assert_not_enqueued(
@@ -82,45 +88,62 @@ def assert_not_enqueued(
     __tracebackhide__ = True
     found = [job for job in _enqueued(task, session, app) if _matches(job, task, args, kwargs, queue)]
     if found:
-        raise AssertionError(f"enqueued, but should not be: {_wanted(task, args, kwargs, queue)}\n  " + "\n  ".join(map(str, found[-20:])))
+        raise AssertionError(
+            f"enqueued, but should not be: {_wanted(task, args, kwargs, queue)}\n  "
+            + "\n  ".join(map(str, found[-20:]))
+        )
 
 
 def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App | None) -> list[Enqueued]:
     """The jobs of a task, the oldest first."""
     name = task if isinstance(task, str) else task.name
     app = app or current_app()
-    if app is not None and isinstance(app.enqueuer, InlineEnqueuer):
-        ran = app.enqueuer.ran.jobs
-        rows = [(job.id, j.task, j.queue, j.payload, j.priority, j.unique_key) for job in ran if (j := job.new).task == name]
-        return [_job(*row) for row in rows]
+    if app is not None and isinstance(app.stand_in, InlineEnqueuer):
+        rows = [
+            (job.id, j.task, j.queue, j.payload, j.priority, j.unique_key)
+            for job in app.stand_in.ran.jobs
+            if (j := job.new).task == name
+        ]
+        return [_job(task, *row) for row in rows]
     if session is not None:
         conn = connection_of(session)
-        schema = version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
+        schema = (
+            version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
+        )
         version.require(conn, schema)
-        return _rows(conn, schema, name)
+        return [_job(task, *row) for row in records.enqueued(conn, name, schema)]
     if app is None:
-        raise ConfigurationError("assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or session=…")
+        raise ConfigurationError(
+            "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "
+            "session=…"
+        )
     with app.database.read() as conn:
         version.require(conn, app.database.schema)
-        return _rows(conn, app.database.schema, name)
+        return [_job(task, *row) for row in records.enqueued(conn, name, app.database.schema)]
 
 
-def _rows(conn: Connection, schema: str | None, name: str) -> list[Enqueued]:
-    return [_job(*row) for row in records.enqueued(conn, name, schema)]
-
-
-def _job(id: int, task: str, queue: str, payload: str, priority: int, unique_key: str | None) -> Enqueued:
+def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: str, *rest: Any) -> Enqueued:
     args: list[Any] | None
     kwargs: dict[str, Any] | None
     try:
         args, kwargs = decode(payload)
     except ArgumentsError:
         args = kwargs = None
-    return Enqueued(id, task, queue, args, kwargs, priority, unique_key)
+    else:
+        if not isinstance(found, str):
+            with suppress(
+                ArgumentsError
+            ):  # enqueued by plain SQL, perhaps, for another version of the handler
+                args, kwargs = found.from_json(args, kwargs)
+    return Enqueued(id, task, queue, args, kwargs, *rest)
 
 
 def _matches(
-    job: Enqueued, task: Task[..., Any] | str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None
+    job: Enqueued,
+    task: Task[..., Any] | str,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    queue: str | None,
 ) -> bool:
     if queue is not None and job.queue != queue:
         return False
@@ -128,15 +151,29 @@ def _matches(
         return True
     if job.args is None or job.kwargs is None:
         return False
-    wanted = _bound(task, args or (), kwargs or {})
+    wanted = _bound(task, *_as_handled(task, args or (), kwargs or {}))
     try:
         return bool(wanted == _bound(task, job.args, job.kwargs))
     except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
         return False
 
 
+def _as_handled(
+    task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments as they arrive when they are enqueued; as they stand where one could not be, as
+    `mock.ANY`."""
+    if isinstance(task, str) or isinstance(args, (str, bytes)):
+        return args, kwargs
+    try:
+        return task.arguments(task.new(*args, **kwargs).payload)
+    except ArgumentsError:
+        return args, kwargs
+
+
 def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call in one form, whichever way its arguments are passed; by the name of a task alone, as it stands."""
+    """A call in one form, whichever way its arguments are passed; by the name of a task alone, as it
+    stands."""
     if isinstance(args, (str, bytes)):
         raise ArgumentsError(f"args is {args!r}: give a list, as in args=[{args!r}]")
     if isinstance(task, str):
@@ -150,7 +187,8 @@ def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _listed(value: Any) -> Any:
-    """The value as JSON gives it back: tuples are lists. What JSON does not know stays, for it may be `mock.ANY`."""
+    """The value as JSON gives it back: tuples are lists. What JSON does not know stays, for it may be
+    `mock.ANY`."""
     match value:
         case dict():
             return {key: _listed(inner) for key, inner in value.items()}
@@ -160,7 +198,12 @@ def _listed(value: Any) -> Any:
             return value
 
 
-def _wanted(task: Task[..., Any] | str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None) -> str:
+def _wanted(
+    task: Task[..., Any] | str,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    queue: str | None,
+) -> str:
     name = task if isinstance(task, str) else task.name
     call = f"{name}(…)" if args is None and kwargs is None else _call(name, args or (), kwargs or {})
     return call if queue is None else f"{call} in queue {queue}"

@@ -1,4 +1,5 @@
-"""The pytest plugin of sqlq: the fixture `sqlq_app`. Loaded in every project where sqlq is installed, so it imports little."""
+"""The pytest plugin of sqlq: the fixture `sqlq_app`. Loaded in every project where sqlq is installed, so it
+imports little."""
 
 from __future__ import annotations
 
@@ -12,17 +13,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from sqlalchemy import URL
+
     from sqlq.app import App
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("sqlq_app", "the App that the fixture sqlq_app gives tests: module:attribute (else SQLQ_APP)", default="")
+    parser.addini(
+        "sqlq_app",
+        "the App that the fixture sqlq_app gives tests: module:attribute or module:function() (else "
+        "SQLQ_APP, else app in pyproject.toml under [tool.sqlq])",
+        default="",
+    )
 
 
 @pytest.fixture(scope="session")
-def sqlq_test_schema() -> Iterator[tuple[str, str | None]]:
-    """URL and schema of the server SQLQ_TEST_DATABASE_URL names, with tables; the schema is this test run's own and goes with it."""
-    with _test_schema(os.environ["SQLQ_TEST_DATABASE_URL"]) as place:
+def sqlq_test_place() -> Iterator[App]:
+    """An App without tasks on the server that SQLQ_TEST_DATABASE_URL names, where the tables are this test
+    run's own; on PostgreSQL in a schema that goes with it."""
+    with _place(os.environ["SQLQ_TEST_DATABASE_URL"]) as place:
         yield place
 
 
@@ -30,23 +39,41 @@ def sqlq_test_schema() -> Iterator[tuple[str, str | None]]:
 def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     """Your App, on a database with sqlq's tables and no jobs, for this test alone.
 
-    The App is the one that the ini option `sqlq_app` (or SQLQ_APP) names. The database is an SQLite file made for the test,
-    or lies on the server that SQLQ_TEST_DATABASE_URL names: on PostgreSQL in a schema of its own, dropped at the end of the
-    session, so that nothing else there is touched; on SQLite in that very file, which must hold no jobs. Code under test
-    that enqueues through a session needs a session on the same database: `create_engine(sqlq_app.database.engine.url)`.
+    The App is the one that the ini option `sqlq_app` names, or SQLQ_APP, or [tool.sqlq] in pyproject.toml. It
+    stays on that database until the test ends, whatever `App.use` says meanwhile; `sqlq.testing.on_database`
+    says what is out of reach. The database is an SQLite file made for the test, or the one that
+    SQLQ_TEST_DATABASE_URL names:
+
+    - On PostgreSQL, a schema of the test run's own in it, dropped at the end of the run.
+      `sqlq_app.database.engine.url` leads into this schema and sees no other. On an engine of that URL your
+      own tables are made, written and dropped beside sqlq's; `public` is out of reach, with what extensions
+      have put there. asyncpg does not take the `options` in that URL; psycopg does, for async, too. Where
+      your tables are there beforehand, use an engine of SQLQ_TEST_DATABASE_URL itself: the jobs go into the
+      test's schema all the same.
+    - On SQLite, that very file, which may hold no rows of sqlq's.
 
     To say more, define a fixture of the same name with `sqlq.testing.on_database(app, url)` in it.
+
+    >>> @pytest.fixture  # doctest: +SKIP
+    ... def session(sqlq_app):
+    ...     engine = create_engine(sqlq_app.database.engine.url)
+    ...     Base.metadata.create_all(engine)
+    ...     with Session(engine) as session:
+    ...         yield session
+    ...     Base.metadata.drop_all(engine)
+    ...     engine.dispose()
     """
-    from sqlq.testing.place import on_database
+    from sqlq.testing.database import on_database
 
     app = _app(request)
     if os.environ.get("SQLQ_TEST_DATABASE_URL"):
-        url, schema = request.getfixturevalue("sqlq_test_schema")
-        with on_database(app, url, schema=schema):
+        place: App = request.getfixturevalue("sqlq_test_place")
+        assert place.address.url is not None
+        with on_database(app, place.address.url, schema=place.address.schema):
             try:
                 yield app
             finally:
-                _empty(app)
+                _empty(place)
     else:
         file = tmp_path / "sqlq-test.db"
         with on_database(app, _sqlite_url(file)):
@@ -56,15 +83,18 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
 def _app(request: pytest.FixtureRequest) -> App:
     import importlib
 
+    from sqlq import project
     from sqlq.app import App
 
     named = request.config.getini("sqlq_app") or os.environ.get("SQLQ_APP", "")
+    if not named and (found_project := project.find(request.config.rootpath)) is not None:
+        named = found_project.app or ""
     module_name, _, attribute = named.partition(":")
     if not module_name or not attribute:
         raise pytest.UsageError(
-            f"the fixture sqlq_app does not know your App: sqlq_app is {named!r}, not 'module:attribute'. Set it in pytest's "
-            "configuration, for example under [tool.pytest.ini_options], or define a fixture sqlq_app of your own with "
-            "sqlq.testing.on_database"
+            f"the fixture sqlq_app does not know your App: sqlq_app is {named!r}, not 'module:attribute'. "
+            'Name it in pyproject.toml, as in app = "shop:app" under [tool.sqlq], or as sqlq_app in '
+            "pytest's configuration, or define a fixture sqlq_app of your own with sqlq.testing.on_database"
         )
     try:
         found: Any = importlib.import_module(module_name)
@@ -72,48 +102,78 @@ def _app(request: pytest.FixtureRequest) -> App:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise pytest.UsageError(
-            f"sqlq_app = {named!r}: there is no module {error.name!r} where pytest looks; add its folder to pythonpath in pytest's "
+            f"sqlq_app = {named!r}: there is no module {error.name!r} where pytest looks; add its folder to "
+            "pythonpath in pytest's "
             'configuration, for example pythonpath = ["."]'
         ) from None
-    for name in attribute.split("."):
+    for name in attribute.removesuffix("()").split("."):
         found = getattr(found, name, None)
+    if attribute.endswith("()") and callable(found):
+        found = found()
     if not isinstance(found, App):
         raise pytest.UsageError(f"sqlq_app = {named!r} is not a sqlq.App, but a {type(found).__name__}")
     return found
 
 
 @contextmanager
-def _test_schema(url: str) -> Iterator[tuple[str, str | None]]:
-    from sqlalchemy import func, select
+def _place(url: str) -> Iterator[App]:
+    from sqlalchemy import text
 
     from sqlq.app import App
-    from sqlq.schema.tables import jobs
     from sqlq.settings import database_url
 
-    postgresql = database_url(url).get_backend_name() == "postgresql"
-    schema = f"sqlq_test_{uuid.uuid4().hex[:12]}" if postgresql else None
-    there = App(url, schema=schema)
-    there.migrate()
-    try:
-        with there.database.read() as conn:
-            held = conn.scalar(select(func.count()).select_from(jobs))
-        if held:
-            raise pytest.UsageError(f"the database of SQLQ_TEST_DATABASE_URL holds {held} jobs, and a test may not run them: name another")
-        yield url, schema
-    finally:
-        if schema:
-            with there.database.engine.begin() as conn:
-                conn.exec_driver_sql(f'DROP SCHEMA "{schema}" CASCADE')
-        there.close()
+    where, schema = database_url(url), None
+    if where.get_backend_name() == "postgresql":
+        schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
+        where = _into(where, schema)
+    place = App(where, schema=schema)
+    with place.on_test_database(where, schema=schema):
+        place.migrate()
+        try:
+            _refuse_rows(place)
+            yield place
+        finally:
+            if schema:
+                with place.database.engine.begin() as conn:
+                    conn.execute(text(f"DROP SCHEMA {schema} CASCADE"))
 
 
-def _empty(app: App) -> None:
-    """Delete a test's jobs. Only what the session found empty, or made itself, is ever emptied."""
+def _into(url: URL, schema: str) -> URL:
+    """Return the URL with the schema as the whole search_path. Were `public` in it, too, `create_all` would
+    take the tables there for those it is to make, and `drop_all` would drop them."""
+    if url.get_driver_name() not in ("psycopg", "psycopg2"):
+        return url
+    options = url.query.get("options") or os.environ.get("PGOPTIONS", "")
+    # guard: test-schema-alone
+    return url.update_query_dict({"options": f"{options} -csearch_path={schema}".strip()})
+
+
+def _refuse_rows(place: App) -> None:
+    """Refuse a database with anything of sqlq's in it: a test would run it, or delete it afterwards."""
+    from sqlalchemy import func, select
+
+    from sqlq.schema.tables import metadata
+
+    with place.database.read() as conn:
+        counts = {
+            table.name: conn.scalar(select(func.count()).select_from(table))
+            for table in metadata.sorted_tables
+        }
+    held = [f"{count} in {name}" for name, count in counts.items() if count]
+    if held:  # guard: only-what-was-empty-is-emptied
+        raise pytest.UsageError(
+            f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(held)}), and tests run "
+            "jobs and delete them: name another, or remove the file if it is a test's"
+        )
+
+
+def _empty(place: App) -> None:
+    """Delete what a test left, in the place that the session found empty or made itself, and nowhere else."""
     from sqlalchemy import delete
 
     from sqlq.schema.tables import metadata
 
-    with app.database.begin() as conn:
+    with place.database.begin() as conn:
         for table in metadata.tables.values():
             conn.execute(delete(table))
 

@@ -1,52 +1,67 @@
-"""A worker's ties to the supervisor that watches it: what it says to it, what it hears, and the memory they share.
+"""How a worker talks to its supervisor: what it says, what it hears, and the memory they share.
 
-A worker in a program of its own making (`app.worker()`) has no such ties, and `Alone` takes their place.
+A worker in a program of its own making (`app.worker()`) has no supervisor: `Unsupervised` says nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from sqlq.clock import readable
+from sqlq.events import JobEvent
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.link import Link
+from sqlq.worker.link import Link, unpacked
 
 log = logging.getLogger("sqlq.worker")
 
 ORPHANED_MS = 5_000
-"""How long what runs may go on when the supervisor is gone, and nobody watches."""
+"""How long what runs may go on when the supervisor is gone, and no process watches."""
+
+REPORT_SECONDS = 1.0
 
 Stop = Callable[["int | None"], None]
 """Stops a worker, within so many milliseconds or else its own grace time."""
 Renewed = Callable[["dict[Right, bool]", float, bool], None]
-"""Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the worker is entered."""
+"""Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the
+worker is entered."""
+
+Report = Callable[[], "dict[str, Any]"]
+"""Says how far a worker has come: `tally`, and how many jobs are `running`."""
 
 
-class Alone:
-    """No supervisor: nobody to tell."""
+Told = Callable[[JobEvent], None]
+"""Hears what became of a job whose worker died."""
+
+
+class Unsupervised:
+    """No supervisor, and so nothing to tell."""
 
     supervised = False
     box: BlackBox | None = None
 
-    def listen(self, *, stop: Stop, renewed: Renewed) -> None:
-        """Hear the supervisor from now on: when to stop, and which leases it has renewed."""
+    def listen(self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict) -> None:
+        """Hear the supervisor from now on: when to stop, which leases it has renewed, and what it has made of
+        the jobs of workers that died; `report` is told it each second."""
 
     def ready(self, **facts: Any) -> None:
         """Say that this worker is up, and what the supervisor needs to know to stand in for it."""
 
     def leaving(self, why: str, *, replace: bool) -> None:
-        """Say that this worker claims no more and ends when what it runs has ended, and whether another should take its place."""
+        """Say that this worker claims no more and ends when what it runs has ended, and whether another
+        should take its place."""
 
     def pulse(self) -> None:
         """Say that the loop turns."""
 
 
-class Supervised(Alone):
-    """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the worker stops."""
+class Supervised(Unsupervised):
+    """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the
+    worker stops."""
 
     supervised = True
 
@@ -54,29 +69,49 @@ class Supervised(Alone):
         self._link = link
         self.box: BlackBox = box
         self._over = False
+        self._report: Report = dict
+        self._report_at = 0.0
         self.announce: Callable[[], None] = lambda: None
         """Called when the worker is ready, before it starts anything."""
 
-    def listen(self, *, stop: Stop, renewed: Renewed) -> None:
+    def listen(self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict) -> None:
+        self._report = report
+
         def run() -> None:
             while (message := self._link.receive()) is not None:
                 if "stop" in message:
                     stop(None)
+                elif "events" in message:
+                    for event in message["events"]:
+                        told(unpacked(event))
                 else:
                     rights = {(id, token): cancelled for id, token, cancelled in message["renewed"]}
                     renewed(rights, message["sent_at"], message["entered"])
             if not self._over:
-                log.error("the supervisor is gone: this worker stops within %s", readable(ORPHANED_MS), extra={"event": "stopping"})
-            stop(ORPHANED_MS)
+                log.error(
+                    "the supervisor is gone: this worker stops within %s",
+                    readable(ORPHANED_MS),
+                    extra={"event": "stopping"},
+                )
+            stop(ORPHANED_MS)  # guard: orphans-stop
 
         threading.Thread(target=run, name="sqlq-child", daemon=True).start()
+
+    def stand_by(self) -> bool:
+        """Say that all is imported, and wait to be sent to work; return False when it should end instead."""
+        self._link.send(stands_by=True)
+        while (message := self._link.receive()) is not None and "stop" not in message:
+            if "go" in message:
+                return True
+        return False
 
     def ready(self, **facts: Any) -> None:
         self.announce()
         self._link.send(ready=facts)
 
     def leaving(self, why: str, *, replace: bool) -> None:
-        self._link.send(leaving=why, replace=replace)
+        # not waiting for a supervisor that is stopped: who says so may be the one that keeps the deadlines
+        self._link.offer(leaving=why, replace=replace)
 
     def ended(self, tally: dict[str, int]) -> None:
         """Say what became of the attempts, as the last word."""
@@ -85,3 +120,7 @@ class Supervised(Alone):
 
     def pulse(self) -> None:
         self.box.pulse()
+        if time.monotonic() >= self._report_at:
+            self._report_at = time.monotonic() + REPORT_SECONDS
+            self._link.offer(droppable=True, report=self._report())
+        self._link.flush()

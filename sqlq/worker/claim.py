@@ -1,19 +1,22 @@
 """STAGE 2: how much to claim, and from which queues.
 
-A worker never hoards: it holds what its slots run and what they will start within a tenth of a second by their own
-measured pace, nothing more, so that another worker finds its share.
+A worker never hoards: it holds what its slots run and what they will start within a tenth of a second by
+their own measured pace, nothing more, so that another worker finds its share.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sqlq.job import ClaimedJob
 from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
-from sqlq.store.dialect import Ask, Place
+from sqlq.store.dialect import Ask, Position
+from sqlq.task import Task
 
 AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
@@ -23,9 +26,11 @@ QUEUES_KNOWN_SECONDS = 1.0
 QUEUES_KEPT_SECONDS = 600.0
 """A queue in which nothing waits any more is claimed from for so long without looking for it."""
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
-"""A claim takes some milliseconds, most of them to flush it to disk; one that takes longer has read much that is of no use."""
+"""A claim takes some milliseconds, most of them to flush it to disk; one that takes longer has read much that
+is of no use."""
 ANEW_ONCE_IN = 20
-PLACES_KEPT = 10_000
+POSITIONS_KEPT = 10_000
+NO_TASKS: Mapping[str, Task[..., Any]] = MappingProxyType({})
 
 
 class Pace:
@@ -37,13 +42,14 @@ class Pace:
         self._at = time.monotonic()
 
     def measure(self, ended: int) -> float:
-        """Take the number of jobs ended so far; return the pace. It at most doubles, or halves, with each measurement,
-        so that neither a pause in the claims nor a burst of short jobs is taken for the rule."""
+        """Take the number of jobs ended so far; return the pace. It at most doubles, or halves, with each
+        measurement, so that neither a pause in the claims nor a burst of short jobs is taken for the rule."""
         moment = time.monotonic()
         elapsed = moment - self._at
         if elapsed >= MEASURE_SECONDS:
             seen = (ended - self._ended) / elapsed
-            # after a rest the old pace says nothing, and whoever claimed by it would hold what others have slots for
+            # after a rest the old pace says nothing, and a claim by it would hold what others have
+            # slots for
             least = self._per_second / 2 if elapsed < REST_SECONDS else 0.0
             self._per_second = min(max(seen, least), 2 * self._per_second + 1 / MEASURE_SECONDS)
             self._ended, self._at = ended, moment
@@ -53,14 +59,15 @@ class Pace:
 class Frontier:
     """How far claims have come in each queue and priority, for while it is dear to begin anew (PostgreSQL).
 
-    A transaction that stays open keeps the server from clearing away what was claimed since it began, and a claim that begins at the
-    head of a queue reads all of that again. While that takes long, claims begin where the last one ended. What is due before that
-    place, because it was committed late or its worker was lost, and what is in a queue or priority that is not known yet, is found
-    by the claims from the head: a twentieth of the time is given to them.
+    A transaction that stays open keeps the server from clearing away what was claimed since it began, and a
+    claim that begins at the head of a queue reads all of that again. While that takes long, claims begin
+    where the last one ended. What is due before that place, because it was committed late or its worker was
+    lost, and what is in a queue or priority that is not known yet, is found by the claims from the head: a
+    twentieth of the time is given to them.
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, int], tuple[int, int]] = {}
+        self._positions: dict[tuple[str, int], tuple[int, int]] = {}
         self._dear_seconds = 0.0
         """How long the claim from the head took, if it and the one before it took long."""
         self._was_dear = False
@@ -71,23 +78,24 @@ class Frontier:
         return time.monotonic() - self._begun_at >= self._dear_seconds * ANEW_ONCE_IN
 
     def began_anew(self, claimed: Sequence[ClaimedJob], seconds: float) -> None:
-        """Note a claim from the head: behind its last job of each priority everything is due later, or somebody else's."""
+        """Note a claim from the head: behind its last job of each priority everything is due later, or
+        another worker's."""
         is_dear = seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
-        self._dear_seconds = seconds if is_dear and self._was_dear else 0.0
+        self._dear_seconds = seconds if is_dear and self._was_dear else 0.0  # guard: dear-claims-are-measured
         self._was_dear = is_dear
         self._begun_at = time.monotonic()
         self.went_on(claimed)
 
     def went_on(self, claimed: Sequence[ClaimedJob]) -> None:
         """Note what was claimed, in the order of the queue."""
-        if len(self._places) > PLACES_KEPT:
-            self._places.clear()
-        self._places |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
+        if len(self._positions) > POSITIONS_KEPT:
+            self._positions.clear()
+        self._positions |= {(job.queue, job.priority): (round(job.due_ms * 1_000), job.id) for job in claimed}
 
-    def places(self, names: Sequence[str]) -> list[Place]:
+    def positions(self, names: Sequence[str]) -> list[Position]:
         """Return where to go on in these queues, in the order in which jobs should start."""
         order = {name: i for i, name in enumerate(names)}
-        known = [(*level, *place) for level, place in self._places.items() if level[0] in order]
+        known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]
         return sorted(known, key=lambda place: (order[place[0]], -place[1]))
 
 
@@ -95,7 +103,15 @@ class Claimer:
     """Claims for one worker; `queues` None means every queue there is, in rotation."""
 
     def __init__(
-        self, database: Database, owner: str, queues: Sequence[str] | None, concurrency: int, lease_ms: int, *, drain: bool = False
+        self,
+        database: Database,
+        owner: str,
+        queues: Sequence[str] | None,
+        concurrency: int,
+        lease_ms: int,
+        *,
+        tasks: Mapping[str, Task[..., Any]] = NO_TASKS,
+        drain: bool = False,
     ) -> None:
         self._database = database.for_claims
         self._owner = owner
@@ -107,13 +123,18 @@ class Claimer:
         self._frontier = Frontier()
         self._seen: dict[str, float] = {}
         """The queues there are, and those there were: when each last held a job."""
+        self._tasks = tasks
+        self._tasks_say, self._number_of_tasks = "{}", 0
         self._looked_at = float("-inf")
         self._short = True
         """Whether the last claim found less than it looked for."""
+        self.next_due = float("inf")
+        """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
         self._turn = 0
 
     def demand(self, running: int, ready: int, ended: int) -> int:
-        """Return how many jobs to claim now: none while more than half of what is held ahead is still there."""
+        """Return how many jobs to claim now: none while more than half of what is held ahead is still
+        there."""
         ahead = int(self._pace.measure(ended) * AHEAD_SECONDS)
         free = self._concurrency - running
         if free <= 0 and ready * 2 > ahead:
@@ -123,17 +144,23 @@ class Claimer:
     def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
         """Claim at most `limit` jobs, in a transaction that is committed when this returns.
 
-        Where all queues are served they have to be found first. A look at which there are costs as much as a claim, so a claim
-        from those known of old comes before it, for whoever is waited for; but not on SQLite, where a claim takes the write lock
-        and a look does not, and not when it is `quiet`, so that nothing is likely to be found.
+        A look at what is due costs as much as a claim, so a claim from the queues known of old comes before
+        it, for the jobs that a worker is waited for; but not on SQLite, where a claim takes the write lock
+        and a look does not, and not when it is `quiet`, so that nothing is likely to be found. A look that
+        finds nothing due says when something will be: `next_due`.
         """
-        if self._fixed is not None:
-            return self._claim(self._fixed, limit)
-        looks_first = quiet or (self._short and self._is_sqlite) or time.monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS
-        names = self._look() if looks_first else list(self._seen)
+        self.next_due = float("inf")
+        looks_first = (
+            quiet
+            or (self._short and self._database.dialect.one_writer)
+            or (self._fixed is None and time.monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
+        )
+        names = self._look() if looks_first else (self._fixed or list(self._seen))
         claimed = self._claim(self._in_turn(names), limit)
         if not claimed and not looks_first:
-            claimed = self._claim([name for name in self._look() if name not in names], limit)
+            found = self._look()
+            if self._fixed is None:  # what is due in the others was locked, or taken meanwhile
+                claimed = self._claim([name for name in found if name not in names], limit)
         self._short = len(claimed) < limit
         return claimed
 
@@ -143,46 +170,79 @@ class Claimer:
         database = self._database
         if not self._frontier.begins_anew():
             claimed = self._go_on(names, limit)
-            if claimed or not self._drain:
+            if claimed or not self._drain:  # guard: drain-claims-anew
                 return claimed
         if not database.takes_single_statements:
             with database.begin() as conn:
-                return jobs.claim(conn, names, limit=limit, owner=self._owner, lease_ms=self._lease_ms)
+                return jobs.claim(
+                    conn,
+                    names,
+                    limit=limit,
+                    owner=self._owner,
+                    lease_ms=self._lease_ms,
+                    max_attempts=self._max_attempts(),
+                )
         begun = time.monotonic()
         dialect, schema = database.dialect, database.schema
-        claimed = self._run(lambda ask: dialect.claim(ask, schema, names, limit, self._owner, self._lease_ms), names, limit)
-        if not self._is_sqlite:
+        claimed = self._run(
+            lambda ask: dialect.claim(
+                ask, schema, names, limit, self._owner, self._lease_ms, self._max_attempts()
+            ),
+            names,
+            limit,
+        )
+        if dialect.claims_beyond:
             self._frontier.began_anew(claimed, time.monotonic() - begun)
         return claimed
 
     def _go_on(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        places = self._frontier.places(names)
-        if not places:
+        positions = self._frontier.positions(names)
+        if not positions:
             return []
         dialect, schema = self._database.dialect, self._database.schema
-        claimed = self._run(lambda ask: dialect.claim_beyond(ask, schema, places, limit, self._owner, self._lease_ms), names, limit)
+        claimed = self._run(
+            lambda ask: dialect.claim_beyond(
+                ask, schema, positions, limit, self._owner, self._lease_ms, self._max_attempts()
+            ),
+            names,
+            limit,
+        )
         self._frontier.went_on(claimed)
         return claimed
 
-    def _run(self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int) -> list[ClaimedJob]:
+    def _run(
+        self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int
+    ) -> list[ClaimedJob]:
         return self._database.run_past_sqlalchemy(lambda ask: jobs.claimed(claim(ask), names, limit))
 
-    @property
-    def _is_sqlite(self) -> bool:
-        return self._database.engine.dialect.name == "sqlite"
+    def _max_attempts(self) -> str:
+        """Return what the tasks say, for rows that do not say it themselves."""
+        if len(self._tasks) != self._number_of_tasks:
+            named = {
+                name: task.max_attempts
+                for task in self._tasks.values()
+                for name in (task.name, *task.aliases)
+            }
+            self._tasks_say, self._number_of_tasks = json.dumps(named, ensure_ascii=False), len(self._tasks)
+        return self._tasks_say
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
-        """Each in its turn, so that a busy one starves no other."""
-        if not names:
-            return []
+        """Queues that are not named in an order have each their turn, so that a busy one starves no
+        other."""
+        if not names or self._fixed is not None:
+            return list(names)
         ordered = sorted(names, key=repr)  # SQLite lets in bytes, too
         self._turn += 1
         first = self._turn % len(ordered)
         return ordered[first:] + ordered[:first]
 
     def _look(self) -> list[str]:
-        found = cluster.queue_names(self._database)
+        """Return the queues, of those served, in which something is due, and note when something will be."""
         self._looked_at = time.monotonic()
+        found = cluster.due_in(self._database, self._fixed)
         kept = {name: at for name, at in self._seen.items() if at > self._looked_at - QUEUES_KEPT_SECONDS}
         self._seen = kept | dict.fromkeys(found, self._looked_at)
-        return found
+        later = [ms for ms in found.values() if ms > 0]
+        self.next_due = time.monotonic() + min(later) / 1000 if later else float("inf")
+        order = self._fixed or found
+        return [name for name in order if found.get(name, 1) <= 0]

@@ -12,68 +12,204 @@ Whatever happens in here ends as an outcome: nothing a row or a handler does may
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Callable
-from typing import Any, Literal
+import time
+import types
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any, Literal, NamedTuple
 
-from sqlq.clock import milliseconds, readable
+from sqlq.clock import readable
+from sqlq.codec import MisfitError
 from sqlq.errors import ArgumentsError, ExecutionError, JobTimeoutError, UnknownTaskError
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, FailureReason, Outcome, Released, Retried, SelfCompleted
-from sqlq.retry import DEFAULT_POLICY, Signal, decide, describe, exponential, scrubbed
-from sqlq.settings import MAX_RELEASES, UNKNOWN_TASK_MS
-from sqlq.task import decode
-from sqlq.worker.running import RunningJob, result_text
+from sqlq.job import (
+    Cancelled,
+    ClaimedJob,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    SelfCompleted,
+)
+from sqlq.retry import (
+    DEFAULT_POLICY,
+    RetryPolicy,
+    Signal,
+    decide,
+    describe,
+    failed,
+    given_back,
+    put_off,
+    scrubbed,
+)
+from sqlq.settings import UNKNOWN_TASK_MS
+from sqlq.task import Task
+from sqlq.worker.running import RunningJob, completion
 
 log = logging.getLogger("sqlq.worker")
 
 BY_OPERATOR = "cancelled by an operator"
 Starting = Callable[[RunningJob], None]
 """Told that a handler is about to run."""
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine to its end and returns what it returns."""
 
 
 def _untold(running: RunningJob) -> None:
     pass
 
 
-_put_back = exponential("1s", cap="10m")
+def execute(running: RunningJob, starting: Starting = _untold, run: Run = asyncio.run) -> Outcome:
+    """Run the handler of a job in this thread and return how the attempt ended. Raises nothing.
 
-
-def execute(running: RunningJob, starting: Starting = _untold) -> Outcome:
-    """Run the handler of a job in this thread and return how the attempt ended. Raises nothing. `starting` is told at the last
-    moment before the handler."""
-    task = running.task_found
+    `starting` is told at the last moment before the handler. `run` runs a coroutine, for a `def` handler that
+    returns one.
+    """
     try:
-        if (ended := _not_runnable(running)) is not None or task is None:
-            return ended or Released()
-        args, kwargs = decode(running.claimed.payload)
-        if (misfit := task.misfit(args, kwargs)) is not None:
-            return _misfit(running.claimed, misfit)
-        running.begin()
-        starting(running)
-        result = task.handler(*args, **kwargs)
-        return _ended(running, result)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt of a handler end its attempt, not the worker
+        call = _prepared(running)
+        if not isinstance(call, Call):
+            return call
+        starting(running)  # guard: box-before-handler
+        return _ended(running, call_handler(running, call, run))
+    # SystemExit and KeyboardInterrupt of a handler end its attempt, not the worker
+    except BaseException as error:
         return _raised(running, error)
+    finally:
+        running.leave()
 
 
 async def aexecute(running: RunningJob, starting: Starting = _untold) -> Outcome:
     """Run the coroutine of a job on this event loop and return how the attempt ended. Raises nothing."""
-    task = running.task_found
     try:
-        if (ended := _not_runnable(running)) is not None or task is None:
-            return ended or Released()
-        args, kwargs = decode(running.claimed.payload)
-        if (misfit := task.misfit(args, kwargs)) is not None:
-            return _misfit(running.claimed, misfit)
-        running.begin()
-        running.on_cancel(_canceller())
+        call = _prepared(running)
+        if not isinstance(call, Call):
+            return call
         starting(running)
-        result = await task.handler(*args, **kwargs)
-        return _ended(running, result)
+        return _ended(running, await acall_handler(running, call))
     except BaseException as error:
         return _raised(running, error)
     finally:
+        running.leave()
+
+
+class Call(NamedTuple):
+    """A handler that can be called: its task is known, and takes these arguments."""
+
+    task: Task[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+def _prepared(running: RunningJob) -> Call | Outcome:
+    """Return the call of a job's handler and begin the attempt, or the outcome of a job that is not run here.
+
+    Raises `ArgumentsError` for a payload that no handler can be called with.
+    """
+    if (ended := _not_runnable(running)) is not None:
+        return ended
+    task = running.task_found
+    assert task is not None
+    try:
+        args, kwargs = task.arguments(running.claimed.payload)
+    except MisfitError as misfit:
+        return _misfit(running.claimed, str(misfit))  # guard: misfits-are-put-back
+    running.begin()
+    return Call(task, args, kwargs)
+
+
+def call_handler(running: RunningJob, call: Call, run: Run = asyncio.run) -> Any:
+    """Call a `def` handler and return its result; what it returns to be awaited is awaited, by `run`.
+
+    Handlers, and what surrounds them, are called here and in `acall_handler`, and nowhere else, so that
+    workers and `sqlq.testing.inline` agree about what a handler may return. Raises `TypeError` for a
+    generator, and what the handler raises.
+    """
+    if call.task.surroundings:
+        # what an around sets and does not reset is not the next job's; guard: a-context-for-each-attempt
+        return contextvars.copy_context().run(_call_surrounded, running, call, run)
+    return _call(running, call, run)
+
+
+async def acall_handler(running: RunningJob, call: Call) -> Any:
+    """Call an `async def` handler and await it. Otherwise as `call_handler`."""
+    running.on_cancel(_canceller())
+    try:
+        if call.task.surroundings:
+            return await _acall_surrounded(running, call)
+        return await _acall(call)
+    finally:
         running.on_cancel(None)
+
+
+def _call(running: RunningJob, call: Call, run: Run) -> Any:
+    result = call.task.handler(*call.args, **call.kwargs)
+    if _is_awaitable(result):  # guard: awaitables-are-awaited
+        result = run(_awaited(running, result))
+    return _checked(result)
+
+
+async def _acall(call: Call) -> Any:
+    return _checked(await _resolved(call.task.handler(*call.args, **call.kwargs)))
+
+
+def _call_surrounded(running: RunningJob, call: Call, run: Run) -> Any:
+    with ExitStack() as stack:
+        for scope in call.task.surroundings:
+            stack.enter_context(scope.open(running))
+        return _call(running, call, run)
+    return _swallowed(running)
+
+
+async def _acall_surrounded(running: RunningJob, call: Call) -> Any:
+    async with AsyncExitStack() as stack:
+        for scope in call.task.surroundings:
+            if scope.is_async:
+                await stack.enter_async_context(scope.open(running))
+            else:
+                stack.enter_context(scope.open(running))
+        return await _acall(call)
+    return _swallowed(running)
+
+
+def _swallowed(running: RunningJob) -> None:
+    """Return the result of an attempt whose exception an around has swallowed: it has finished, unless it was
+    made to stop."""
+    running.heeded = running.heeded or running.asked_to_stop  # guard: a-swallowed-stop-is-not-finished
+
+
+async def _awaited(running: RunningJob, awaitable: Any) -> Any:
+    """Wait for what a `def` handler returned, in an asyncio task that a cancel of the job cancels."""
+    running.on_cancel(_canceller())
+    try:
+        return await _resolved(awaitable)
+    finally:
+        running.on_cancel(None)
+
+
+async def _resolved(awaitable: Any) -> Any:
+    """Wait for what a handler returned, and for what that returns in turn."""
+    result = await awaitable
+    while _is_awaitable(result):
+        result = await result
+    return result
+
+
+def _is_awaitable(result: Any) -> bool:
+    # by its type: what an object says of itself, its __class__ too, is code that may raise
+    return hasattr(type(result), "__await__")
+
+
+def _checked(result: Any) -> Any:
+    """Return what a handler may return. Raises `TypeError` for a generator."""
+    kind = type(result)
+    # guard: generators-are-no-results
+    if issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType)):
+        raise TypeError(
+            f"the handler returned a {kind.__name__.replace('_', ' ')}, of whose body nothing has run: loop "
+            "over it in the handler, and return a list"
+        )
+    return result
 
 
 def _canceller() -> Callable[[], object]:
@@ -86,105 +222,121 @@ def _canceller() -> Callable[[], object]:
 def _ended(running: RunningJob, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
     if running.completed:
-        error = ErrorText("sqlq.errors.SqlqError", "complete() was called, but its transaction did not commit")
-        return SelfCompleted(late(running) or again(running, error))
-    if running.heeded:
+        error = ErrorText(
+            "sqlq.errors.SqlqError", "complete() was called, but its transaction did not commit"
+        )
+        otherwise = late(running) or failed(running.claimed, error, _policy(running))
+        return SelfCompleted(otherwise)  # guard: complete-must-commit
+    if running.heeded:  # guard: stopped-is-not-finished
         return late(running) or _stopped(running)
-    return late(running) or Completed(result_text(result, running.claimed))
+    return late(running) or completion(result, running.claimed, running.task_found)
 
 
 def _raised(running: RunningJob, error: BaseException) -> Outcome:
     """Return the outcome of a handler that raised, or was cancelled."""
+    running.error = error
     outcome = late(running) or _failed(running, error)
     return SelfCompleted(outcome) if running.completed else outcome
 
 
 def _stopped(running: RunningJob) -> Outcome:
-    """Return the outcome of a handler that was made to stop: by an operator the job's end, else given back."""
-    return Cancelled(BY_OPERATOR) if running.cancel_requested else give_back(running.claimed)
-
-
-def again(running: RunningJob, error: ErrorText, reason: FailureReason = "error", delay_ms: int | None = None) -> Retried | Failed:
-    """Return the outcome of an attempt that failed without an exception: another one, or none where it was the last."""
-    job = running.claimed
-    if job.attempts >= job.max_attempts:
-        return Failed(reason, error)
-    if delay_ms is None:
-        policy = DEFAULT_POLICY if running.task_found is None else running.task_found.retry
-        delay_ms = policy.wait_ms(job.attempts)
-    return Retried(delay_ms, error, reason)
+    """Return the outcome of a handler that was made to stop: by an operator the job's end, else given
+    back."""
+    return Cancelled(BY_OPERATOR) if running.cancel_requested else given_back(running.claimed)
 
 
 def _failed(running: RunningJob, error: BaseException) -> Outcome:
     try:
         return _judged(running, error)
-    except BaseException as second:  # an exception may refuse even to be looked at: its __class__ is code, too
-        seen = ExecutionError(f"the handler raised a {type(error).__qualname__}; looking at it raised a {type(second).__qualname__}")
-        return _judged(running, seen)
+    # an exception may refuse even to be looked at: its __class__ is code, too
+    except BaseException as second:
+        seen = ExecutionError(
+            f"the handler raised a {type(error).__qualname__}; looking at it raised a "
+            f"{type(second).__qualname__}"
+        )
+        return _judged(running, seen)  # guard: hostile-exceptions
 
 
 def _judged(running: RunningJob, error: BaseException) -> Outcome:
-    job, task = running.claimed, running.task_found
-    if isinstance(error, ArgumentsError) and running.started is None:
+    if isinstance(error, ArgumentsError) and running.started is None:  # guard: bad-payload-fails
         return Failed("bad_payload", describe(error))
-    # a CancelledError that nobody here asked for is the handler's own doing, and an error like others
-    if running.asked_to_stop and (running.cancel_requested or isinstance(error, asyncio.CancelledError)) and not isinstance(error, Signal):
+    # a CancelledError that no part of sqlq asked for is the handler's own doing, and an error like others
+    if (
+        running.asked_to_stop
+        and (running.cancel_requested or isinstance(error, asyncio.CancelledError))
+        and not isinstance(error, Signal)
+    ):
         return _stopped(running)
-    if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-        error = error.with_traceback(error.__traceback__.tb_next)  # the frame in this file is of no use to anybody
-    return decide(job, error, DEFAULT_POLICY if task is None else task.retry)
+    return decide(running.claimed, _in_user_code(error), _policy(running))
+
+
+def _in_user_code(error: BaseException) -> BaseException:
+    """Return the exception without the frames of this file, which tell its reader nothing."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def _policy(running: RunningJob) -> RetryPolicy:
+    return DEFAULT_POLICY if running.task_found is None else running.task_found.retry
 
 
 def late(running: RunningJob) -> Outcome | None:
     """Return the outcome of an attempt past its timeout, whatever the handler made of it meanwhile."""
+    if running.deadline is not None and time.monotonic() > running.deadline:
+        running.timed_out = True
     if not running.timed_out:
         return None
     job = running.claimed
-    ran, allowed = readable(running.seconds() * 1000), readable(job.timeout_ms or 0)
+    ran, allowed = readable(running.seconds() * 1000), readable(running.timeout_ms or 0)
     error = JobTimeoutError(f"{job.task} ran {ran}, longer than its timeout of {allowed}")
-    return decide(job, error, running.task_found.retry if running.task_found else DEFAULT_POLICY)
+    running.error = error
+    return decide(job, error, _policy(running))
 
 
 def _not_runnable(running: RunningJob) -> Outcome | None:
     """Return the outcome of a job that is not to be run, or not here; None for one that is."""
     job = running.claimed
-    if running.cancel_requested:
+    if running.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(BY_OPERATOR)
     if job.attempts > job.max_attempts:
-        return Failed("error", ErrorText("sqlq.errors.SqlqError", f"its {job.max_attempts} attempts were spent before this one began"))
+        return Failed(
+            "error",
+            ErrorText(
+                "sqlq.errors.SqlqError", f"its {job.max_attempts} attempts were spent before this one began"
+            ),
+        )
     if running.task_found is not None:
         return None
-    text = f"no worker knew a task named {job.task!r} for {readable(_unknown_ms(job))}"
+    text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
     return _put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
 
 
 def _misfit(job: ClaimedJob, misfit: str) -> Outcome:
-    """Put a job back whose arguments the handler here does not take: in a rolling deploy another worker's may."""
-    text = f"{misfit}; no worker's handler took these arguments for {readable(_unknown_ms(job))}"
-    return _put_off(job, "bad_payload", f"its arguments do not fit the handler here ({misfit})", ArgumentsError(text))
-
-
-def _unknown_ms(job: ClaimedJob) -> float:
-    """For how long no worker has known what to do with a job."""
-    return job.unknown_ms or 0
-
-
-def _put_off(job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], why: str, error: Exception) -> Outcome:
-    """Put a job back that this worker cannot run but a newer or older one may; fail it when none could for a day."""
-    if _unknown_ms(job) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
-        return Failed(reason, describe(error))
-    delay_ms = milliseconds(_put_back(job.releases + 1), "delay")
-    log.warning(
-        "job %d: %s; put back for %s, in case another worker's code is newer or older. It will fail %s after it was first met",
-        *(job.id, scrubbed(why, 500), readable(delay_ms), readable(UNKNOWN_TASK_MS)),
-        extra={"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempts, "event": reason},
+    """Put a job back whose arguments the handler here does not take: in a rolling deploy another worker's
+    may."""
+    text = f"{misfit}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
+    return _put_off(
+        job, "bad_payload", f"its arguments do not fit the handler here ({misfit})", ArgumentsError(text)
     )
-    return Released(delay_ms, unknown_task=True)
 
 
-def give_back(job: ClaimedJob) -> Outcome:
-    """Return the outcome of an attempt that its worker ends: not counted, until the job was given back too often (G3)."""
-    if job.releases < MAX_RELEASES:
-        return Released()
-    error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
-    return Retried(0, error) if job.attempts < job.max_attempts else Failed("error", error)
+def _put_off(
+    job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], why: str, error: Exception
+) -> Outcome:
+    outcome = put_off(job, reason, error)
+    if isinstance(outcome, Released):
+        log.warning(
+            "job %d: %s; put back for %s, in case another worker's code is newer or older. It will fail %s "
+            "after it was first met",
+            *(job.id, scrubbed(why, 500), readable(outcome.delay_ms), readable(UNKNOWN_TASK_MS)),
+            extra={
+                "job_id": job.id,
+                "task": job.task,
+                "queue": job.queue,
+                "attempt": job.attempts,
+                "event": reason,
+            },
+        )
+    return outcome

@@ -1,8 +1,8 @@
-"""Where handlers run: `def` in threads, `async def` on an event loop, some in processes of their own; together at most
-`concurrency` at a time.
+"""Where handlers run: `def` in threads, `async def` on an event loop, some in processes of their own;
+together at most `concurrency` at a time.
 
-A slot that ends a job takes the next ready one itself, in the thread or on the loop it is in: a hand-over between
-threads is paid for only when a slot was idle.
+A slot that ends a job takes the next ready one itself, in the thread or on the loop it is in: a hand-over
+between threads is paid for only when a slot was idle.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Any
 
-from sqlq.job import Outcome
-from sqlq.worker.execute import Starting, aexecute, execute, give_back
+from sqlq.job import Outcome, Released
+from sqlq.retry import given_back
+from sqlq.worker.execute import Starting, aexecute, execute
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.running import RunningJob
 
@@ -23,17 +26,34 @@ log = logging.getLogger("sqlq.worker")
 
 Done = Callable[[RunningJob, Outcome], None]
 
+NOT_STARTED_MS = 1_000
+"""How long a job waits that could not be started: what was short, threads or memory, is seldom there at
+once."""
+
 
 class Executors:
     """Runs jobs in slots and reports each outcome to `done`, from whatever thread it came about in."""
 
-    def __init__(self, concurrency: int, starting: Starting, done: Done, isolates: Isolates | None = None) -> None:
+    def __init__(
+        self,
+        concurrency: int,
+        starting: Starting,
+        done: Done,
+        isolates: Isolates | None = None,
+        *,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """While it is not true that one `may_start`, nothing does; `start_ready` has to be called
+        afterwards."""
         self._concurrency = concurrency
+        self._may_start = may_start
         self._tell = starting
         self._done = done
         self._isolates = isolates
         self._lock = threading.Lock()
         self._ready: deque[RunningJob] = deque()
+        self._for_isolates: deque[RunningJob] = deque()
+        """Ready, too, but each needs a process of its own, and only so many of those start at a time."""
         self._running: set[RunningJob] = set()
         self._idle = threading.Condition(self._lock)
         self._room = threading.Event()
@@ -45,14 +65,24 @@ class Executors:
         self._starting = True
         self.ended = 0
         """Jobs ended so far; its growth is the pace."""
+        self.unstarted = 0
+        """Jobs that could not be started so far, for want of threads, files or memory."""
+        if isolates is not None:
+            isolates.on_room = self.start_ready
 
     def offer(self, jobs: Sequence[RunningJob]) -> None:
         """Take jobs to run; they start as slots are free, in this order."""
         with self._lock:
-            self._ready.extend(jobs)
-            starting = []
-            while self._ready and self._starting and len(self._running) < self._concurrency:
-                starting.append(self._take())
+            for job in jobs:
+                (self._for_isolates if job.isolated else self._ready).append(job)
+        self.start_ready()
+
+    def start_ready(self) -> None:
+        """Start what is ready in the slots that are free."""
+        starting = []
+        with self._lock:
+            while len(self._running) < self._concurrency and (job := self._take()) is not None:
+                starting.append(job)
         for job in starting:
             self._start(job)
 
@@ -60,6 +90,10 @@ class Executors:
         """Return how many jobs run, and how many are ready but wait for a slot."""
         with self._lock:
             return len(self._running), len(self._ready)
+
+    def waits_for_isolates(self) -> int:
+        """Return how many jobs wait until a process of their own can be started."""
+        return len(self._for_isolates)
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
         """Wait until a slot has freed and no more than `low_water` jobs are ready, at most so long."""
@@ -78,13 +112,34 @@ class Executors:
 
     def take_back(self, claimed_before: float = float("inf")) -> list[RunningJob]:
         """Return the jobs claimed before a moment that have not started; they will not start any more."""
+        return self._taken_back(self._ready, claimed_before)
+
+    def take_back_isolated(self, claimed_before: float = float("inf"), but: int = 0) -> list[RunningJob]:
+        """Return the same of those that wait for a process of their own, and of more than `but` the last
+        ones."""
+        taken = self._taken_back(self._for_isolates, claimed_before)
         with self._lock:
-            if not self._ready or self._ready[0].claimed_at >= claimed_before:  # the first has waited longest
-                return []
-            unstarted = [job for job in self._ready if job.claimed_at < claimed_before]
-            if unstarted:
-                self._ready = deque(job for job in self._ready if job.claimed_at >= claimed_before)
-            return unstarted
+            while len(self._for_isolates) > but:
+                taken.append(self._for_isolates.pop())
+        return taken
+
+    def _taken_back(self, ready: deque[RunningJob], claimed_before: float) -> list[RunningJob]:
+        taken = []
+        with self._lock:
+            while ready and ready[0].claimed_at < claimed_before:  # the first has waited longest
+                taken.append(ready.popleft())
+        return taken
+
+    def give_up(self, job: RunningJob) -> None:
+        """Free the slot of a job that never started, and see to it that it does not start later."""
+        job.trusted_until = float("-inf")
+        self.unstarted += 1
+        self._ended(job)
+
+    def waits(self, job: RunningJob) -> bool:
+        """Say whether a job waits for a slot, or for a process of its own."""
+        with self._lock:
+            return job in self._ready or job in self._for_isolates
 
     def running(self) -> list[RunningJob]:
         with self._lock:
@@ -95,28 +150,67 @@ class Executors:
         with self._idle:
             return self._idle.wait_for(lambda: not self._running, seconds)
 
-    def _take(self) -> RunningJob:
-        job = self._ready.popleft()
+    def _take(self) -> RunningJob | None:
+        """Take the next job into a slot, if there is one that may start now."""
+        if not (self._starting and self._may_start()):  # guard: unwritten-outcomes-are-bounded
+            return None
+        if self._for_isolates and self._isolates is not None and self._isolates.reserve():
+            job = self._for_isolates.popleft()
+        elif self._ready:
+            job = self._ready.popleft()
+        else:
+            return None
         self._running.add(job)
         return job
 
     def _start(self, job: RunningJob) -> None:
-        if job.is_async:
-            loop = self._event_loop()
-            loop.call_soon_threadsafe(self._spawn, job)
-        else:
-            if len(self._threads) < self._concurrency:
-                thread = threading.Thread(target=self._run_slot, name=f"sqlq-slot-{len(self._threads) + 1}", daemon=True)
-                self._threads.append(thread)
+        """Hand a job over to where it runs; one that cannot be, for want of threads, files or memory, is
+        given back, and its slot is free again."""
+        try:
+            if job.is_async:
+                self._event_loop().call_soon_threadsafe(self._spawn, job)
+            else:
+                self._ensure_threads()
+                self._handed_over.put(job)
+        except BaseException as error:  # guard: what-cannot-start-is-given-back
+            log.error(
+                "job %d: it cannot be started here (%s: %s); it is given back",
+                *(job.id, type(error).__name__, error),
+                extra=job.fields("not_started"),
+            )
+            if job.isolated and self._isolates is not None:
+                self._isolates.cancel_reservation()
+            self.give_up(job)
+            self._done(job, Released(NOT_STARTED_MS))
+
+    def _ensure_threads(self) -> None:
+        """Start one more thread, as long as there are fewer than slots; raises where that leaves too few."""
+        if len(self._threads) < self._concurrency:
+            name = f"sqlq-slot-{len(self._threads) + 1}"
+            thread = threading.Thread(target=self._run_slot, name=name, daemon=True)
+            try:
                 thread.start()
-            self._handed_over.put(job)
+            except BaseException:
+                if len(self._threads) < sum(not job.is_async for job in self.running()):
+                    raise
+            else:
+                self._threads.append(thread)
+
+    def _ended(self, job: RunningJob) -> None:
+        """Free the slot of a job."""
+        with self._lock:
+            self._running.discard(job)
+            if not self._running:
+                self._idle.notify_all()
+            if len(self._ready) <= self._low_water:
+                self._room.set()
 
     def _next(self, ended: RunningJob, on_loop: bool) -> RunningJob | None:
         """Free the slot of a job that ended and take the next one, if it runs where this one ran."""
         with self._lock:
             self._running.discard(ended)
             self.ended += 1
-            job = self._take() if self._ready and self._starting else None
+            job = self._take()
             if job is None and not self._running:
                 self._idle.notify_all()
             if len(self._ready) <= self._low_water:
@@ -133,20 +227,31 @@ class Executors:
                 job = self._next(job, on_loop=False)
 
     def _attempt(self, job: RunningJob) -> Outcome:
-        if not job.is_trusted():
-            return give_back(job.claimed)
-        if job.isolated and self._isolates is not None:
+        isolates = self._isolates if job.isolated else None
+        if not job.is_trusted():  # guard: start-on-a-trusted-lease
+            if isolates is not None:
+                isolates.cancel_reservation()
+            return given_back(job.claimed)
+        if isolates is not None:
             self._tell(job)
-            return self._isolates.execute(job)
-        return execute(job, self._tell)
+            outcome = isolates.execute(job)
+            self.unstarted += job.started is None
+            return outcome
+        return execute(job, self._tell, self.run_coroutine)
 
-    # -- the event loop ----------------------------------------------------------------------------------------------
+    # -- the event loop --------------------------------------------------------------------------------------
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run_loop, args=(self._loop,), name="sqlq-loop", daemon=True).start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._run_loop, args=(loop,), name="sqlq-loop", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -157,11 +262,30 @@ class Executors:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-    def _spawn(self, job: RunningJob) -> None:
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine, of a handler in a thread or of the lifespan, on the loop of all `async def`
+        handlers, whose clients and pools it may share, and wait for its end."""
+        done: Future[Any] = Future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await coroutine)
+            except BaseException as error:  # what reached the loop would end it
+                done.set_exception(error)
+
+        def spawn() -> None:  # in the context of the thread, so that current_job() is found
+            self._keep(asyncio.ensure_future(run()))
+
+        self._event_loop().call_soon_threadsafe(spawn)
+        return done.result()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         # the loop keeps weak references only
-        task = asyncio.ensure_future(self._run_on_loop(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _spawn(self, job: RunningJob) -> None:
+        self._keep(asyncio.ensure_future(self._run_on_loop(job)))
 
     async def _run_on_loop(self, first: RunningJob) -> None:
         job: RunningJob | None = first
@@ -171,7 +295,7 @@ class Executors:
 
     async def _aattempt(self, job: RunningJob) -> Outcome:
         if not job.is_trusted():
-            return give_back(job.claimed)
+            return given_back(job.claimed)
         return await asyncio.create_task(aexecute(job, self._tell))
 
     def close(self) -> None:

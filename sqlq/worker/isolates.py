@@ -1,7 +1,9 @@
-"""Handlers in processes of their own: tasks marked `isolate=True`, and jobs whose last attempt lost its worker.
+"""Handlers in processes of their own: tasks marked `isolate=True`, and jobs whose last attempt lost its
+worker.
 
-Such a process runs one job at a time, so that what it dies of is that job's doing and takes no other along, and it can be
-killed. It imports the App as a worker does, and touches the database only by what its handlers do.
+Such a process runs one job at a time, so that what it dies of is that job's doing and takes no other along,
+and it can be killed. It imports the App as a worker does, and touches the database only by what its handlers
+do.
 """
 
 from __future__ import annotations
@@ -12,24 +14,29 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NoReturn
 
+from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
 from sqlq.job import Cancelled, ErrorText, Outcome, Released
+from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
-from sqlq.store.jobs import wait_after_loss_ms
 from sqlq.task import Registry
-from sqlq.worker.execute import BY_OPERATOR, aexecute, again, execute, give_back, late
+from sqlq.worker.execute import BY_OPERATOR, aexecute, execute, late
+from sqlq.worker.lifespan import entered
 from sqlq.worker.link import Link, Message, packed, unpacked
-from sqlq.worker.running import Home, RunningJob
+from sqlq.worker.running import CompletionTarget, RunningJob
 
 log = logging.getLogger("sqlq.worker")
 
 NOT_STARTED_MS = 5_000
 """How long a job waits whose process did not come up: that is seldom over at once."""
 LAST_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 
 Spawn = Callable[[int], "subprocess.Popen[bytes]"]
 """Starts an isolate, which inherits the descriptor of its end of a link."""
@@ -43,30 +50,84 @@ class Isolate:
         with there:
             self.process = spawn(there.fileno())
         self.running: RunningJob | None = None
+        self._up = False
+
+    def is_up(self) -> bool:
+        """Say whether it has imported the App, which is the first thing it says, or has ended."""
+        self._up = self._up or self.link.has_word()
+        return self._up
+
+    def receive(self) -> Message | None:
+        """Wait for the next thing it says; None when it is gone."""
+        message = self.link.receive()
+        self._up = True
+        return message
+
+
+def cores() -> int:
+    """Return how many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Isolates:
-    """The isolates of one worker: as many as it needs at a time, kept for the next job."""
+    """The isolates of one worker: as many as it needs at a time, kept for the next job.
 
-    def __init__(self, spawn: Spawn, warm: int = 0) -> None:
-        """`warm` says how many are started now, before a job asks for one."""
+    A start of Python keeps a core busy, so no more start at a time than there are cores: when many jobs need
+    one at once, as after the death of a whole host, the oldest get theirs soon, and other jobs go on
+    meanwhile.
+    """
+
+    def __init__(
+        self, spawn: Spawn, warm: int = 0, *, spare: bool = False, at_a_time: int | None = None
+    ) -> None:
+        """`warm` says how many are started now, before a job asks for one. With `spare` there is always one
+        more than jobs have asked for, once one did."""
         self._spawn = spawn
+        self._spare = spare
+        self._at_a_time = at_a_time or cores()
         self._lock = threading.Lock()
         self._idle: list[Isolate] = []
         self._all: set[Isolate] = set()
+        self._leaving: list[Isolate] = []
+        self._reserved = 0
+        """How many jobs have been let in and not asked for their process yet."""
         self._closed = False
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when another job may get a process."""
         for _ in range(warm):
             self._idle.append(self._start())
 
+    def reserve(self) -> bool:
+        """Let a job in, if a process waits for one or may be started now; `execute` follows, or
+        `cancel_reservation`."""
+        with self._lock:
+            starting = sum(not isolate.is_up() for isolate in self._all)
+            room = len(self._idle) + max(0, self._at_a_time - starting) - self._reserved
+            if room <= 0 and not self._closed:  # guard: starts-are-bounded
+                return False
+            self._reserved += 1
+            return True
+
+    def cancel_reservation(self) -> None:
+        """Let another job in instead."""
+        with self._lock:
+            self._reserved -= 1
+
     def execute(self, running: RunningJob) -> Outcome:
-        """Run a job in a process of its own and return how the attempt ended, the end of that process included."""
+        """Run a job in a process of its own and return how the attempt ended, the end of that process
+        included."""
         try:
             isolate = self._take(running)
-        except OSError as error:
-            log.error("job %d: no process can be started for it: %s", running.id, error, extra=running.fields("isolate_lost"))
+        except (OSError, RuntimeError, MemoryError) as error:
+            log.error(
+                "job %d: no process can be started for it: %s",
+                running.id,
+                error,
+                extra=running.fields("isolate_lost"),
+            )
             return Released(NOT_STARTED_MS)
         if isolate is None:
-            return give_back(running.claimed)
+            return given_back(running.claimed)
         running.kill = lambda: self._kill(isolate, running)
         try:
             outcome = self._attempt(isolate, running)
@@ -78,32 +139,54 @@ class Isolates:
         with self._lock:
             isolate.running = None
             self._idle.append(isolate)
+        self.on_room()
         return late(running) or outcome
 
     def _attempt(self, isolate: Isolate, running: RunningJob) -> Outcome | None:
         """Have the isolate run a job, and return what it says of it; None when it died."""
-        home = running.home
-        assert home is not None
-        isolate.link.send(job=packed(running.claimed), schema=home.schema, keep_finished=home.keep_finished)
+        target = running.target
+        assert target is not None
+        isolate.link.send(
+            job=packed(running.claimed), schema=target.schema, keep_finished=target.keep_finished
+        )
         running.on_cancel(lambda: isolate.link.send(cancel=running.right))
-        while (reply := isolate.link.receive()) is not None:
+        while (reply := isolate.receive()) is not None:
             if "outcome" in reply:
                 outcome: Outcome = unpacked(reply["outcome"])
                 return outcome
-            running.mark_started()
+            if "up" in reply:
+                self._keep_a_spare()
+                self.on_room()
+            else:
+                running.mark_started()
         return None
+
+    def _keep_a_spare(self) -> None:
+        with self._lock:
+            if not self._spare or self._closed or self._idle:
+                return
+            try:
+                self._idle.append(self._start())
+            except OSError as error:
+                log.debug("no process can be started to spare: %s", error)
 
     def _take(self, running: RunningJob) -> Isolate | None:
         with self._lock:
+            self._reserved = max(0, self._reserved - 1)
             if self._closed:
                 return None
+            for dead in [idle for idle in self._idle if idle.process.poll() is not None]:
+                self._idle.remove(dead)
+                self._all.discard(dead)
+                dead.link.close()
+            self._idle.sort(key=Isolate.is_up)  # the last one is taken
             isolate = self._idle.pop() if self._idle else self._start()
             isolate.running = running
             return isolate
 
     def _kill(self, isolate: Isolate, running: RunningJob) -> None:
         with self._lock:  # by now it may run the next job
-            if isolate.running is running:
+            if isolate.running is running:  # guard: kill-spares-the-next
                 isolate.process.kill()
 
     def _start(self) -> Isolate:
@@ -118,20 +201,44 @@ class Isolates:
         with self._lock:
             self._all.discard(isolate)
             closed = self._closed
+        self.on_room()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if running.started is None:
             if not closed:
-                log.error("job %d: the process for it %s before it began", running.id, how, extra=running.fields("isolate_lost"))
+                log.error(
+                    "job %d: the process for it %s before it began",
+                    running.id,
+                    how,
+                    extra=running.fields("isolate_lost"),
+                )
             return Released(0 if closed else NOT_STARTED_MS)
         if (outcome := late(running)) is not None:
             return outcome
         if running.cancel_requested:
             return Cancelled(BY_OPERATOR)
         if running.asked_to_stop or closed:
-            return give_back(running.claimed)
+            return given_back(running.claimed)
         name = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
-        lost = ErrorText(name, f"the process that ran this job alone {how}")
-        return again(running, lost, "worker_lost", delay_ms=wait_after_loss_ms(running.claimed.losses))
+        lost = ErrorText(name, f"the process of its own in which this job ran {how}")
+        wait_ms = wait_after_loss_ms(running.claimed.losses)
+        return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
+
+    def leave(self) -> None:
+        """Let those that run nothing leave their lifespan, and end."""
+        with self._lock:
+            self._closed = True
+            self._leaving, self._idle = self._idle, []
+        for isolate in self._leaving:
+            isolate.link.offer(leave=True)
+
+    def await_left(self, may_wait: Callable[[], bool]) -> None:
+        """Wait until those have ended that were let leave, while one may wait."""
+        for isolate in self._leaving:
+            while isolate.process.poll() is None and may_wait():
+                try:
+                    isolate.process.wait(LOOK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    pass
 
     def close(self) -> None:
         """Kill them all; what they still run has been given back."""
@@ -143,13 +250,15 @@ class Isolates:
             isolate.process.kill()
         for isolate in processes:
             isolate.process.wait(LAST_SECONDS)
+            isolate.link.close()
 
 
-# -- in the isolate --------------------------------------------------------------------------------------------------------
+# -- in the isolate ------------------------------------------------------------------------------------------
 
 
-def serve(link: Link, tasks: Registry) -> NoReturn:
-    """Run jobs that come over the link, one at a time, until it ends with the worker at its other side."""
+def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoReturn:
+    """Run jobs that come over the link, one at a time, in the App's lifespan, until it ends with the worker
+    at its other side, or says that it is time to leave."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     current: list[RunningJob] = []
     to_stop: set[Right] = set()
@@ -161,22 +270,34 @@ def serve(link: Link, tasks: Registry) -> NoReturn:
 
     def receive() -> None:
         while (message := link.receive()) is not None:
-            if "job" in message:
-                messages.put(message)
-            else:  # perhaps for a job that is still among the messages, or over
+            if "cancel" in message:  # perhaps for a job that is still among the messages, or over
                 to_stop.add(tuple(message["cancel"]))
                 stop()
+            else:
+                messages.put(message)
         os._exit(128 + signal.SIGTERM)  # nothing runs on unwatched
 
     threading.Thread(target=receive, name="sqlq-isolate", daemon=True).start()
-    while True:
-        message = messages.get()
-        job = unpacked(message["job"])
-        running = RunningJob(job, tasks.get(job.task), float("inf"), Home(message["schema"], message["keep_finished"]))
-        current[:] = [running]
-        stop()
-        link.send(began=True)
-        outcome = asyncio.run(aexecute(running)) if running.is_async else execute(running)
-        current.clear()
-        to_stop.clear()
-        link.send(outcome=packed(outcome))
+    # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
+    runner = asyncio.Runner()
+    with nullcontext() if lifespan is None else entered(lifespan, runner.run) as value:
+        link.send(up=True)
+        while "job" in (message := messages.get()):
+            job = unpacked(message["job"])
+            running = RunningJob(
+                job,
+                tasks.get(job.task),
+                float("inf"),
+                CompletionTarget(message["schema"], message["keep_finished"]),
+            )
+            running.lifespan = value
+            current[:] = [running]
+            stop()
+            link.send(began=True)
+            outcome = runner.run(aexecute(running)) if running.is_async else execute(running, run=runner.run)
+            current.clear()
+            to_stop.clear()
+            link.send(outcome=packed(outcome))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,9 +1,9 @@
-"""The leases of what a worker holds: renewed by its supervisor or, where it has none or does not hear of it, by a thread and
-on a connection of their own.
+"""The leases of what a worker holds: renewed by its supervisor or, where it has none or does not hear of it,
+by a thread and on a connection of their own.
 
-A busy handler or event loop cannot starve either (a C call that keeps the GIL starves the thread). A worker trusts a lease by
-its own monotonic clock, counted from when the claim or heartbeat was *sent*, less a margin: the database counts from a
-later moment, so the lease is never shorter than it is trusted to be.
+A busy handler or event loop cannot starve either (a C call that keeps the GIL starves the thread). A worker
+trusts a lease by its own monotonic clock, counted from when the claim or heartbeat was *sent*, less a margin:
+the database counts from a later moment, so the lease is never shorter than it is trusted to be.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from sqlq.store import jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.outage import Outage
 from sqlq.worker.running import RunningJob
+from sqlq.worker.tell import Teller
 
 log = logging.getLogger("sqlq.worker")
 
-UNSTARTED_LOOK_SECONDS = 0.05
-OVERDUE_SECONDS = 2.0
-"""How long a handler that was asked to stop may take: then its process is killed, where it has one of its own."""
 STOP_SECONDS = 5.0
 _UNSUPERVISED = float("-inf")
 
@@ -48,27 +47,29 @@ class Leases:
         sign_of_life: Callable[[Connection], None],
         lease_ms: int,
         keep_finished: bool,
+        teller: Teller,
         *,
-        stuck: Callable[[RunningJob], None],
+        deadlines: Deadlines,
         box: BlackBox | None = None,
     ) -> None:
         self._database = database
         self._sign_of_life = sign_of_life
         self._lease_ms = lease_ms
         self._keep_finished = keep_finished
-        self._stuck = stuck
+        self._teller = teller
+        self._deadlines = deadlines
         self._box = box
         self._trust_seconds = (lease_ms - min(LEASE_MARGIN_MS, lease_ms / 5)) / 1000
         self._lock = threading.Lock()
-        # By right, not by id: a job that was put back may be claimed again here before its last attempt is dropped.
+        # By right, not by id: a job that was put back may be claimed again here before its last attempt is
+        # dropped.
         self._held: dict[Right, RunningJob] = {}
-        self._watched: dict[Right, RunningJob] = {}
-        """Those with a timeout, and those that were asked to stop."""
+        self._abandoned: set[Right] = set()
+        """What was started here, but its outcome could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
         self._unknown: Set[Right] = set()
         """What the supervisor renewed last, but is not held here."""
         self._stop = threading.Event()
-        self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -79,12 +80,11 @@ class Leases:
         return sent_at + self._trust_seconds
 
     def hold(self, claimed: Iterable[RunningJob]) -> None:
+        claimed = list(claimed)
         with self._lock:
             for job in claimed:
                 self._held[job.right] = job
-                if job.claimed.timeout_ms is not None:
-                    self._watched[job.right] = job
-                    self._changed.set()
+        self._deadlines.watch(claimed)
 
     def starting(self, job: RunningJob) -> None:
         """Note that a handler is about to run: should this process die now, it may be this job's doing."""
@@ -95,48 +95,72 @@ class Leases:
         with self._lock:
             for right in rights:
                 self._held.pop(right, None)
-                self._watched.pop(right, None)
         if self._box is not None:
-            self._box.ended(rights)
+            self._box.ended(rights)  # guard: box-forgets-what-ended
+
+    def abandon(self, right: Right) -> None:
+        """Let go of a job whose outcome the database refuses, whatever it is: the attempt counts as lost.
+
+        Its lease runs out, or, where a supervisor renews all that is in this worker's name, it is given up
+        here when that is heard of.
+        """
+        with self._lock:
+            self._abandoned.add(right)
+        self.drop([right])
+
+    def unstarted(self, claimed_before: float) -> list[RunningJob]:
+        """Return what was claimed before a moment and has neither started nor ended, nor waits for its
+        process."""
+        with self._lock:
+            old = [job for job in self._held.values() if job.claimed_at < claimed_before]
+        return [job for job in old if job.started is None and job.kill is None and not job.ended]
 
     def __len__(self) -> int:
         return len(self._held)
 
     def stop(self) -> None:
-        """End the thread. Leases still held run out, and whoever rescues them takes over."""
+        """End the thread. Leases still held run out, and the worker that rescues them takes over."""
         self._stop.set()
-        self._changed.set()
         self._thread.join(STOP_SECONDS)
 
-    # -- renewing ----------------------------------------------------------------------------------------------------
+    # -- renewing --------------------------------------------------------------------------------------------
 
     def renewed_for_us(self, renewed: Mapping[Right, bool], sent_at: float) -> None:
-        """Take note that the supervisor has renewed these leases; while it does, the thread here has no need to."""
+        """Take note that the supervisor has renewed these leases; while it does, the thread here has no need
+        to."""
         self._renewed_for_us_at = sent_at
         with self._lock:
             held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
             unknown = renewed.keys() - self._held.keys()
         self._note(held, renewed, sent_at)
-        # Twice in a row: not a claim whose reply is under way, but one whose reply was lost. Nobody else would end it, since
-        # the supervisor renews whatever is in this worker's name.
-        self._give_back(unknown & self._unknown)
+        # Twice in a row: not a claim whose reply is under way, but one whose reply was lost. No other worker
+        # would end it, since the supervisor renews whatever is in this worker's name.
+        self._give_back(unknown & self._unknown)  # guard: unknown-claims-are-given-back
         self._unknown = unknown
 
     def _give_back(self, unknown: Set[Right]) -> None:
-        if unknown:
-            with self._database.begin() as conn:
-                jobs.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unknown])
-            log.warning("%d jobs were claimed in this worker's name without its knowing; they are given back", len(unknown))
+        if not unknown:
+            return
+        with self._lock:
+            started = unknown & self._abandoned
+        unstarted = unknown - started  # guard: what-was-started-counts
+        with self._database.begin() as conn:
+            jobs.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unstarted])
+            lost = jobs.lose(conn, started, "could not write its outcome") if started else []
+        with self._lock:
+            self._abandoned -= started
+        if unstarted:
+            log.warning(
+                "%d jobs were claimed in this worker's name without its knowing; they are given back",
+                len(unstarted),
+            )
+        self._teller.rescued(lost, "could not write the outcome of its attempt")
 
     def _run(self) -> None:
         outage = Outage("renewing leases")
         every = heartbeat_seconds(self._lease_ms)
         next_beat = time.monotonic() + every
-        while not self._stop.is_set():
-            self._changed.wait(max(0.0, min(next_beat, self._enforce()) - time.monotonic()))
-            self._changed.clear()
-            if time.monotonic() < next_beat or self._stop.is_set():
-                continue
+        while not self._stop.wait(max(0.0, next_beat - time.monotonic())):
             next_beat = time.monotonic() + every
             if self._renewed_for_us_at > next_beat - 2.5 * every:
                 continue
@@ -154,8 +178,9 @@ class Leases:
         with self._lock:
             held = dict(self._held)
         sent_at = time.monotonic()
-        # each statement commits by itself: a handler that holds the interpreter's lock must not keep rows locked that the supervisor renews
-        with self._database.alone() as conn:
+        # each statement commits by itself: a handler that holds the interpreter's lock must not keep rows
+        # locked that the supervisor renews
+        with self._database.single_statements() as conn:
             self._sign_of_life(conn)
             renewed = jobs.extend(conn, held, lease_ms=self._lease_ms) if held else {}
         self._note(held, renewed, sent_at)
@@ -166,62 +191,33 @@ class Leases:
             if job is None:
                 continue
             job.trusted_until = self.trusted_until(sent_at)
-            if cancel_requested and not job.cancel_requested:
+            if cancel_requested and not job.cancel_requested:  # guard: cancel-is-noted
                 job.cancel_requested = True
-                log.warning("job %d: an operator cancels it; its handler is asked to stop", job.id, extra=job.fields("cancel_requested"))
-                self._ask_to_stop(job)
+                log.warning(
+                    "job %d: an operator cancels it; its handler is asked to stop",
+                    job.id,
+                    extra=job.fields("cancel_requested"),
+                )
+                self._deadlines.ask_to_stop(job)
         missing = [right for right in held if right not in renewed]
         if missing:
             self._look_at(missing, held)
 
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, RunningJob]) -> None:
-        """A row that was not renewed is locked by somebody (not known), settled by us just now, or lost."""
+        """A row that was not renewed is locked by another transaction (not known), settled by us just now, or
+        lost."""
         with self._database.read() as conn:
             fates = jobs.fates(conn, missing, keep_finished=self._keep_finished)
         for right, fate in fates.items():
             if fate is jobs.Fate.LOST:
                 job = held[right]
                 log.error(
-                    "job %d: lease lost, somebody else has taken it; what this attempt still does will not count",
+                    "job %d: lease lost, another worker has taken it; what this attempt still does will not "
+                    "count",
                     job.id,
-                    extra=job.fields("lease_lost"),
+                    extra=job.fields("lost"),
                 )
+                self._teller.lost(job, "another worker has taken it, or it was cancelled")
                 job.trusted_until = 0.0
                 self.drop([right])
-                self._ask_to_stop(job)
-
-    # -- handlers that must stop -------------------------------------------------------------------------------------
-
-    def _ask_to_stop(self, job: RunningJob) -> None:
-        with self._lock:
-            self._watched[job.right] = job
-        job.cancel()
-        self._changed.set()
-
-    def _enforce(self) -> float:
-        """Ask handlers past their deadline to stop, and see to those that do not; return when to look again."""
-        moment, next_look = time.monotonic(), float("inf")
-        with self._lock:
-            watched = list(self._watched.values())
-        for job in watched:
-            if job.cancelled_at is None and job.deadline is not None and job.deadline <= moment:
-                job.timed_out = True
-                job.cancel()
-            if job.cancelled_at is not None:
-                due = job.cancelled_at + OVERDUE_SECONDS
-            else:  # without a deadline it has not started yet
-                due = moment + UNSTARTED_LOOK_SECONDS if job.deadline is None else job.deadline
-            if due > moment:
-                next_look = min(next_look, due)
-                continue
-            with self._lock:
-                self._watched.pop(job.right, None)
-            self._overdue(job)
-        return next_look
-
-    def _overdue(self, job: RunningJob) -> None:
-        kill = job.kill
-        if kill is not None:
-            kill()
-        elif job.timed_out:
-            self._stuck(job)
+                self._deadlines.ask_to_stop(job)  # guard: a-lost-handler-is-told

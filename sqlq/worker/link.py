@@ -1,4 +1,5 @@
-"""What processes of one worker tell each other: JSON lines over a socket pair whose end means that the other is gone.
+"""What processes of one worker tell each other: JSON lines over a socket pair whose end means that the other
+is gone.
 
 supervisor ◄──► child (a worker) ◄──► isolate (one job at a time)
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import select
 import signal
 import socket
 import subprocess
@@ -15,12 +17,17 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from sqlq.events import JobEvent
 from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 
 Message = dict[str, Any]
 
 _SENT: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted)
+    kind.__name__: kind
+    for kind in (
+        *(Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted),
+        JobEvent,
+    )
 }
 
 
@@ -55,11 +62,12 @@ class Link:
                 pass
 
     def offer(self, *, droppable: bool = False, **message: Any) -> None:
-        """Send a message without waiting, because the other side may be stopped; what does not fit follows with the next
-        `offer` or `flush`. A droppable message is left out while earlier ones have not been taken."""
+        """Send a message without waiting, because the other side may be stopped; what does not fit follows
+        with the next `offer` or `flush`. A droppable message is left out while earlier ones have not been
+        taken."""
         with self._lock:
             self._flush()
-            if not (droppable and self._unsent):
+            if not (droppable and self._unsent):  # guard: droppable-offers
                 self._unsent += _line(message)
                 self._flush()
 
@@ -83,10 +91,16 @@ class Link:
             line = self._lines.readline()
         except (OSError, ValueError):
             return None
-        if not line.endswith(b"\n"):  # it died in the middle of a word
+        if not line.endswith(b"\n"):  # it died in the middle of a word; guard: words-cut-off
             return None
         message: Message = json.loads(line)
         return message
+
+    def has_word(self) -> bool:
+        """Say whether something has come that was not received yet, or the other side is gone."""
+        looker = select.poll()
+        looker.register(self._socket, select.POLLIN)
+        return bool(looker.poll(0))
 
     def close(self) -> None:
         """Close this end, which ends a `receive` in either process."""
@@ -98,16 +112,25 @@ class Link:
         self._socket.close()
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GROUP_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""What a terminal, systemd or a person may send to all processes of a group; meant for the supervisor."""
 
 
 def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process of the same worker, which inherits these descriptors and is told by its link when to stop.
+    """Start a process of the same worker, which inherits these descriptors and is told by its link when to
+    stop.
 
-    A terminal, or systemd, sends SIGINT and SIGTERM to all processes of a group. The new one starts with both blocked, until
-    `ignore_signals` has dealt with them, so that none meets it half started.
+    A terminal, or systemd, sends its signals to all processes of a group. The new one starts with them
+    blocked, until `ignore_signals` has dealt with them, so that none meets it half started.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # guard: signals-blocked-at-spawn
     try:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
     finally:
@@ -115,11 +138,11 @@ def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]
 
 
 def ignore_signals() -> None:
-    """Let SIGINT and SIGTERM pass. By handlers that do nothing: what is ignored outright would stay so in the programs that a
-    handler starts."""
-    for number in STOP_SIGNALS:
+    """Let the signals pass that are meant for the supervisor. By handlers that do nothing: what is ignored
+    outright would stay so in the programs that a handler starts."""
+    for number in GROUP_SIGNALS:
         signal.signal(number, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
 def _line(message: Message) -> bytes:

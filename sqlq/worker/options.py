@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlq.clock import Duration, milliseconds
 from sqlq.errors import ConfigurationError
-from sqlq.job import checked_name
+from sqlq.job import checked_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +39,41 @@ class WorkerOptions:
     ) -> WorkerOptions:
         if isinstance(queues, str):
             raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
-        names = None if queues is None else tuple(checked_name(name, "queue", ConfigurationError) for name in queues)
+        names = None if queues is None else tuple(checked_queue(name, ConfigurationError) for name in queues)
         if names == ():
-            raise ConfigurationError("queues is an empty list: name at least one queue, or leave it out to serve all")
+            raise ConfigurationError(
+                "queues is an empty list: name at least one queue, or leave it out to serve all"
+            )
         if not isinstance(concurrency, int) or not 1 <= concurrency <= 1_000:
-            raise ConfigurationError(f"concurrency is {concurrency!r}: it must be a whole number from 1 to 1,000")
+            raise ConfigurationError(
+                f"concurrency is {concurrency!r}: it must be a whole number from 1 to 1,000"
+            )
         lease_ms = milliseconds(lease, "lease")
         if not 1_000 <= lease_ms <= 24 * 3_600_000:
-            raise ConfigurationError(f"lease is {lease!r}: it must lie between 1s and 1d; 30s suits nearly everybody")
+            raise ConfigurationError(
+                f"lease is {lease!r}: it must lie between 1s and 1d; 30s suits nearly all"
+            )
         if max_jobs is not None and max_jobs < 1:
             raise ConfigurationError(f"max_jobs is {max_jobs!r}: it must be at least 1")
         max_lifetime_ms = None if max_lifetime is None else milliseconds(max_lifetime, "max_lifetime")
         if max_lifetime_ms == 0:
-            raise ConfigurationError("max_lifetime is zero: a worker could claim nothing in it; leave it out for no limit")
-        return cls(names, concurrency, lease_ms, milliseconds(grace, "grace"), drain, max_jobs, max_lifetime_ms, retention_ms)
+            raise ConfigurationError(
+                "max_lifetime is zero: a worker could claim nothing in it; leave it out for no limit"
+            )
+        return cls(
+            names,
+            concurrency,
+            lease_ms,
+            milliseconds(grace, "grace"),
+            drain,
+            max_jobs,
+            max_lifetime_ms,
+            retention_ms,
+        )
 
     def jittered(self) -> WorkerOptions:
-        """Return these options with up to a tenth less of jobs and lifetime, so that workers started together do not end
-        together."""
+        """Return these options with up to a tenth less of jobs and lifetime, so that workers started together
+        do not end together."""
         return replace(self, max_jobs=_less(self.max_jobs), max_lifetime_ms=_less(self.max_lifetime_ms))
 
 

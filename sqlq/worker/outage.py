@@ -9,19 +9,20 @@ import time
 from typing import ClassVar
 
 from sqlq.clock import readable
-from sqlq.store.postgresql import is_read_only
+from sqlq.store.jobs import takes_no_writes
 
 log = logging.getLogger("sqlq.worker")
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
-"""The longest wait, and a connection attempt that is given up, leave a worker back at work within five seconds."""
+"""The longest wait, and a connection attempt that is given up, leave a worker back at work within five
+seconds."""
 SAY_EVERY_SECONDS = 60.0
-TAKES_NO_WRITES = "takes no writes, as a standby does not"
+TAKES_NO_WRITES = "takes no writes"
 
 
 class Outage:
-    """The trouble one loop of a worker has with the database. All loops of a worker meet the same outage at the same
-    time, so what is said about it is said once for all of them."""
+    """The trouble one loop of a worker has with the database. All loops of a worker meet the same outage at
+    the same time, so what is said about it is said once for all of them."""
 
     _lock = threading.Lock()
     _said_at: ClassVar[dict[str, float]] = {}
@@ -35,38 +36,49 @@ class Outage:
     def met(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
 
-        A connection that broke is followed at once by the first other try, of which nothing is said: pooled connections are
-        not asked for a sign of life before they are used, since that would cost each claim and settle a round trip.
+        A connection that broke is followed at once by the first other try, of which nothing is said: pooled
+        connections are not asked for a sign of life before they are used, since that would cost each claim
+        and settle a round trip.
         """
         self._failures += 1
-        if self._failures == 1 and getattr(error, "connection_invalidated", True):  # a driver's own error: LISTEN's connection broke
+        # a driver's own error: LISTEN's connection broke
+        if self._failures == 1 and getattr(error, "connection_invalidated", True):
             log.debug("a connection broke while %s: %s", self._doing, error)
             return 0.0
         moment = time.monotonic()
         with Outage._lock:
             if Outage._since is None:
                 Outage._since = moment
-            trouble = TAKES_NO_WRITES if is_read_only(error) else "does not answer"
+            trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
             if moment - Outage._said_at.get(trouble, -SAY_EVERY_SECONDS) >= SAY_EVERY_SECONDS:
                 Outage._said_at[trouble] = moment
                 log.warning(
                     "the database %s (while %s: %s); trying again until it does",
-                    *(trouble, self._doing, (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0]),
+                    *(
+                        trouble,
+                        self._doing,
+                        (
+                            str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+                        ).splitlines()[0],
+                    ),
                     extra={"event": "database_away"},
                 )
         seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
     def over(self, *, wrote: bool = True) -> None:
-        """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby does as well."""
+        """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby
+        does as well, and a database whose disk is full."""
         if self._failures == 0:
             return
         with Outage._lock:
-            if not wrote and TAKES_NO_WRITES in Outage._said_at:
+            if not wrote and TAKES_NO_WRITES in Outage._said_at:  # guard: standby-is-an-outage
                 return
             self._failures = 0
             if Outage._since is not None:
                 away_ms = (time.monotonic() - Outage._since) * 1000
                 Outage._since = None
                 Outage._said_at.clear()
-                log.warning("the database is back after %s", readable(away_ms), extra={"event": "database_back"})
+                log.warning(
+                    "the database is back after %s", readable(away_ms), extra={"event": "database_back"}
+                )

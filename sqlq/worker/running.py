@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlq.enqueue import AnyAsyncSession, SyncSession, connection_of, refuse_loose_savepoint
 from sqlq.errors import ConfigurationError, LeaseLostError
-from sqlq.job import ClaimedJob
+from sqlq.job import ClaimedJob, Completed
 from sqlq.retry import scrubbed
+from sqlq.session import AnyAsyncSession, SyncSession, connection_to_write, note_write
 from sqlq.settings import RESULT_BYTES
 from sqlq.store import jobs
 from sqlq.store.dialect import Right
@@ -28,27 +28,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq.worker")
 
-_current: ContextVar[RunningJob] = ContextVar("sqlq_current_job")
+_current: ContextVar[RunningJob | None] = ContextVar("sqlq_current_job", default=None)
 
 
 def current_job() -> RunningJob:
     """Return the job that the calling handler runs.
 
-    Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in threads a
-    handler starts by itself. Raises `ConfigurationError` outside a handler.
+    Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in
+    threads a handler starts by itself. Raises `ConfigurationError` outside a handler.
 
     >>> sqlq.current_job().id  # doctest: +SKIP
     42
     """
-    try:
-        return _current.get()
-    except LookupError:
-        raise ConfigurationError("current_job() was called outside a handler: there is no job here") from None
+    job = _current.get()
+    if job is None:
+        raise ConfigurationError("current_job() was called outside a handler: there is no job here")
+    return job
+
+
+def running_here() -> RunningJob | None:
+    """Return the job that the calling handler runs, None outside a handler."""
+    return _current.get()
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """What completing a job needs to know of the place it lives in: the schema, and whether finished jobs are kept."""
+class CompletionTarget:
+    """What completing a job needs to know of the place it lives in: the schema, and whether finished jobs are
+    kept."""
 
     schema: str | None
     keep_finished: bool
@@ -57,11 +63,14 @@ class Home:
 class RunningJob:
     """The job a handler runs.
 
-    `id`, `task`, `queue`, `attempts` (1 in the first attempt) and `max_attempts` say what it is. `lease_token` rises with
-    every claim and can fence external effects; `id` can serve as their idempotency key.
+    `id`, `task`, `queue`, `attempts` (1 in the first attempt) and `max_attempts` say what it is.
+    `lease_token` rises with every claim and can fence external effects; `id` can serve as their idempotency
+    key. `lifespan` is what `App.lifespan` has yielded in this process.
     """
 
-    # What most jobs never change stands here and not in each job: a worker makes ten thousands of them in a second.
+    # Class attributes, not instance ones: a worker makes ten thousands of jobs a second.
+    lifespan: Any = None
+    """What the App's lifespan has yielded in this process; None for an App without one."""
     started: float | None = None
     deadline: float | None = None
     timed_out = False
@@ -70,14 +79,28 @@ class RunningJob:
     """Whether the handler has seen that it should stop."""
     completed = False
     """Whether the handler called `complete()`."""
+    error: BaseException | None = None
+    """What the handler raised, or the timeout it met; None where that happened in another process."""
+    ended = False
+    """Whether the handler has ended, and its outcome is known."""
     given_up = False
     """Whether the worker has settled this attempt without waiting for its handler."""
+    told_lost = False
+    """Whether listeners know that the job has another owner."""
+    on_start: Callable[[RunningJob], None] | None = None
+    """Told when the handler is about to run, here or in a process of its own."""
     kill: Callable[[], None] | None = None
     """Ends the process the handler runs in, where it has one of its own."""
     _stop: Callable[[], object] | None = None
 
     def __init__(
-        self, claimed: ClaimedJob, task: Task[..., Any] | None, trusted_until: float, home: Home | None = None, *, isolated: bool = False
+        self,
+        claimed: ClaimedJob,
+        task: Task[..., Any] | None,
+        trusted_until: float,
+        target: CompletionTarget | None = None,
+        *,
+        isolated: bool = False,
     ) -> None:
         self.claimed = claimed
         self.right: Right = (claimed.id, claimed.lease_token)
@@ -85,7 +108,7 @@ class RunningJob:
         self.task_found = task
         self.trusted_until = trusted_until
         """Until when, by this machine's monotonic clock, the lease is certainly ours."""
-        self.home = home
+        self.target = target
         """None where there is no row to complete: in `sqlq.testing.inline`."""
         self.isolated = isolated
         """Whether the handler runs in a process of its own."""
@@ -114,15 +137,24 @@ class RunningJob:
         return self.claimed.max_attempts
 
     @property
+    def timeout_ms(self) -> int | None:
+        """How long an attempt may take: what the row says, in which 0 is no limit, or else what the task
+        says."""
+        if self.claimed.timeout_ms is None:
+            return None if self.task_found is None else self.task_found.timeout_ms
+        return self.claimed.timeout_ms or None
+
+    @property
     def lease_token(self) -> int:
         return self.claimed.lease_token
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop: its timeout has passed, its lease was lost, an operator cancelled the job, or the
-        worker is shutting down and the grace time is over. A `def` handler that runs long should look now and then, and return
-        when it is so: having seen this, it has not finished by returning, but is given back (or cancelled, or timed out). An
-        `async def` handler is cancelled, and one in a process of its own is asked, and then killed."""
+        """Whether the handler should stop: its timeout has passed, its lease was lost, an operator cancelled
+        the job, or the worker is shutting down and the grace time is over. A `def` handler that runs long
+        should look now and then, and return when it is so: having seen this, it has not finished by
+        returning, but is given back (or cancelled, or timed out). An `async def` handler is cancelled, and
+        one in a process of its own is asked, and then killed."""
         if self.asked_to_stop:
             self.heeded = True
         return self.heeded
@@ -131,40 +163,50 @@ class RunningJob:
     def asked_to_stop(self) -> bool:
         return self.cancelled_at is not None
 
-    # -- exactly-once effects ------------------------------------------------------------------------------------------
+    # -- exactly-once effects --------------------------------------------------------------------------------
 
     def complete(self, session: SyncSession, result: Any = None) -> None:
-        """Complete this job in the handler's own transaction, so that its writes and the completion commit together.
+        """Complete this job in the handler's own transaction, so that its writes and the completion commit
+        together.
 
-        The job then is finished exactly when that transaction commits, whatever becomes of this process or of the reply to
-        its COMMIT: no other attempt can commit as well. Best the last write before the commit, since the job's row is locked
-        from here on. What the handler returns afterwards does not count; `result` is stored instead, by the same rules.
+        The job then is finished exactly when that transaction commits, whatever becomes of this process or of
+        the reply to its COMMIT: no other attempt can commit as well. Best the last write before the commit,
+        since the job's row is locked from here on. What the handler returns afterwards does not count;
+        `result` is stored instead, by the same rules.
 
-        Raises `LeaseLostError` when the job belongs to somebody else by now: let it through, so that the transaction rolls
-        back. Raises `ConfigurationError` in a transaction stricter than READ COMMITTED, where a heartbeat since its snapshot
-        would make it fail. A handler that completes and does not commit has failed, and is tried again.
+        Raises `LeaseLostError` when the job belongs to another owner by now: let it through, so that the
+        transaction rolls back. Raises `ConfigurationError` in a transaction stricter than READ COMMITTED,
+        where a heartbeat since its snapshot would make it fail. A handler that completes and does not commit
+        has failed, and is tried again.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(Payment(order_id=order_id))
         ...     sqlq.current_job().complete(session)
         """
-        conn = connection_of(session)
-        text = result_text(result, self.claimed)
-        if self.home is None:
+        conn = connection_to_write(session)
+        done = completion(result, self.claimed, self.task_found)
+        if self.target is None:
             self.completed = True
+            note_write(session)
             return
-        refuse_loose_savepoint(conn)
         level = jobs.stricter_isolation(conn)
-        if level is not None:
+        if level is not None:  # guard: complete-read-committed
             raise ConfigurationError(
-                f"complete() was called in a transaction at {level}, where the heartbeats of this job make the commit fail: "
-                "use READ COMMITTED for it, as in session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
+                f"complete() was called in a transaction at {level}, where the heartbeats of this job make "
+                "the commit fail: "
+                "use READ COMMITTED for it, as in session.connection(execution_options={'isolation_level': "
+                "'READ COMMITTED'})"
             )
         self.completed = True
-        if not jobs.complete(conn, self.right, text, schema=self.home.schema, keep_finished=self.home.keep_finished):
+        # guard: complete-by-the-owner
+        if not jobs.complete(
+            conn, self.right, done, schema=self.target.schema, keep_finished=self.target.keep_finished
+        ):
             raise LeaseLostError(
-                f"job {self.id} belongs to somebody else by now: this attempt came too late, and its transaction must roll back"
+                f"job {self.id} belongs to another owner by now: this attempt came too late, and its "
+                "transaction must roll back"
             )
+        note_write(session)
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
         """`complete` with an AsyncSession or AsyncConnection."""
@@ -173,13 +215,15 @@ class RunningJob:
             target = target()
         if not hasattr(target, "run_sync"):
             raise ConfigurationError(
-                f"acomplete takes an AsyncSession or AsyncConnection, not a {type(target).__name__}: use complete for that"
+                f"acomplete takes an AsyncSession or AsyncConnection, not a {type(target).__name__}: use "
+                "complete for that"
             )
         await target.run_sync(lambda sync: self.complete(sync, result))
 
     @contextmanager
     def completing(self, sessions: Engine | sessionmaker[Session], result: Any = None) -> Iterator[Session]:
-        """Open a session, run the block in its transaction, complete the job and commit; an exception rolls all of it back.
+        """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
+        all of it back.
 
         >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
         ...     session.add(Payment(order_id=order_id))
@@ -197,11 +241,14 @@ class RunningJob:
         """`completing` with an AsyncEngine or async_sessionmaker."""
         from sqlalchemy.ext.asyncio import AsyncSession
 
-        async with AsyncSession(sessions) if not callable(sessions) else sessions() as session, session.begin():
+        async with (
+            AsyncSession(sessions) if not callable(sessions) else sessions() as session,
+            session.begin(),
+        ):
             yield session
             await self.acomplete(session, result)
 
-    # -- for the worker ------------------------------------------------------------------------------------------------
+    # -- for the worker --------------------------------------------------------------------------------------
 
     def on_cancel(self, stop: Callable[[], object] | None) -> None:
         """Say what makes the handler stop; called at once where that was asked for already."""
@@ -228,25 +275,48 @@ class RunningJob:
         """Mark the start of the attempt, in the thread or asyncio task that runs it."""
         self.mark_started()
         _current.set(self)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "job %d %s (queue %s, attempt %d of %d) starts",
+                *(self.id, self.task, self.queue, self.attempts, self.max_attempts),
+                extra=self.fields("begun"),
+            )
+
+    def leave(self) -> None:
+        """Mark the end of the attempt there: what this thread does next is of no job."""
+        _current.set(None)
 
     def mark_started(self) -> None:
         self.started = time.monotonic()
-        if self.claimed.timeout_ms is not None:
-            self.deadline = self.started + self.claimed.timeout_ms / 1000
+        if (timeout_ms := self.timeout_ms) is not None:
+            self.deadline = self.started + timeout_ms / 1000
+        if self.on_start is not None:
+            self.on_start(self)
 
     def seconds(self) -> float:
         return 0.0 if self.started is None else time.monotonic() - self.started
 
+    def labels(self) -> dict[str, object]:
+        """What names this job and attempt in a log line."""
+        return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts}
+
     def fields(self, event: str) -> dict[str, object]:
         """What a log line about this job carries."""
-        return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts, "event": event}
+        return {**self.labels(), "event": event}
 
 
-def result_text(result: Any, job: ClaimedJob) -> str | None:
-    """Return a handler's result as JSON; one that is not JSON, or too large, is dropped with a warning: the job is done."""
+def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Completed:
+    """Return the outcome of a handler that returned `result`, as JSON: as its return annotation says, if it
+    says something.
+
+    The job is done whatever it returned: of a result that is not JSON, or too large, null is stored with a
+    note that says why, which the row and the log keep.
+    """
     if result is None:
-        return None
+        return Completed()
     try:
+        if task is not None and (conversion := task.result_conversion) is not None:
+            result = conversion.shown(result)
         text = json.dumps(result, ensure_ascii=False, allow_nan=False)
         if "\\u0000" in text or any("\ud800" <= c <= "\udfff" for c in text):
             text = json.dumps(_storable(result), ensure_ascii=False, allow_nan=False)
@@ -255,14 +325,20 @@ def result_text(result: Any, job: ClaimedJob) -> str | None:
     else:
         size = len(text.encode())
         if size <= RESULT_BYTES:
-            return text
+            return Completed(text)
         why = f"takes {size:,} bytes as JSON, more than {RESULT_BYTES:,}"
     log.warning(
         "job %d: %s finished, but its result %s; null is stored",
         *(job.id, job.task, why),
-        extra={"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempts, "event": "result_dropped"},
+        extra={
+            "job_id": job.id,
+            "task": job.task,
+            "queue": job.queue,
+            "attempt": job.attempts,
+            "event": "result_dropped",
+        },
     )
-    return None
+    return Completed(None, f"its result {why}; null is stored")
 
 
 def _storable(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """STAGE 4: outcomes are written in batches, by a thread and on a connection of their own.
 
-While one batch is committed the next one gathers, so settling overlaps with running and batches grow by themselves under
-load. A settle is repeated until its fate is known: the database being away, a lost reply to COMMIT or a locked row may
-delay it, and only another owner's token ends it otherwise.
+While one batch is committed the next one gathers, so settling overlaps with running and batches grow by
+themselves under load. A settle is repeated until its fate is known: the database being away, a lost reply to
+COMMIT or a locked row may delay it, and only another owner's token ends it otherwise.
 """
 
 from __future__ import annotations
@@ -13,23 +13,35 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.clock import readable
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted, Settlement
+from sqlq.job import (
+    Cancelled,
+    Completed,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    SelfCompleted,
+    Settlement,
+)
 from sqlq.store import jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import Leases
 from sqlq.worker.outage import Outage
 from sqlq.worker.running import RunningJob
+from sqlq.worker.tell import NAMES, Teller
 
 log = logging.getLogger("sqlq.worker")
 
 LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02
 LAST_STATEMENT_SECONDS = 1.0
+LOOK_SECONDS = 0.2
 
 
 @dataclass
@@ -47,23 +59,39 @@ class Tally:
         if type(outcome) is Completed:
             self.completed += 1
             return
-        name = type(outcome).__name__.lower()
+        name = _COUNTED[type(outcome)]
         setattr(self, name, getattr(self, name) + 1)
 
 
+_COUNTED: dict[type[Any], str] = {
+    Completed: "completed",
+    Retried: "retried",
+    Failed: "failed",
+    Released: "released",
+    Cancelled: "cancelled",
+}
 Item = tuple[RunningJob, Outcome, float]
 
 
 class Settler:
     def __init__(
-        self, database: Database, leases: Leases, *, keep_finished: bool, due_again: Callable[[float], None], settled: Callable[[], None]
+        self,
+        database: Database,
+        leases: Leases,
+        teller: Teller,
+        *,
+        keep_finished: bool,
+        due_again: Callable[[float], None],
+        settled: Callable[[], None],
     ) -> None:
         self._database = database
         self._leases = leases
+        self._teller = teller
         self._keep_finished = keep_finished
         self._due_again = due_again
         self._after_settling = settled
         self._outcomes: SimpleQueue[Item | None] = SimpleQueue()
+        self._pending: dict[Right, Item] = {}
         self._abandoned = threading.Event()
         self._doubtful = False
         self._refused: str | None = None
@@ -77,23 +105,26 @@ class Settler:
         """Take an outcome to write; returns at once."""
         self._outcomes.put((job, outcome, job.seconds()))
 
-    def backlog(self) -> int:
-        return self._outcomes.qsize()
+    def unwritten(self) -> int:
+        """Return about how many outcomes are not written yet: what they speak of is run again after a
+        crash."""
+        return self._outcomes.qsize() + len(self._pending)
 
-    def finish(self, seconds: float) -> bool:
-        """Write what there is and end; say whether all was written in this time."""
+    def finish(self, patience: Callable[[], float]) -> bool:
+        """Write what there is and end; say whether all was written while there was `patience`, in seconds."""
         self._outcomes.put(None)
-        self._thread.join(seconds)
+        while self._thread.is_alive() and (seconds := patience()) > 0:
+            self._thread.join(min(seconds, LOOK_SECONDS))
         written = not self._thread.is_alive()
         self._abandoned.set()
         self._thread.join(LAST_STATEMENT_SECONDS)
         return written
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         outage = Outage("settling jobs")
-        pending: dict[Right, Item] = {}
+        pending = self._pending
         gathering = True
         while (gathering or pending) and not self._abandoned.is_set():
             if gathering:
@@ -115,7 +146,8 @@ class Settler:
                 self._abandoned.wait(1.0)
 
     def _gather(self, pending: dict[Right, Item]) -> bool:
-        """Add the outcomes that have come, waiting for one where none is pending; return False when no more will come."""
+        """Add the outcomes that have come, waiting for one where none is pending; return False when no more
+        will come."""
         try:
             while len(pending) < LARGEST_BATCH:
                 item = self._outcomes.get(block=not pending)
@@ -127,8 +159,8 @@ class Settler:
         return True
 
     def _write(self, pending: dict[Right, Item]) -> None:
-        """Write what is pending and take out what is settled or lost; what a row lock keeps back stays, and keeps nothing
-        else back."""
+        """Write what is pending and take out what is settled or lost; what a row lock keeps back stays, and
+        keeps nothing else back."""
         self._ask_for_completed(pending)
         if self._doubtful:  # the reply to a COMMIT may have been lost: what was settled is not settled twice
             self._resolve(pending, set())
@@ -137,14 +169,17 @@ class Settler:
             self._write_singly(pending, self._refused)
             self._refused = None
         if pending:
-            with self._database.alone() as conn:  # each job is in one of its statements only
-                done = jobs.settle(conn, [_settlement(*item) for item in pending.values()], keep_finished=self._keep_finished)
+            with self._database.single_statements() as conn:  # each job is in one of its statements only
+                done = jobs.settle(
+                    conn, [_settlement(*item) for item in pending.values()], keep_finished=self._keep_finished
+                )
             self._resolve(pending, done)
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
     def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
-        """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt ended otherwise."""
+        """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt
+        ended otherwise."""
         completed = {right: item for right, item in pending.items() if isinstance(item[1], SelfCompleted)}
         if not completed:
             return
@@ -153,6 +188,7 @@ class Settler:
         settled = {right for right, fate in fates.items() if fate is jobs.Fate.SETTLED}
         for right, (job, outcome, seconds) in completed.items():
             assert isinstance(outcome, SelfCompleted)
+            # guard: complete-is-asked-for
             pending[right] = (job, Completed() if right in settled else outcome.otherwise, seconds)
         self._end(pending, settled, fates)
 
@@ -165,16 +201,19 @@ class Settler:
                 fates = jobs.fates(conn, unsure, keep_finished=self._keep_finished)
         self._end(pending, [right for right in pending if fates.get(right) is not jobs.Fate.HELD], fates)
 
-    def _end(self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, jobs.Fate]) -> None:
+    def _end(
+        self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, jobs.Fate]
+    ) -> None:
         for right in ended:
             job, outcome, seconds = pending.pop(right)
-            if fates.get(right) is jobs.Fate.LOST:
+            if fates.get(right) is jobs.Fate.LOST:  # guard: lost-is-not-settled
                 self.tally.lost += 1
                 log.error(
                     "job %d: the lease was lost before %s ended; its outcome (%s) does not count",
-                    *(job.id, job.task, type(outcome).__name__.lower()),
-                    extra=job.fields("lease_lost"),
+                    *(job.id, job.task, NAMES[type(outcome)]),
+                    extra=job.fields("lost"),
                 )
+                self._teller.lost(job, "the lease was lost before the attempt ended")
             else:
                 self._settled(job, outcome, seconds)
         self._leases.drop(ended)
@@ -182,35 +221,40 @@ class Settler:
             self._after_settling()
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
-        """The database refuses something in the batch: write row by row, and what it refuses alone without its texts."""
+        """The database refuses something in the batch: write row by row, and what it refuses alone without
+        its texts."""
         log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
         for right, (job, outcome, seconds) in list(pending.items()):
             for version in (outcome, _plain(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        done = jobs.settle(conn, [_settlement(job, version, seconds)], keep_finished=self._keep_finished)
+                        done = jobs.settle(
+                            conn, [_settlement(job, version, seconds)], keep_finished=self._keep_finished
+                        )
                 except DBAPIError as refusal:
                     if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
                         raise
-                    log.warning("job %d: its outcome could not be stored: %s", job.id, refusal.orig, extra=job.fields("unstorable"))
+                    log.warning(
+                        "job %d: its outcome could not be stored: %s",
+                        job.id,
+                        refusal.orig,
+                        extra=job.fields("unstorable"),
+                    )
                 else:
                     one: dict[Right, Item] = {right: (job, version, seconds)}
                     self._resolve(one, done)
                     if not one:
                         del pending[right]
                     break
-            else:  # nothing of it can be written; its lease runs out, and another attempt follows
+            else:  # nothing of it can be written; the attempt counts as lost, and another may follow
                 del pending[right]
-                self._leases.drop([right])
+                self._leases.abandon(right)
 
     def _settled(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
         if isinstance(outcome, (Retried, Released)):
             self._due_again(time.monotonic() + outcome.delay_ms / 1000)
-        level = logging.INFO if isinstance(outcome, (Completed, Cancelled, Released)) else logging.WARNING
-        if log.isEnabledFor(level):
-            fields = {**job.fields(type(outcome).__name__.lower()), "duration_ms": round(seconds * 1000, 1)}
-            log.log(level, "%s", _said(job, outcome, seconds), extra=fields)
+        self._teller.ended(job, outcome, seconds)
 
 
 def _settlement(job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
@@ -219,10 +263,12 @@ def _settlement(job: RunningJob, outcome: Outcome, seconds: float) -> Settlement
 
 def _plain(outcome: Outcome) -> Outcome:
     """The outcome with nothing in it that a database could refuse."""
-    error = ErrorText("sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it")
+    error = ErrorText(
+        "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
+    )
     match outcome:
         case Completed():
-            return Completed(None)
+            return Completed(None, "its result could not be stored; null is")
         case Cancelled():
             return Cancelled(None)
         case Failed(reason):
@@ -231,26 +277,3 @@ def _plain(outcome: Outcome) -> Outcome:
             return Retried(delay_ms, error, reason)
         case Released() | SelfCompleted():
             return outcome
-
-
-def _said(job: RunningJob, outcome: Outcome, seconds: float) -> str:
-    subject = f"job {job.id} {job.task} (queue {job.queue}, attempt {job.attempts} of {job.max_attempts})"
-    took = readable(seconds * 1000)
-    match outcome:
-        case Completed():
-            return f"{subject} finished in {took}"
-        case Cancelled(reason):
-            return f"{subject} cancelled after {took}{': ' + _first_line(reason) if reason else ''}"
-        case Failed(reason, error):
-            return f"{subject} failed for good after {took} ({reason}: {error.exception}: {_first_line(error.message)})"
-        case Retried(delay_ms, error, reason):
-            wait = readable(delay_ms)
-            return f"{subject} failed after {took} ({reason}: {error.exception}: {_first_line(error.message)}), next attempt in {wait}"
-        case Released(delay_ms):
-            return f"{subject} given back after {took}{f', due again in {readable(delay_ms)}' if delay_ms else ''}"
-        case SelfCompleted():  # never written as such
-            return f"{subject} ended after {took}"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:300]

@@ -2,10 +2,11 @@
 
     supervisor ──starts, watches, replaces──► child (a worker) ──► isolates (see there)
         │                                       │
-        └── Keeper: heartbeats for its children; gives back at once what one that died has held
+        └── LeaseKeeper: heartbeats for its children; gives back at once what one that died has held
 
-It imports neither the App nor a handler, and so cannot be starved or killed by one. What it needs to know of the database a
-child tells it. Children are started anew (`python -m sqlq …`), never forked, so that no connection is shared.
+It imports neither the App nor a handler, and so cannot be starved or killed by one. What it needs to know of
+the database a child tells it. Children are started anew (`python -m sqlq …`), never forked, so that no
+connection is shared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import random
 import subprocess
 import threading
 import time
@@ -22,17 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import make_url
-from sqlalchemy.exc import DBAPIError
-
-from sqlq.errors import SqlqError
-from sqlq.job import Settlement
-from sqlq.store import cluster, jobs
-from sqlq.store.database import LOOPS, Database
-from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.execute import give_back
-from sqlq.worker.lease import heartbeat_seconds
+from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link, Message, spawn
 
 log = logging.getLogger("sqlq.worker")
@@ -46,7 +37,8 @@ LAST_SECONDS = 10.0
 """How long beyond the grace time children have to end by themselves."""
 WARM = 2
 """Isolates started together with the replacement of a child that died: what it ran runs there next."""
-LOCKED_SECONDS = 0.05
+SHORTAGE_SECONDS = 1.0
+"""How long the supervisor waits where the machine has no process, memory or file for a child."""
 SILENT_SECONDS = 30.0
 """A loop that has not turned for so long is no sign of life."""
 
@@ -59,23 +51,36 @@ class SupervisorOptions:
     lease_ms: int
     grace_ms: int
     health_file: Path | None = None
+    spare: bool = False
+    """Whether one more child, and an isolate of its own, wait for the death of another."""
 
 
 class Child:
     """A worker process as its supervisor sees it."""
 
-    def __init__(self, command: Callable[[int, int], Sequence[str]], heard: Callable[[Child, Message | None], None]) -> None:
+    def __init__(
+        self, command: Callable[[int, int], Sequence[str]], heard: Callable[[Child, Message | None], None]
+    ) -> None:
         self.box, box_fd = BlackBox.create()
-        self.link, there = Link.pair()
-        with there:
-            self.process: subprocess.Popen[bytes] = spawn(command(there.fileno(), box_fd), (there.fileno(), box_fd))
-        os.close(box_fd)
+        try:
+            self.link, there = Link.pair()
+            with there:
+                self.process: subprocess.Popen[bytes] = spawn(
+                    command(there.fileno(), box_fd), (there.fileno(), box_fd)
+                )
+        finally:
+            os.close(box_fd)
+        self.stands_by = False
+        """Whether it has imported the App, and waits to be sent to work."""
         self.worker: str | None = None
         """Its id in the database, once it is ready."""
         self.leaving = False
         self.replaced = True
         self.ended = False
         """Whether it has said its last word: what became of its attempts."""
+        self.tally: Counter[str] = Counter()
+        self.running = 0
+        """Both as it last told."""
         self.closed_since: float | None = None
         self.dead_since: float | None = None
         self._heard = heard
@@ -87,7 +92,8 @@ class Child:
         self._heard(self, None)
 
     def end(self) -> int | None:
-        """Return the status of a process that has closed its link; None while it is still about to end by itself."""
+        """Return the status of a process that has closed its link; None while it is still about to end by
+        itself."""
         moment = time.monotonic()
         self.closed_since = self.closed_since or moment
         try:
@@ -106,24 +112,30 @@ class Supervisor:
     """Keeps a number of children at work. `run` blocks; `stop` and `kill` may be called from any thread."""
 
     def __init__(self, command: Sequence[str], options: SupervisorOptions) -> None:
-        """`command` starts a child, with its ties to be added."""
+        """`command` starts a child, with its supervision to be added."""
         self._command = command
         self._options = options
         self._any_ready = False
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
         self._children: list[Child] = []
-        self._keeper = Keeper(options.lease_ms)
+        self._spare: Child | None = None
+        self._keeper = LeaseKeeper(options.lease_ms)
         self._started = 0
         self._failed_starts = 0
         self._pause_until = 0.0
         self._warm = 0
         self._touch_at = 0.0
+        self._untouchable = False
         self._code = 0
         self._wanted = options.processes
         self._stop_asked = threading.Event()
         self._stopping_since: float | None = None
-        self.tally: Counter[str] = Counter()
-        """How many attempts ended how, in children that ended in good order."""
+        self._ended: Counter[str] = Counter()
+        """How many attempts ended how, in children that are gone."""
+        self.ready_since: float | None = None
+        """Since when a child is at work, by the monotonic clock."""
+        self.place: tuple[str, str | None] | None = None
+        """URL and schema of the database, once a child has told."""
 
     def stop(self) -> None:
         """Let children finish what runs within the grace time, and end."""
@@ -132,8 +144,19 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill the children now; others take over when their leases have run out."""
-        for child in list(self._children):
+        for child in self._all():
             child.process.kill()
+
+    @property
+    def tally(self) -> Counter[str]:
+        """How many attempts ended how so far; of a child that died, those it had told of, and what was made
+        of the jobs it held."""
+        return sum((child.tally for child in self._all()), self._ended + self._keeper.tally)
+
+    @property
+    def running(self) -> int:
+        """How many jobs ran when the children last told."""
+        return sum(child.running for child in self._all())
 
     def run(self) -> int:
         """Work until stopped, or until every child has ended in good order; return the exit code."""
@@ -152,20 +175,56 @@ class Supervisor:
             self._keeper.close()
         return self._code if code is None else code
 
-    # -- children ----------------------------------------------------------------------------------------------------
+    def _all(self) -> list[Child]:
+        """Return the children, with the spare one."""
+        spare = self._spare
+        return [*self._children, *([] if spare is None else [spare])]
+
+    # -- children --------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Start the children that are missing."""
+        """Start the children that are missing, the spare one first if it is there."""
         if self._stopping_since is not None or time.monotonic() < self._pause_until:
             return
-        while sum(not child.leaving for child in self._children) < self._wanted:
-            generation, warm, self._warm = self._started, self._warm, 0
-            self._started += 1
+        try:
+            while sum(not child.leaving for child in self._children) < self._wanted:
+                self._children.append(self._promoted() or self._start(self._warm))
+                self._warm = 0
+            ready = all(child.worker is not None for child in self._children)
+            if self._options.spare and self._spare is None and ready and self._wanted > 0:
+                self._spare = self._start(1, spare=True)
+        except OSError as error:
+            log.error("no worker process can be started now: %s", error, extra={"event": "worker_lost"})
+            self._pause_until = time.monotonic() + SHORTAGE_SECONDS
 
-            def command(link: int, box: int, generation: int = generation, warm: int = warm) -> Sequence[str]:
-                return [*self._command, "--ties", f"{link},{box},{generation},{warm}"]
+    def _start(self, warm: int, *, spare: bool = False) -> Child:
+        generation = self._started
+        self._started += 1
 
-            self._children.append(Child(command, lambda child, message: self._events.put((child, message))))
+        def command(link: int, box: int) -> Sequence[str]:
+            return [*self._command, "--supervision", f"{link},{box},{generation},{warm},{int(spare)}"]
+
+        return Child(command, lambda child, message: self._events.put((child, message)))
+
+    def _promoted(self) -> Child | None:
+        """Return the spare child, sent to work; None where there is none, or it is not there yet."""
+        spare = self._spare
+        if spare is None or not spare.stands_by:
+            return None
+        self._spare = None
+        spare.link.offer(go=True)
+        return spare
+
+    def _spare_gone(self, child: Child) -> int | None:
+        """The spare child has died: another one takes its place, in a while."""
+        status = child.end()
+        if status is not None:
+            self._spare = None
+            child.close()
+            if self._stopping_since is None:
+                log.warning("the spare worker process exited with code %d", status)
+                self._pause_until = time.monotonic() + LONGEST_PAUSE_SECONDS
+        return None
 
     def _next_event(self) -> int | None:
         """Handle the next event, if one comes soon; return an exit code when all is over."""
@@ -173,25 +232,37 @@ class Supervisor:
             child, message = self._events.get(timeout=TICK_SECONDS)
         except queue.Empty:
             return None
-        if child is None or child not in self._children:
+        if child is None or child not in self._all():
             return None
         if message is None:
-            return self._gone(child)
-        if "ready" in message:
+            return self._spare_gone(child) if child is self._spare else self._gone(child)
+        if "stands_by" in message:
+            child.stands_by = True
+            log.debug("worker process %d stands by", child.process.pid)
+        elif "ready" in message:
             self._ready(child, message["ready"])
         elif "leaving" in message:
             child.leaving, child.replaced = True, message["replace"]
             if not child.replaced:
                 self._wanted -= 1
             else:
-                log.info("worker process %d ends (%s); another takes its place", child.process.pid, message["leaving"])
+                log.info(
+                    "worker process %d ends (%s); another takes its place",
+                    child.process.pid,
+                    message["leaving"],
+                )
         elif "ended" in message:
             child.ended = True
-            self.tally.update(message["ended"])
+            child.tally = Counter(message["ended"])
+        elif "report" in message:
+            child.tally = Counter(message["report"]["tally"])
+            child.running = message["report"]["running"]
         return None
 
     def _ready(self, child: Child, facts: Message) -> None:
         child.worker = facts["worker"]
+        self.ready_since = self.ready_since or time.monotonic()
+        self.place = (facts["url"], facts["schema"])
         self._any_ready, self._failed_starts = True, 0
         self._keeper.keep(child.worker, child.link, facts["url"], facts["schema"])
         if self._started > self._options.processes:
@@ -203,6 +274,7 @@ class Supervisor:
         if status is None:
             return None
         self._children.remove(child)
+        self._ended = self._ended + child.tally  # read by other threads
         started = child.box.read()
         child.close()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
@@ -216,10 +288,14 @@ class Supervisor:
             return None
         log.error(
             "worker process %d %s; %s its jobs are given back",
-            *(child.process.pid, how, "another takes its place, and" if self._stopping_since is None else "now"),
+            *(
+                child.process.pid,
+                how,
+                "another takes its place, and" if self._stopping_since is None else "now",
+            ),
             extra={"event": "worker_lost"},
         )
-        self._keeper.bereave(child.worker, started, f"died: its process {how}")
+        self._keeper.worker_died(child.worker, started, f"died: its process {how}")
         self._warm = WARM if started is None else min(len(started), WARM)
         if not child.replaced:
             self._wanted += 1
@@ -232,23 +308,30 @@ class Supervisor:
             return status
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS:
-            log.error("%d worker processes in a row %s before they were ready: giving up", self._failed_starts, how)
+            log.error(
+                "%d worker processes in a row %s before they were ready: giving up", self._failed_starts, how
+            )
             return 1
         pause = min(LONGEST_PAUSE_SECONDS, 0.25 * 2**self._failed_starts)
-        log.error("a worker process %s before it was ready; trying again in %.1f s", how, pause, extra={"event": "worker_lost"})
+        log.error(
+            "a worker process %s before it was ready; trying again in %.1f s",
+            how,
+            pause,
+            extra={"event": "worker_lost"},
+        )
         self._pause_until = time.monotonic() + pause
         return None
 
-    # -- time --------------------------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------
 
     def _begin_to_stop(self) -> None:
         self._stopping_since = time.monotonic()
-        for child in self._children:
+        for child in self._all():
             child.link.offer(stop=True)
 
     def _tick(self) -> None:
         moment = time.monotonic()
-        for child in self._children:
+        for child in self._all():
             child.link.flush()
             if child.closed_since is not None:
                 self._events.put((child, None))
@@ -270,147 +353,27 @@ class Supervisor:
     def _touch(self, file: Path) -> None:
         """Keep the health file young while every child that is ready turns its loop."""
         moment = time.monotonic()
-        if all(moment - child.box.last_pulse() < SILENT_SECONDS for child in self._children if child.worker is not None):
+        if all(
+            moment - child.box.last_pulse() < SILENT_SECONDS
+            for child in self._children
+            if child.worker is not None
+        ):
             try:
                 file.touch()
             except OSError as error:
-                log.debug("the health file cannot be touched: %s", error)
+                level = logging.DEBUG if self._untouchable else logging.WARNING
+                log.log(level, "the health file cannot be touched: %s", error)
+                self._untouchable = True
+            else:
+                self._untouchable = False
 
     def _reap(self) -> None:
         """As process 1 of a container, bury the orphans that handlers have left."""
-        own = {child.process.pid for child in self._children}
-        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and found.si_pid not in own:
-            os.waitpid(found.si_pid, 0)
-
-
-class Keeper:
-    """Stands in for children in the database: renews what they hold, and gives back what one that died has held.
-
-    In a thread of its own, since a database may be slow to answer. A child that does not hear of its leases renews them
-    itself, and what is not given back here is rescued when its lease has run out; so this may fail.
-    """
-
-    def __init__(self, lease_ms: int) -> None:
-        self._lease_ms = lease_ms
-        self._every = heartbeat_seconds(lease_ms)
-        self._lock = threading.Lock()
-        self._kept: dict[str, Link] = {}
-        self._bereaved: list[tuple[str, set[Right] | None, str, float]] = []
-        self._known: set[str] = set()
-        """Workers seen in the database at least once."""
-        self._database: Database | None = None
-        self._changed = threading.Event()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
-
-    def keep(self, worker: str, link: Link, url: str, schema: str | None) -> None:
-        """Renew the leases of this worker from now on, and tell it so over the link."""
-        with self._lock:
-            if self._database is None:
-                self._database = Database.open(make_url(url), schema, use=LOOPS)
-                self._thread.start()
-            self._kept[worker] = link
-
-    def keep_no_more(self, worker: str) -> None:
-        """Renew for this worker no longer."""
-        with self._lock:
-            self._kept.pop(worker, None)
-
-    def bereave(self, worker: str, started: set[Right] | None, why: str) -> None:
-        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, the rest as never begun."""
-        with self._lock:
-            self._bereaved.append((worker, started, why, time.monotonic() + self._lease_ms / 1000))
-        self._changed.set()
-
-    def close(self) -> None:
-        """Give back what is still to be given back, and end."""
-        self._closing = True
-        self._changed.set()
-        if self._database is not None:
-            self._thread.join(LAST_SECONDS)
-            self._database.close()
-
-    # -- the thread --------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        next_beat = time.monotonic() + self._every
-        wait, failures = self._every, 0
-        while not (self._closing and not self._bereaved):
-            self._changed.wait(max(0.0, wait))
-            self._changed.clear()
-            try:
-                left = self._give_back()
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + self._every
-                    self._beat()
-                failures = 0
-                wait = LOCKED_SECONDS if left else next_beat - time.monotonic()
-            except (DBAPIError, SqlqError) as error:
-                if self._closing:
-                    return
-                # no more than this: the workers meet the same database, and say so
-                log.debug("the supervisor cannot use the database: %s", error)
-                failures += 1
-                wait = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
-            except Exception:
-                log.exception("standing in for the workers failed; trying again")
-                wait = 1.0
-
-    def _beat(self) -> None:
-        database = self._database
-        assert database is not None
-        with self._lock:
-            kept = dict(self._kept)
-        for worker, link in kept.items():
-            sent_at = time.monotonic()
-            with database.begin() as conn:
-                entered = cluster.seen(conn, worker)
-                if entered:
-                    self._known.add(worker)
-                elif worker not in self._known:
-                    # an engine with a creator of its own may lead elsewhere than its URL: the worker has to renew for itself
-                    self.keep_no_more(worker)
-                    continue
-                renewed = jobs.extend_owned(conn, worker, lease_ms=self._lease_ms)
-            rights = [[id, token, cancelled] for (id, token), cancelled in renewed.items()]
-            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=entered)
-
-    def _give_back(self) -> bool:
-        """Give back what dead workers held; return whether something is left, because it was locked."""
-        with self._lock:
-            bereaved = list(self._bereaved)
-        left = False
-        for entry in bereaved:
-            worker, started, why, until = entry
-            if self._give_back_of(worker, started, why) or time.monotonic() > until:
-                with self._lock:
-                    self._bereaved.remove(entry)
-            else:
-                left = True
-        return left
-
-    def _give_back_of(self, worker: str, started: set[Right] | None, why: str) -> bool:
-        database = self._database
-        assert database is not None
-        with database.begin() as conn:
-            held = jobs.owned(conn, worker)
-            lost = [(job.id, job.lease_token) for job in held if started is None or (job.id, job.lease_token) in started]
-            unstarted = [job for job in held if (job.id, job.lease_token) not in set(lost)]
-            if unstarted:
-                jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, give_back(job)) for job in unstarted])
-            taken = jobs.lose(conn, lost, why) if lost else []
-            left = cluster.still_holds(conn, worker)
-            if not left:
-                cluster.leave(conn, worker)
-            if held:
-                cluster.wake_others(conn)
-        for job in taken:
-            log.warning(
-                "job %d %s (queue %s, attempt %d): worker %s %s; %s",
-                *(job.id, job.task, job.queue, job.attempts, job.owner, why),
-                "failed, its attempts are spent" if job.failed else "it runs again, in a process of its own",
-                extra={"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempts, "event": "rescued"},
-            )
-        if unstarted:
-            log.info("%d jobs that worker %s had not started are given back", len(unstarted), worker)
-        return not left
+        own = {child.process.pid for child in self._all()}
+        try:
+            while (
+                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None and found.si_pid not in own:
+                os.waitpid(found.si_pid, 0)
+        except ChildProcessError:  # guard: process-1-has-no-child
+            pass  # there is none at this moment: the last one has died, and its replacement is not there yet

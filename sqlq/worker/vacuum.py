@@ -1,4 +1,5 @@
-"""A warning that names who keeps PostgreSQL from removing dead rows: each claim steps over those of the jobs before."""
+"""A warning that names who keeps PostgreSQL from removing dead rows: each claim steps over those of the jobs
+before."""
 
 from __future__ import annotations
 
@@ -31,13 +32,21 @@ class VacuumWatch:
 
     def look(self, ended: int) -> None:
         """Look, if `ended` jobs are enough more than last time, and warn at most once a minute."""
-        if not self._postgresql or ended - self._ended < BUSY_JOBS or time.monotonic() - self._said_at < SAY_EVERY_SECONDS:
+        if (
+            not self._postgresql
+            or ended - self._ended < BUSY_JOBS
+            or time.monotonic() - self._said_at < SAY_EVERY_SECONDS
+        ):
             return
         self._ended = ended
         try:
             with self._database.read() as conn:
                 rows = health.dead_rows(conn)
-                old = health.old_transactions(conn, older_than_s=OLD_SECONDS) if rows and rows.dead > DEAD_ROWS else []
+                old = (
+                    health.old_transactions(conn, older_than_s=OLD_SECONDS)
+                    if rows and rows.dead > DEAD_ROWS
+                    else []
+                )
         except DBAPIError as error:
             if self._database.dialect.is_away(error):
                 raise
@@ -46,7 +55,14 @@ class VacuumWatch:
         if rows and old:
             self._said_at = time.monotonic()
             log.warning(
-                "vacuum cannot remove the %s dead rows of jobs, which slows every claim: pid %d (%s, %s) has had a transaction open for %s",
-                *(f"{rows.dead:,}", old[0].pid, old[0].program or "no application_name", old[0].state, readable(old[0].seconds * 1000)),
+                "vacuum cannot remove the %s dead rows of jobs, which slows every claim: pid %d (%s, %s) "
+                "has had a transaction open for %s",
+                *(
+                    f"{rows.dead:,}",
+                    old[0].pid,
+                    old[0].program or "no application_name",
+                    old[0].state,
+                    readable(old[0].seconds * 1000),
+                ),
                 extra={"event": "vacuum_held_back"},
             )

@@ -1,7 +1,9 @@
-"""When an idle worker looks for work again: soon after anything happened, then ever more rarely, at least each second.
+"""When an idle worker looks for work again: soon after anything happened, then ever more rarely, at least
+each second.
 
-A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification that producers send
-(sqlq.hints); on SQLite it is `PRAGMA data_version`, which tells, without reading a page, that somebody committed.
+A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification that
+producers send (sqlq.hints); on SQLite it is `PRAGMA data_version`, which tells, without reading a page, that
+a transaction was committed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ log = logging.getLogger("sqlq.worker")
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
-"""Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again then."""
+"""Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again
+then."""
 POLL_SECONDS = POLL_MS / 1000
 STOP_SECONDS = 5.0
 
@@ -54,7 +57,8 @@ class Wake:
         self._called.set()
 
     def at(self, moment: float) -> None:
-        """Make a wait end at a moment of the monotonic clock, because a job this worker knows of is due then."""
+        """Make a wait end at a moment of the monotonic clock, because a job this worker knows of is due
+        then."""
         with self._lock:
             heapq.heappush(self._due, moment)
         self._called.set()
@@ -63,10 +67,12 @@ class Wake:
         """Look closely again: where there was work there may be more."""
         self._interval = FIRST_LOOK_SECONDS
 
-    def wait(self) -> bool:
-        """Wait for a hint, a known moment, or the next look; return whether anything happened of late."""
+    def wait(self, next_due: float = float("inf")) -> bool:
+        """Wait for a hint, a known moment, the next look, or the moment at which the last look saw that a job
+        will be due; return whether anything happened of late."""
         moment = time.monotonic()
         until, self._interval = moment + self._interval, min(self._interval * 3, POLL_SECONDS)
+        until = min(until, next_due)
         with self._lock:
             while self._due and self._due[0] <= moment:
                 heapq.heappop(self._due)
@@ -75,7 +81,7 @@ class Wake:
         self._wait_until(until)
         called = self._called.is_set()
         self._called.clear()
-        return called or self._interval < POLL_SECONDS
+        return called or self._interval < POLL_SECONDS or time.monotonic() >= next_due
 
     def _wait_until(self, moment: float) -> None:
         self._called.wait(max(0.0, moment - time.monotonic()))
@@ -84,8 +90,9 @@ class Wake:
 class NotifiedWake(Wake):
     """Woken by LISTEN, on a connection and in a thread of its own. While that is down, polling goes on.
 
-    A connection can die without a sign. So a silent one is asked every few seconds whether it still listens, and replaced
-    when the answer does not come; then the worker looks at once, for nobody knows what it was not told meanwhile.
+    A connection can die without a sign. So a silent one is asked every few seconds whether it still listens,
+    and replaced when the answer does not come; then the worker looks at once, since it cannot know what it
+    was not told meanwhile.
     """
 
     def __init__(self, database: Database) -> None:
@@ -122,24 +129,28 @@ class NotifiedWake(Wake):
                         break
                     finally:
                         conn.invalidate()  # a listening connection must not return to the pool
-            except Exception as error:  # also the driver's own, since SQLAlchemy is not in between when hints are read
+            # also the driver's own, since SQLAlchemy is not in between when hints are read
+            except Exception as error:
                 self._stopping.wait(outage.met(error))
         if listening is not None:
             listening.close()
 
     def _can_listen(self, conn: Connection) -> bool:
-        """Whether the driver passes on notifications, and the session is this connection's own, as far as can be told.
+        """Whether the driver passes on notifications, and the session is this connection's own, as far as can
+        be told.
 
-        A pooler gives out a session's number of its own. Whoever names a URL for it says that it carries LISTEN.
+        A pooler gives out a session's number of its own. A URL that is named for it is trusted to carry
+        LISTEN.
         """
         driver: Any = conn.connection.driver_connection
         if not callable(getattr(driver, "notifies", None)):
             return False  # psycopg2: polling suffices
-        named = self._database.place is not None and self._database.place.listen_url is not None
+        named = self._database.address is not None and self._database.address.listen_url is not None
         if named or leads_to_one_server(driver):
             return True
         log.info(
-            "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each %s; "
+            "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each "
+            "%s; "
             "to be told of them at once, name a direct connection in SQLQ_LISTEN_URL",
             readable(POLL_MS),
             extra={"event": "polling"},
@@ -147,7 +158,8 @@ class NotifiedWake(Wake):
         return False
 
     def _receive(self, conn: Connection) -> None:
-        """Pass on hints until stopped, or LISTEN proves to be of no use; raises when the connection breaks or does not answer."""
+        """Pass on hints until stopped, or LISTEN proves to be of no use; raises when the connection breaks or
+        does not answer."""
         driver: Any = conn.connection.driver_connection
         with selectors.DefaultSelector() as selector:
             selector.register(driver.fileno(), selectors.EVENT_READ)
@@ -157,10 +169,11 @@ class NotifiedWake(Wake):
                 selector.select(max(0.0, ping_at - time.monotonic()))
                 if self._stopping.is_set():
                     return
-                if time.monotonic() >= ping_at:
+                if time.monotonic() >= ping_at:  # guard: listen-is-pinged
                     if not cluster.listens(conn):
                         log.warning(
-                            "the URL to listen at leads through a pooler that does not carry LISTEN: looking for new jobs each %s; "
+                            "the URL to listen at leads through a pooler that does not carry LISTEN: "
+                            "looking for new jobs each %s; "
                             "name a direct connection in SQLQ_LISTEN_URL",
                             readable(POLL_MS),
                             extra={"event": "polling"},
@@ -191,7 +204,10 @@ class WatchingWake(Wake):
 
     def start(self) -> None:
         self._connection = sqlite3.connect(
-            self._database.engine.url.database or "", check_same_thread=False, isolation_level=None, uri=self._is_uri()
+            self._database.engine.url.database or "",
+            check_same_thread=False,
+            isolation_level=None,
+            uri=self._is_uri(),
         )
         self._version = self._data_version()
 
@@ -218,4 +234,6 @@ class WatchingWake(Wake):
 
 def wake_for(database: Database) -> Wake:
     """Return the waiting that suits a database."""
-    return {"postgresql": NotifiedWake, "sqlite": WatchingWake}.get(database.engine.dialect.name, Wake)(database)
+    return {"postgresql": NotifiedWake, "sqlite": WatchingWake}.get(database.engine.dialect.name, Wake)(
+        database
+    )

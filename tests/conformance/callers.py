@@ -1,4 +1,5 @@
-"""Callers: every kind of session on every driver, behind one face, so that one test is the contract for all of them."""
+"""Callers: every kind of session on every driver, behind one face, so that one test is the contract for all
+of them."""
 
 from __future__ import annotations
 
@@ -9,18 +10,30 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, make_url, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
 from sqlq import Job, NewJob
 
 DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
-    "postgresql": {"psycopg": (Session, scoped_session, Connection), "psycopg2": (Session, scoped_session, Connection)},
+    "postgresql": {
+        "psycopg": (Session, scoped_session, Connection),
+        "psycopg2": (Session, scoped_session, Connection),
+    },
     "sqlite": {"pysqlite": (Session, scoped_session, Connection)},
 }
 ASYNC_DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
-    "postgresql": {"asyncpg": (AsyncSession, async_scoped_session, AsyncConnection), "psycopg_async": (AsyncSession, AsyncConnection)},
+    "postgresql": {
+        "asyncpg": (AsyncSession, async_scoped_session, AsyncConnection),
+        "psycopg_async": (AsyncSession, AsyncConnection),
+    },
     "sqlite": {"aiosqlite": (AsyncSession, async_scoped_session, AsyncConnection)},
 }
 WAYS = [
@@ -36,14 +49,17 @@ Way = tuple[str, type[Any]]
 
 
 class Caller:
-    """Somebody in a transaction of their own, who enqueues in it. Asynchronous ones run on a loop of theirs."""
+    """Somebody in a transaction of their own, who enqueues in it. Asynchronous ones run on a loop of
+    theirs."""
 
     def __init__(self, url: str, way: Way, *, configured: bool = True, **options: Any) -> None:
         driver, kind = way
         parsed = make_url(url)
         parsed = parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}")
         self._runner = asyncio.Runner() if "async" in driver or driver == "aiosqlite" else None
-        self.engine: Any = create_async_engine(parsed, **options) if self._runner else create_engine(parsed, **options)
+        self.engine: Any = (
+            create_async_engine(parsed, **options) if self._runner else create_engine(parsed, **options)
+        )
         if configured and parsed.get_backend_name() == "sqlite":
             sqlq.configure_sqlite(self.engine)
         makers: dict[type[Any], Callable[[], Any]] = {
@@ -51,7 +67,9 @@ class Caller:
             scoped_session: lambda: scoped_session(sessionmaker(self.engine)),
             Connection: self.engine.connect,
             AsyncSession: lambda: AsyncSession(self.engine),
-            async_scoped_session: lambda: async_scoped_session(async_sessionmaker(self.engine), scopefunc=lambda: None),
+            async_scoped_session: lambda: async_scoped_session(
+                async_sessionmaker(self.engine), scopefunc=lambda: None
+            ),
             AsyncConnection: self.engine.connect,
         }
         self.session = makers[kind]()
@@ -92,7 +110,11 @@ class Caller:
         self._do(self.session.rollback())
 
     def in_transaction(self) -> bool:
-        session = self.session() if isinstance(self.session, (scoped_session, async_scoped_session)) else self.session
+        session = (
+            self.session()
+            if isinstance(self.session, (scoped_session, async_scoped_session))
+            else self.session
+        )
         return bool(session.in_transaction())
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Cancelling by an operator (T10, T11, T12): what each job becomes, what its owner can still do, and who wins a race."""
+"""Cancelling by an operator (T10, T11, T12): what each job becomes, what its owner can still do, and who wins
+a race."""
 
 from __future__ import annotations
 
@@ -15,14 +16,30 @@ from sqlalchemy import Connection, Engine, event, text, update
 import sqlq
 from sqlq import admin
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.job import (
+    Cancelled,
+    ClaimedJob,
+    Completed,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+)
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store import cluster, jobs, operators
 from sqlq.store.jobs import Fate
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
-EVERY_OUTCOME: list[Outcome] = [Completed("1"), Cancelled("no"), Retried(0, ERROR), Failed("error", ERROR), Released()]
+EVERY_OUTCOME: list[Outcome] = [
+    Completed("1"),
+    Cancelled("no"),
+    Retried(0, ERROR),
+    Failed("error", ERROR),
+    Released(),
+]
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -32,18 +49,29 @@ class Play:
 
     def __init__(self, app: sqlq.App) -> None:
         self.app = app
-        self.tasks = {name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")}
+        self.tasks = {
+            name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")
+        }
 
     def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
-        return [job.id for job in self.app.enqueue_many([self.tasks[task].new(i).set(**options) for i in range(count)])]
+        return [
+            job.id
+            for job in self.app.enqueue_many([self.tasks[task].new(i).set(**options) for i in range(count)])
+        ]
 
     def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return jobs.claim(conn, cluster.queue_names(self.app.database), limit=limit, owner="worker", lease_ms=lease_ms)
+            return jobs.claim(
+                conn, list(cluster.due_in(self.app.database)), limit=limit, owner="worker", lease_ms=lease_ms
+            )
 
     def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
         with self.app.database.begin() as conn:
-            done = jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)], keep_finished=keep_finished)
+            done = jobs.settle(
+                conn,
+                [Settlement(job.id, job.lease_token, job.attempts, outcome)],
+                keep_finished=keep_finished,
+            )
         return {id for id, _ in done}
 
     def extend(self, job: ClaimedJob) -> dict[tuple[int, int], bool]:
@@ -57,7 +85,11 @@ class Play:
 
     def requested(self) -> dict[int, Any]:
         with self.app.database.read() as conn:
-            return {id: at for id, at in conn.execute(text("SELECT id, cancel_requested_at FROM jobs")) if at is not None}
+            return {
+                id: at
+                for id, at in conn.execute(text("SELECT id, cancel_requested_at FROM jobs"))
+                if at is not None
+            }
 
     def states(self, ids: Sequence[int]) -> list[str]:
         return [str(self.app.get(id).state) for id in ids]
@@ -81,7 +113,7 @@ def waits_for_a_lock(engine: Engine) -> bool:
         return bool(conn.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
 
 
-# -- what each job becomes -----------------------------------------------------------------------------------------------
+# -- what each job becomes -----------------------------------------------------------------------------------
 
 
 def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None:
@@ -94,8 +126,24 @@ def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None
     assert play.app.cancel([retried, scheduled]) == {retried: "cancelled", scheduled: "cancelled"}
 
     after = play.app.get(retried)
-    assert (after.state, after.reason, after.ended_at is not None) == ("cancelled", "cancelled by an operator", True)
-    kept = ("id", "task", "queue", "payload", "priority", "attempts", "lease_token", "unique_key", "errors", "created_at", "available_at")
+    assert (after.state, after.reason, after.ended_at is not None) == (
+        "cancelled",
+        "cancelled by an operator",
+        True,
+    )
+    kept = (
+        "id",
+        "task",
+        "queue",
+        "payload",
+        "priority",
+        "attempts",
+        "lease_token",
+        "unique_key",
+        "errors",
+        "created_at",
+        "available_at",
+    )
     assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
     assert play.states([scheduled]) == ["cancelled"]
     assert play.claim() == [], "it is not run any more"
@@ -113,12 +161,16 @@ def test_a_running_job_is_asked_and_still_its_owners(play: Play) -> None:
     assert play.app.cancel([id]) == {id: "requested"}
     assert play.requested() == first, "the first request counts"
     assert play.states([id]) == ["running"]
-    assert play.extend(owner) == {(id, owner.lease_token): True}, "the owner is fenced by nothing, and told at its heartbeat"
+    assert play.extend(owner) == {(id, owner.lease_token): True}, (
+        "the owner is fenced by nothing, and told at its heartbeat"
+    )
     assert play.settle(owner, Completed("1")) == {id}
     assert play.states([id]) == ["finished"]
 
 
-def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_an_operator_retries_it(play: Play) -> None:
+def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_an_operator_retries_it(
+    play: Play,
+) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     play.app.cancel([id])
@@ -129,12 +181,18 @@ def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_a
 
 @pytest.mark.parametrize("keep_finished", [True, False])
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
-def test_after_a_forced_cancel_the_old_owner_changes_nothing(play: Play, outcome: Outcome, keep_finished: bool) -> None:
+def test_after_a_forced_cancel_the_old_owner_changes_nothing(
+    play: Play, outcome: Outcome, keep_finished: bool
+) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     assert play.app.cancel([id], force=True) == {id: "cancelled"}
     ended = play.app.get(id)
-    assert (ended.state, ended.lease_token, ended.reserved_by) == ("cancelled", owner.lease_token + 1, "worker")
+    assert (ended.state, ended.lease_token, ended.reserved_by) == (
+        "cancelled",
+        owner.lease_token + 1,
+        "worker",
+    )
     assert "while it ran" in str(ended.reason)
     assert play.settle(owner, outcome, keep_finished=keep_finished) == set()
     assert play.extend(owner) == {}
@@ -153,7 +211,9 @@ def test_force_ends_waiting_jobs_without_touching_their_tokens(play: Play) -> No
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(app: sqlq.App, is_async: bool) -> None:
+def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(
+    app: sqlq.App, is_async: bool
+) -> None:
     async def waits_async() -> None:
         started.set()
         await asyncio.Event().wait()
@@ -177,7 +237,7 @@ def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(app: s
     assert (app.get(id).reason, app.get(id).attempts) == ("cancelled by an operator", 1)
 
 
-# -- which jobs are meant ------------------------------------------------------------------------------------------------
+# -- which jobs are meant ------------------------------------------------------------------------------------
 
 
 def test_what_became_of_each_id(play: Play) -> None:
@@ -196,7 +256,13 @@ def test_what_became_of_each_id(play: Play) -> None:
     }
     assert play.app.cancel([elsewhere], queue="d") == {elsewhere: "passed over"}
     assert play.app.cancel([elsewhere], task="pack") == {elsewhere: "passed over"}
-    assert play.states([finished, failed, running, waiting, elsewhere]) == ["finished", "failed", "running", "cancelled", "available"]
+    assert play.states([finished, failed, running, waiting, elsewhere]) == [
+        "finished",
+        "failed",
+        "running",
+        "cancelled",
+        "available",
+    ]
 
 
 def test_by_task_and_by_queue(play: Play) -> None:
@@ -210,13 +276,15 @@ def test_by_task_and_by_queue(play: Play) -> None:
     assert play.app.cancel(queue="default") == {send[1]: "cancelled"}
 
 
-def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(operators, "BATCH", 3)
     sizes: list[int] = []
     late: list[int] = []
     original = operators.cancel
 
-    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> operators.Cancelled:
+    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> operators.CancelledBatch:
         sizes.append(len(ids))
         return original(conn, ids, **how)
 
@@ -244,13 +312,15 @@ def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(play: P
         ({"ids": 7}, "give a list"),
         ({"ids": "7"}, "give a list"),
         ({"ids": [1, "2"]}, "'2' is not the id of a job"),
-        ({"ids": [1, 0]}, "0 is not the id of a job"),
+        ({"ids": [1, True]}, "True is not the id of a job"),
         ({"ids": [1], "task": ""}, "task is '': it must be text"),
         ({"queue": "a\0b"}, "NUL"),
         ({"queue": "x" * 256}, "queue has 256 characters"),
     ],
 )
-def test_bad_input_is_one_sentence_and_changes_nothing(play: Play, how: dict[str, Any], complaint: str) -> None:
+def test_bad_input_is_one_sentence_and_changes_nothing(
+    play: Play, how: dict[str, Any], complaint: str
+) -> None:
     ids = play.enqueue(2)
     for force in (False, True):
         with pytest.raises(ConfigurationError, match=complaint):
@@ -260,13 +330,19 @@ def test_bad_input_is_one_sentence_and_changes_nothing(play: Play, how: dict[str
 
 def test_tables_that_are_missing_are_said_to_be(empty_database_url: str) -> None:
     app = sqlq.App(empty_database_url)
-    for call in (lambda: app.cancel([1]), lambda: app.pause("q"), lambda: app.resume("q"), lambda: app.prune(failed="1d"), app.workers):
+    for call in (
+        lambda: app.cancel([1]),
+        lambda: app.pause("q"),
+        lambda: app.resume("q"),
+        lambda: app.prune(failed="1d"),
+        app.workers,
+    ):
         with pytest.raises((SchemaVersionError, ConfigurationError), match="migrate"):
             call()
     app.close()
 
 
-# -- races: the row's lock decides ---------------------------------------------------------------------------------------
+# -- races: the row's lock decides ---------------------------------------------------------------------------
 
 
 @on_postgresql
@@ -295,7 +371,9 @@ def test_a_cancel_that_came_first_leaves_nothing_to_claim(play: Play) -> None:
     first, second = play.enqueue(2)
     with play.app.database.begin() as conn:
         assert operators.cancel(conn, [first]).ended == [first]
-        assert [job.id for job in play.claim()] == [second], "the claim passes over the locked row and waits for nothing"
+        assert [job.id for job in play.claim()] == [second], (
+            "the claim passes over the locked row and waits for nothing"
+        )
     assert play.states([first, second]) == ["cancelled", "running"]
 
 
@@ -328,11 +406,17 @@ def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play)
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
-def test_a_row_that_stays_locked_is_said_to_be(play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_stays_locked_is_said_to_be(
+    play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "PATIENCE_SECONDS", 0.05)
     held, other, free = play.enqueue(3)
     with locked(engine, held), locked(engine, other):
-        assert play.app.cancel(queue="default", force=force) == {held: "locked", other: "locked", free: "cancelled"}
+        assert play.app.cancel(queue="default", force=force) == {
+            held: "locked",
+            other: "locked",
+            free: "cancelled",
+        }
     assert play.states([held, other, free]) == ["available", "available", "cancelled"]
     assert play.app.cancel([held]) == {held: "cancelled"}
 
@@ -352,7 +436,8 @@ def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> 
 
 
 def test_workers_and_operators_in_each_others_way_lose_nothing(play: Play) -> None:
-    """Claims, settles and cancels of the same jobs at once: each job ends exactly once, and as somebody was told."""
+    """Claims, settles and cancels of the same jobs at once: each job ends exactly once, and as somebody was
+    told."""
     ids = play.enqueue(60)
     settled: set[int] = set()
 
@@ -365,7 +450,11 @@ def test_workers_and_operators_in_each_others_way_lose_nothing(play: Play) -> No
                 settled.update(done)
 
     def end(part: Sequence[int], *, force: bool) -> dict[int, Any]:
-        return {id: word for i in range(0, len(part), 4) for id, word in play.app.cancel(part[i : i + 4], force=force).items()}
+        return {
+            id: word
+            for i in range(0, len(part), 4)
+            for id, word in play.app.cancel(part[i : i + 4], force=force).items()
+        }
 
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(work), pool.submit(work)]
@@ -386,7 +475,9 @@ def test_ids_are_cancelled_in_ascending_order_of_their_locks(play: Play) -> None
     ids = play.enqueue(3)
     asked: list[str] = []
 
-    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+    def collect(
+        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+    ) -> None:
         asked.append(statement)
 
     with play.app.database.begin() as conn:

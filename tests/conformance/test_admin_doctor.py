@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,12 +11,13 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
 from sqlq import doctor
 from sqlq.doctor import Doctor, Finding, Verdict, filesystem
 from sqlq.job import ErrorText, Failed, Released, Settlement
-from sqlq.store import cluster, health, jobs
+from sqlq.store import cluster, counts, health, jobs
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -50,7 +52,9 @@ class Patient:
 
     def serve(self, names: Sequence[str] | None = None, version: str = sqlq.__version__) -> None:
         with self.app.database.begin() as conn:
-            cluster.register(conn, id=str(uuid4()), host="here", pid=1, version=version, queues=names, concurrency=1)
+            cluster.register(
+                conn, id=str(uuid4()), host="here", pid=1, version=version, queues=names, concurrency=1
+            )
 
     def set_back(self, column: str, hours: int = 1) -> None:
         """Let a moment of all jobs lie in the past."""
@@ -70,31 +74,35 @@ def test_nothing_to_say_where_all_is_well(patient: Patient) -> None:
     patient.claim()
     patient.enqueue()
     found = patient.examine()
-    assert len(found) == len({finding.check for finding in found}) == (19 if patient.is_postgresql else 14)
+    assert len(found) == len({finding.check for finding in found}) == (20 if patient.is_postgresql else 15)
     # the tests' own server saves the disk that trouble
-    amiss = [finding for finding in found if finding.verdict is not Verdict.OK and "fsync is off" not in finding.said]
+    amiss = [
+        finding
+        for finding in found
+        if finding.verdict is not Verdict.OK and "fsync is off" not in finding.said
+    ]
     assert amiss == []
-    assert all(finding.remedy for finding in found if finding.verdict is Verdict.MEND)
+    assert all(finding.remedy for finding in found if finding.verdict is Verdict.TO_DO)
 
 
-# -- the queue -----------------------------------------------------------------------------------------------------------
+# -- the queue -----------------------------------------------------------------------------------------------
 
 
 def test_due_jobs_and_no_worker(patient: Patient) -> None:
-    assert patient.about("workers").verdict is Verdict.LOOK
+    assert patient.about("workers").verdict is Verdict.CHECK
     patient.enqueue()
     found = patient.about("workers")
-    assert (found.verdict, found.said) == (Verdict.MEND, "no worker is alive, and 1 job is due")
-    assert "sqlq --app" in str(found.remedy)
+    assert (found.verdict, found.said) == (Verdict.TO_DO, "no worker is alive, and 1 job is due")
+    assert found.remedy == "start one with sqlq work -a module:attribute"
     patient.app.pause("mail")
-    assert patient.about("workers").verdict is Verdict.LOOK, "nothing is to be run from a paused queue"
+    assert patient.about("workers").verdict is Verdict.CHECK, "nothing is to be run from a paused queue"
 
 
 def test_a_queue_nobody_serves(patient: Patient) -> None:
     patient.serve(["other"])
     patient.enqueue()
     found = patient.about("queues")
-    assert (found.verdict, found.said) == (Verdict.MEND, "no worker serves mail (1 due)")
+    assert (found.verdict, found.said) == (Verdict.TO_DO, "no worker serves mail (1 due)")
     assert "-q mail" in str(found.remedy)
     patient.serve()
     assert patient.about("queues").verdict is Verdict.OK
@@ -108,7 +116,7 @@ def test_a_queue_that_waits_too_long_though_it_is_served(patient: Patient) -> No
         conn.execute(text("UPDATE jobs SET priority = 1 WHERE queue = 'other'"))
     patient.set_back("available_at")
     found = patient.about("queues")
-    assert found.verdict is Verdict.LOOK
+    assert found.verdict is Verdict.CHECK
     assert "due for 60 min" in found.said
 
 
@@ -118,7 +126,11 @@ def test_a_paused_queue_in_which_jobs_wait(patient: Patient) -> None:
     patient.app.pause("mail")
     patient.app.pause("empty")
     found = patient.about("paused")
-    assert (found.verdict, found.said, found.remedy) == (Verdict.LOOK, "mail is paused, and 1 job waits in it", "sqlq resume mail")
+    assert (found.verdict, found.said, found.remedy) == (
+        Verdict.CHECK,
+        "mail is paused, and 1 job waits in it",
+        "sqlq resume mail",
+    )
 
 
 def test_leases_nobody_rescues(patient: Patient) -> None:
@@ -128,7 +140,7 @@ def test_leases_nobody_rescues(patient: Patient) -> None:
     assert patient.about("leases").verdict is Verdict.OK
     patient.set_back("lease_expires_at")
     found = patient.about("leases")
-    assert found.verdict is Verdict.MEND
+    assert found.verdict is Verdict.TO_DO
     assert "7 running jobs have lost their workers, the first 59." in found.said
     assert found.said.endswith(f"{', '.join(map(str, ids[:5]))}, …")
     assert "start a worker" in str(found.remedy)
@@ -143,7 +155,7 @@ def test_a_request_to_cancel_that_nobody_heeds(patient: Patient) -> None:
     assert patient.about("cancels").verdict is Verdict.OK
     patient.set_back("cancel_requested_at")
     found = patient.about("cancels")
-    assert (found.verdict, found.remedy) == (Verdict.LOOK, f"sqlq cancel --force {id}")
+    assert (found.verdict, found.remedy) == (Verdict.CHECK, f"sqlq cancel --force {id}")
 
 
 def test_tasks_that_workers_do_not_know(patient: Patient) -> None:
@@ -151,22 +163,26 @@ def test_tasks_that_workers_do_not_know(patient: Patient) -> None:
     patient.settle(patient.claim(), Released(0, unknown_task=True))
     patient.set_back("unknown_since", hours=4)
     found = patient.about("tasks")
-    assert found.verdict is Verdict.MEND
-    assert found.said == "no worker that met it knows the task send: 1 job was put back, first 4 h ago, and will fail in 20 h"
+    assert found.verdict is Verdict.TO_DO
+    assert (
+        found.said
+        == "no worker that met it knows the task send: 1 job was put back, first 4 h ago, and will fail in "
+        "20 h"
+    )
 
 
 def test_failed_jobs(patient: Patient) -> None:
     patient.enqueue()
     patient.settle(patient.claim(), Failed("error", ErrorText("ValueError", "no")))
     found = patient.about("failed")
-    assert (found.verdict, found.said) == (Verdict.LOOK, "1 job has failed for good")
+    assert (found.verdict, found.said) == (Verdict.CHECK, "1 job has failed for good")
 
 
 def test_workers_of_another_version(patient: Patient) -> None:
     patient.serve(version="0.0.9")
     patient.serve()
     found = patient.about("workers")
-    assert found.verdict is Verdict.LOOK
+    assert found.verdict is Verdict.CHECK
     assert found.said == f"2 workers are alive; some run sqlq 0.0.9, this is {sqlq.__version__}"
 
 
@@ -174,38 +190,51 @@ def test_an_index_that_is_missing(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("DROP INDEX jobs_claim"))
     found = patient.about("indexes")
-    assert (found.verdict, found.said) == (Verdict.MEND, "these indexes are missing: jobs_claim; claims read whole tables")
+    assert (found.verdict, found.said) == (
+        Verdict.TO_DO,
+        "these indexes are missing: jobs_claim; claims read whole tables",
+    )
 
 
 @pytest.mark.parametrize("revision", [None, "0000", "9999"])
-def test_tables_at_another_revision_end_the_examination(patient: Patient, engine: Engine, revision: str | None) -> None:
+def test_tables_at_another_revision_end_the_examination(
+    patient: Patient, engine: Engine, revision: str | None
+) -> None:
     with engine.begin() as conn:
-        conn.execute(text("DROP TABLE sqlq_version") if revision is None else text(f"UPDATE sqlq_version SET version_num = '{revision}'"))
+        conn.execute(
+            text("DROP TABLE sqlq_version")
+            if revision is None
+            else text(f"UPDATE sqlq_version SET version_num = '{revision}'")
+        )
     last = patient.examine()[-1]
-    assert (last.check, last.verdict) == ("migrations", Verdict.MEND)
+    assert (last.check, last.verdict) == ("migrations", Verdict.TO_DO)
     assert "migrate" in last.said
 
 
-# -- PostgreSQL ----------------------------------------------------------------------------------------------------------
+# -- PostgreSQL ----------------------------------------------------------------------------------------------
 
 
 @on_postgresql
-def test_transactions_that_hold_back_vacuum(patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transactions_that_hold_back_vacuum(
+    patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine.connect() as conn:
         conn.execute(text("SET application_name = 'report'"))
         pid = conn.scalar(text("SELECT pg_backend_pid() FROM pg_current_xact_id()"))
         assert patient.about("transactions").verdict is Verdict.OK, "it is young"
         monkeypatch.setattr(doctor, "OLD_TRANSACTION_S", 0.0)
         found = patient.about("transactions")
-        assert found.verdict is Verdict.LOOK
+        assert found.verdict is Verdict.CHECK
         assert f"pid {pid} (report, idle in transaction) has had a transaction open" in found.said
         assert f"pg_terminate_backend({pid})" in str(found.remedy)
         monkeypatch.setattr(doctor, "VERY_OLD_TRANSACTION_S", 0.0)
-        assert patient.about("transactions").verdict is Verdict.MEND
+        assert patient.about("transactions").verdict is Verdict.TO_DO
 
 
 @on_postgresql
-def test_prepared_transactions_that_were_forgotten(patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_transactions_that_were_forgotten(
+    patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gid = f"shop {uuid4().hex}"
     with engine.connect() as conn:
         conn.execute(text("SELECT pg_current_xact_id()"))
@@ -223,22 +252,27 @@ def test_prepared_transactions_that_were_forgotten(patient: Patient, engine: Eng
 def test_an_index_left_invalid_by_a_build_that_failed(patient: Patient, engine: Engine) -> None:
     patient.enqueue()
     patient.enqueue()
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn, pytest.raises(IntegrityError):
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
+        pytest.raises(IntegrityError),
+    ):
         conn.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY jobs_once ON jobs (task)")
     found = patient.about("indexes")
-    assert (found.verdict, found.remedy) == (Verdict.MEND, "REINDEX INDEX CONCURRENTLY jobs_once")
+    assert (found.verdict, found.remedy) == (Verdict.TO_DO, "REINDEX INDEX CONCURRENTLY jobs_once")
 
 
 @on_postgresql
 @pytest.mark.parametrize(
     ("options", "check", "verdict", "words"),
     [
-        ("-c synchronous_commit=off", "durability", Verdict.LOOK, "synchronous_commit is off"),
-        ("-c default_transaction_read_only=on", "primary", Verdict.MEND, "read-only"),
-        ("-c track_counts=off", "autovacuum", Verdict.MEND, "autovacuum is off"),
+        ("-c synchronous_commit=off", "durability", Verdict.CHECK, "synchronous_commit is off"),
+        ("-c default_transaction_read_only=on", "primary", Verdict.TO_DO, "read-only"),
+        ("-c track_counts=off", "autovacuum", Verdict.TO_DO, "autovacuum is off"),
     ],
 )
-def test_settings(database_url: str, options: str, check: str, verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings(
+    database_url: str, options: str, check: str, verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = health.setting
     monkeypatch.setattr(health, "setting", lambda conn, name: "on" if name == "fsync" else told(conn, name))
     app = sqlq.App(make_url(database_url).update_query_dict({"options": options}))
@@ -252,7 +286,7 @@ def test_settings(database_url: str, options: str, check: str, verdict: Verdict,
 def test_fsync_off_is_to_be_mended(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "setting", lambda conn, name: "off")
     found = patient.about("durability")
-    assert found.verdict is Verdict.MEND
+    assert found.verdict is Verdict.TO_DO
     assert "lose acknowledged jobs" in found.said
 
 
@@ -261,14 +295,14 @@ def test_autovacuum_that_was_turned_off_for_a_table(patient: Patient, engine: En
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off, fillfactor = 90)"))
     found = patient.about("autovacuum")
-    assert (found.verdict, found.remedy) == (Verdict.MEND, "ALTER TABLE jobs RESET (autovacuum_enabled)")
+    assert (found.verdict, found.remedy) == (Verdict.TO_DO, "ALTER TABLE jobs RESET (autovacuum_enabled)")
 
 
 @on_postgresql
 def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "FREE_CONNECTIONS", 1_000)
     found = patient.about("connections")
-    assert found.verdict is Verdict.LOOK
+    assert found.verdict is Verdict.CHECK
     assert "of 197 connections are in use" in found.said
 
 
@@ -276,7 +310,7 @@ def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch)
 def test_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "dead_rows", lambda conn: health.Rows(10, 60_000, None))
     found = patient.about("dead rows")
-    assert found.verdict is Verdict.LOOK
+    assert found.verdict is Verdict.CHECK
     assert found.said == "the table jobs has about 10 live and 60,000 dead rows"
 
 
@@ -285,20 +319,89 @@ def test_a_listen_that_hears_nothing(patient: Patient, monkeypatch: pytest.Monke
     """As behind a pooler that gives each statement another session: the LISTEN is gone."""
     monkeypatch.setattr(doctor, "LISTEN_SECONDS", 0.1)
 
-    @event.listens_for(patient.app.database.engine, "before_cursor_execute", retval=True)
-    def swallow(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> tuple[str, Any]:
+    def swallow(
+        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+    ) -> tuple[str, Any]:
         return ("SELECT 1" if statement.startswith("LISTEN") else statement), parameters
 
-    found = patient.about("listen")
-    assert found.verdict is Verdict.LOOK
+    event.listen(Engine, "before_cursor_execute", swallow, retval=True)
+    try:
+        found = patient.about("listen")
+    finally:
+        event.remove(Engine, "before_cursor_execute", swallow)
+    assert found.verdict is Verdict.CHECK
     assert "PgBouncer in transaction mode" in found.said
+    assert "SQLQ_LISTEN_URL" in str(found.remedy)
+
+
+@on_postgresql
+def test_listen_is_looked_at_where_workers_listen(database_url: str) -> None:
+    """On a channel of another database nothing is heard of this one."""
+    elsewhere = make_url(database_url).set(database="postgres")
+    with closing(sqlq.App(database_url, listen_url=elsewhere)) as app:
+        app.database.require_tables()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(doctor, "LISTEN_SECONDS", 0.1)
+            (found,) = (each for each in Doctor(app.database).examine() if each.check == "listen")
+    assert found.verdict is Verdict.CHECK
+    with closing(sqlq.App(database_url, listen_url=database_url)) as app:
+        (found,) = (each for each in Doctor(app.database).examine() if each.check == "listen")
+    assert found.verdict is Verdict.OK
+
+
+@on_postgresql
+def test_a_pool_of_one_connection_is_enough(database_url: str) -> None:
+    engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=1)
+    with closing(sqlq.App(engine=engine)) as app:
+        found = Doctor(app.database).examine()
+    assert not [finding for finding in found if finding.said.startswith("could not look: ")]
+    assert [finding.verdict for finding in found if finding.check == "listen"] == [Verdict.OK]
+
+
+def test_a_pool_that_gives_no_connection_is_said_to_give_none(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(conn: Any) -> Any:
+        raise PoolTimeoutError("QueuePool limit of size 1 overflow 0 reached")
+
+    monkeypatch.setattr(health, "indexes", none_left)
+    found = patient.about("indexes")
+    assert (found.verdict, found.said) == (
+        Verdict.CHECK,
+        "could not look: QueuePool limit of size 1 overflow 0 reached",
+    )
+
+
+def test_the_queue_is_counted_once(patient: Patient) -> None:
+    patient.enqueue()
+    asked: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        asked.append(statement)
+
+    engine = patient.app.database.engine
+    event.listen(engine, "before_cursor_execute", note)
+    patient.examine()
+    event.remove(engine, "before_cursor_execute", note)
+    assert len([statement for statement in asked if "failed_jobs" in statement]) == 1
+    assert not [statement for statement in asked if "queue_stats" in statement], "the view counts every job"
+
+
+def test_a_count_that_was_not_brought_to_an_end(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "MOST", 3)
+    patient.serve(["other"])
+    for _ in range(4):
+        patient.enqueue()
+    assert patient.about("queues").said == "no worker serves mail (3+ due)"
+    patient.app.pause("mail")
+    assert patient.about("paused").said == "mail is paused, and 3+ jobs wait in it"
 
 
 @on_postgresql
 def test_a_driver_that_cannot_listen(database_url: str) -> None:
     app = sqlq.App(make_url(database_url).set(drivername="postgresql+psycopg2"))
     (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == "listen")
-    assert found.verdict is Verdict.LOOK
+    assert found.verdict is Verdict.CHECK
     app.close()
 
 
@@ -325,14 +428,30 @@ def poor(database_url: str) -> Iterator[Callable[[str], sqlq.App]]:
 
 
 @on_postgresql
-def test_what_a_role_may_not_see_is_said_to_be_unseen(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
+def test_what_a_role_may_not_see_is_said_to_be_unseen(
+    poor: Callable[[str], sqlq.App], engine: Engine
+) -> None:
     with engine.connect():  # a session of another role
-        found = Doctor(poor("GRANT SELECT ON sqlq_version").database).examine()
-    unseen = {finding.check: finding for finding in found if finding.said.startswith("could not look: permission denied")}
-    assert unseen.keys() == {"workers", "queues", "paused", "leases", "cancels", "tasks", "failed"}
-    assert {finding.verdict for finding in unseen.values()} == {Verdict.LOOK}
-    assert {finding.remedy for finding in unseen.values()} == {"GRANT that to the role in the URL"}
-    assert {finding.check for finding in found if finding.verdict is Verdict.OK} > {"connection", "migrations", "listen", "indexes"}
+        app = poor("GRANT SELECT ON sqlq_version")
+        found = Doctor(app.database).examine()
+    unseen = {
+        finding.check: finding
+        for finding in found
+        if finding.said.startswith("could not look: permission denied")
+    }
+    assert unseen.keys() == {"workers", "starts", "queues", "paused", "leases", "cancels", "tasks", "failed"}
+    assert {finding.verdict for finding in unseen.values()} == {Verdict.CHECK}
+    (grant,) = {finding.remedy for finding in unseen.values()}
+    with engine.begin() as conn:
+        conn.exec_driver_sql(str(grant))
+    again = Doctor(app.database).examine()
+    assert not [finding for finding in again if finding.said.startswith("could not look: ")]
+    assert {finding.check for finding in found if finding.verdict is Verdict.OK} > {
+        "connection",
+        "migrations",
+        "listen",
+        "indexes",
+    }
 
 
 @on_postgresql
@@ -341,16 +460,18 @@ def test_a_role_that_may_see_nothing_of_sqlq(poor: Callable[[str], sqlq.App], en
         conn.execute(text("SELECT 1"))
         found = Doctor(poor("").database).examine()
     last = found[-1]
-    assert (last.check, last.verdict) == ("migrations", Verdict.LOOK)
+    assert (last.check, last.verdict) == ("migrations", Verdict.CHECK)
     assert "may not read" in last.said
     assert any("sessions of other roles" in finding.said for finding in found)
 
 
-# -- SQLite --------------------------------------------------------------------------------------------------------------
+# -- SQLite --------------------------------------------------------------------------------------------------
 
 
 @on_sqlite
-@pytest.mark.parametrize(("level", "verdict"), [("OFF", Verdict.MEND), ("NORMAL", Verdict.LOOK), ("EXTRA", Verdict.OK)])
+@pytest.mark.parametrize(
+    ("level", "verdict"), [("OFF", Verdict.TO_DO), ("NORMAL", Verdict.CHECK), ("EXTRA", Verdict.OK)]
+)
 def test_synchronous(patient: Patient, level: str, verdict: Verdict) -> None:
     @event.listens_for(patient.app.database.engine, "connect")
     def careless(dbapi_connection: Any, record: Any) -> None:
@@ -367,21 +488,21 @@ def test_a_file_that_is_not_in_wal_mode(patient: Patient) -> None:
     def another(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.execute("PRAGMA journal_mode = DELETE").close()
 
-    assert patient.about("journal").verdict is Verdict.MEND
+    assert patient.about("journal").verdict is Verdict.TO_DO
 
 
 @on_sqlite
 def test_a_log_that_has_grown(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LARGE_LOG_BYTES", 1)
     patient.enqueue()
-    assert patient.about("journal").verdict is Verdict.LOOK
+    assert patient.about("journal").verdict is Verdict.CHECK
 
 
 @on_sqlite
 def test_a_file_on_a_network_filesystem(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "filesystem", lambda file, mounts: "nfs4")
     found = patient.about("file")
-    assert found.verdict is Verdict.MEND
+    assert found.verdict is Verdict.TO_DO
     assert "nfs4" in found.said
 
 
@@ -412,20 +533,24 @@ odd
 def test_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     with patient.app.database.begin() as conn:
         for i in range(300):
-            conn.execute(text("INSERT INTO jobs (task, queue, payload) VALUES ('t', :queue, '{}')"), {"queue": f"queue {i:0200}"})
+            conn.execute(
+                text("INSERT INTO jobs (task, queue, payload) VALUES ('t', :queue, '{}')"),
+                {"queue": f"queue {i:0200}"},
+            )
     with patient.app.database.engine.connect() as conn:
         conn.exec_driver_sql("ROLLBACK")
         conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
         (page, size) = conn.exec_driver_sql(
-            "SELECT i.rootpage, s.page_size FROM sqlite_master i, pragma_page_size s WHERE name = 'jobs_claim'"
+            "SELECT i.rootpage, s.page_size FROM sqlite_master i, pragma_page_size s WHERE name = "
+            "'jobs_claim'"
         ).one()
     patient.app.close()
     with Path(str(patient.app.database.engine.url.database)).open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
     found = patient.about("integrity")
-    assert found.verdict is Verdict.MEND
+    assert found.verdict is Verdict.TO_DO
     assert "the file is damaged" in found.said
     monkeypatch.setattr(doctor, "CHECKED_BYTES", 1)
     assert patient.about("integrity").verdict is Verdict.OK, "a large file is not read"
-    assert [f.verdict for f in patient.examine(deep=True) if f.check == "integrity"] == [Verdict.MEND]
+    assert [f.verdict for f in patient.examine(deep=True) if f.check == "integrity"] == [Verdict.TO_DO]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,9 @@ class Play:
         self.task = app.task(name="send", max_attempts=3)(lambda n=0: None)
 
     def enqueue(self, count: int = 1, **options: Any) -> list[int]:
-        return [job.id for job in self.app.enqueue_many([self.task.new(i).set(**options) for i in range(count)])]
+        return [
+            job.id for job in self.app.enqueue_many([self.task.new(i).set(**options) for i in range(count)])
+        ]
 
     def claim(self, names: Sequence[str], owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
@@ -37,7 +39,10 @@ class Play:
     def end(self, outcome: Outcome, count: int = 1) -> list[int]:
         ids = self.enqueue(count)
         with self.app.database.begin() as conn:
-            jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in self.claim_in(conn)])
+            jobs.settle(
+                conn,
+                [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in self.claim_in(conn)],
+            )
         return ids
 
     @staticmethod
@@ -47,12 +52,20 @@ class Play:
     def age(self, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
         with self.app.database.begin() as conn:
             for id, ago in zip(ids, seconds, strict=True):
-                conn.execute(update(table).where(table.c.id == id).values({column: after(literal(-ago * 1000, BigInteger))}))
+                conn.execute(
+                    update(table)
+                    .where(table.c.id == id)
+                    .values({column: after(literal(-ago * 1000, BigInteger))})
+                )
 
     def register(self, id: str, names: Sequence[str] | None, silent: int = 0) -> None:
         with self.app.database.begin() as conn:
             cluster.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
-            conn.execute(update(workers).where(workers.c.id == id).values(seen_at=after(literal(-silent * 1000, BigInteger))))
+            conn.execute(
+                update(workers)
+                .where(workers.c.id == id)
+                .values(seen_at=after(literal(-silent * 1000, BigInteger)))
+            )
 
 
 @pytest.fixture
@@ -74,7 +87,7 @@ def working(app: sqlq.App, **options: Any) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-# -- pausing -------------------------------------------------------------------------------------------------------------
+# -- pausing -------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on(play: Play) -> None:
@@ -162,8 +175,12 @@ def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
     play.register("w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]
     done = play.app.admin.pause(names)
-    assert [(d.queue, d.changed, d.known) for d in done] == [(name, True, name != "maill") for name in sorted(names)]
-    assert [(d.queue, d.changed, d.known) for d in play.app.admin.pause(["maill"])] == [("maill", False, True)]
+    assert [(d.queue, d.changed, d.known) for d in done] == [
+        (name, True, name != "maill") for name in sorted(names)
+    ]
+    assert [(d.queue, d.changed, d.known) for d in play.app.admin.pause(["maill"])] == [
+        ("maill", False, True)
+    ]
 
 
 def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
@@ -171,19 +188,27 @@ def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
     for name in ("mail", "empty"):
         play.app.pause(name)
     play.register("w", ["mail"])
-    assert [(s.queue, s.paused, s.served) for s in play.app.admin.status()] == [("empty", True, False), ("mail", True, True)]
+    assert [(s.queue, s.paused, s.served) for s in play.app.admin.status()] == [
+        ("empty", True, False),
+        ("mail", True, True),
+    ]
 
 
-@pytest.mark.parametrize("names", ["mail", [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]])
+@pytest.mark.parametrize(
+    "names", ["mail", [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]]
+)
 def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any) -> None:
     for switch in (play.app.admin.pause, play.app.admin.resume):
-        with pytest.raises(ConfigurationError, match=r"the queues are the text 'mail'|name at least one queue|queue (is|has) "):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"the queues are the text 'mail'|name at least one queue|queue (is|has) ",
+        ):
             switch(names)
     with play.app.database.read() as conn:
         assert conn.execute(select(queues)).all() == []
 
 
-# -- pruning (T15) -------------------------------------------------------------------------------------------------------
+# -- pruning (T15) -------------------------------------------------------------------------------------------
 
 
 def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +229,27 @@ def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.Monk
     assert [job.id for job in play.app.list()] == [waiting]
 
 
+def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "BATCH", 2)
+    play.end(Completed(), 5)
+    play.end(BOOM, 4)
+    batches: list[int] = []
+
+    def noted(prune: Callable[..., int]) -> Callable[..., int]:
+        def run(conn: Any, **how: Any) -> int:
+            batches.append(prune(conn, **how))
+            return batches[-1]
+
+        return run
+
+    for name in ("prune", "prune_failed"):
+        monkeypatch.setattr(records, name, noted(getattr(records, name)))
+    assert play.app.prune(finished="0s", failed="0s") == (5, 4)
+    assert batches == [2, 2, 1, 2, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
@@ -215,7 +261,9 @@ def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.Monk
         ({"finished": 7}, "finished is 7: give a timedelta"),
     ],
 )
-def test_bad_ages_are_one_sentence_and_nothing_is_pruned(play: Play, how: dict[str, Any], complaint: str) -> None:
+def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
+    play: Play, how: dict[str, Any], complaint: str
+) -> None:
     ids = play.end(Completed()) + play.end(BOOM)
     with pytest.raises(ConfigurationError, match=complaint):
         play.app.prune(**how)
@@ -231,7 +279,7 @@ def test_pruning_passes_over_a_failed_job_somebody_else_works_on(play: Play, eng
     assert play.app.prune(failed="0s") == (0, 1)
 
 
-# -- workers -------------------------------------------------------------------------------------------------------------
+# -- workers -------------------------------------------------------------------------------------------------
 
 
 def test_each_worker_with_what_it_holds(play: Play) -> None:
@@ -245,11 +293,20 @@ def test_each_worker_with_what_it_holds(play: Play) -> None:
     found = {worker.id: worker for worker in play.app.workers()}
     assert list(found) == ["w1", "w2"]
     one = found["w1"]
-    assert (one.host, one.pid, one.version, one.queues, one.concurrency, one.alive) == ("here", 7, "0", ("a", "b"), 2, True)
+    assert (one.host, one.pid, one.version, one.queues, one.concurrency, one.alive) == (
+        "here",
+        7,
+        "0",
+        ("a", "b"),
+        2,
+        True,
+    )
     assert [(job.id, job.task, job.queue) for job in one.jobs] == [(a, "send", "a"), (b, "send", "a")]
     assert one.jobs[0].since.tzinfo is not None
     assert 0 <= one.silent_seconds < 60
     assert (found["w2"].queues, found["w2"].jobs) == (None, [])
     assert 60 <= found["w2"].silent_seconds < 120
     silent = play.app.admin.workers(silent=True)
-    assert [(worker.id, worker.alive, [job.id for job in worker.jobs]) for worker in silent if worker.id == "w3"] == [("w3", False, [c])]
+    assert [
+        (worker.id, worker.alive, [job.id for job in worker.jobs]) for worker in silent if worker.id == "w3"
+    ] == [("w3", False, [c])]

@@ -1,10 +1,13 @@
-"""A job is in the database if and only if the transaction it was enqueued in committed (G1), by whatever session and driver."""
+"""A job is in the database if and only if the transaction it was enqueued in committed (G1), by whatever
+session and driver."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import socket
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,13 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, MetaData, NullPool, StaticPool, create_engine, event, make_url, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    MetaData,
+    NullPool,
+    StaticPool,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
-from sqlq import State
+from sqlq import State, hints
 from sqlq.schema.tables import jobs as jobs_table
 from tests.conformance.callers import Caller, Way, every_way
 from tests.conftest import sqlite_url
@@ -56,7 +69,7 @@ def row(engine: Engine, id: int) -> dict[str, Any]:
         return dict(conn.execute(text("SELECT * FROM jobs WHERE id = :id"), {"id": id}).mappings().one())
 
 
-# -- the caller's transaction ------------------------------------------------------------------------------------------
+# -- the caller's transaction --------------------------------------------------------------------------------
 
 
 @every_way
@@ -74,7 +87,9 @@ def test_a_commit_makes_the_job_and_nothing_before_it_does(
 
 
 @every_way
-def test_a_rollback_leaves_nothing(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+def test_a_rollback_leaves_nothing(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
     with Caller(database_url, way) as caller:
         caller.enqueue(app, send.new(7))
         caller.enqueue_many(app, [send.new(8), send.new(9).set(unique_key="nine")])
@@ -88,7 +103,9 @@ def test_a_rollback_leaves_nothing(app: sqlq.App, send: sqlq.Task[..., None], wa
 
 
 @every_way
-def test_a_close_leaves_nothing(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+def test_a_close_leaves_nothing(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
     with Caller(database_url, way) as caller:
         caller.enqueue(app, send.new(7))
     assert committed(watch) == []
@@ -142,7 +159,9 @@ def test_the_business_write_and_the_job_share_their_fate(
 
 
 @pytest.mark.parametrize("kind", [Session, Connection])
-def test_nothing_of_the_callers_is_ended(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, kind: type[Any]) -> None:
+def test_nothing_of_the_callers_is_ended(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, kind: type[Any]
+) -> None:
     ended: list[str] = []
     for name in ("commit", "rollback"):
         event.listen(engine, name, lambda conn, name=name: ended.append(name))
@@ -159,12 +178,17 @@ def test_nothing_of_the_callers_is_ended(app: sqlq.App, send: sqlq.Task[..., Non
 
 
 @on_sqlite
-@pytest.mark.parametrize("way", [("pysqlite", Session), ("pysqlite", Connection), ("aiosqlite", AsyncSession)])
+@pytest.mark.parametrize(
+    "way", [("pysqlite", Session), ("pysqlite", Connection), ("aiosqlite", AsyncSession)]
+)
 def test_a_savepoint_that_may_be_the_outermost_is_refused(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
     with Caller(database_url, way, configured=False) as caller:
-        with caller.savepoint(), pytest.raises(sqlq.EnqueueError, match=r"call sqlq.configure_sqlite\(engine\) once"):
+        with (
+            caller.savepoint(),
+            pytest.raises(sqlq.EnqueueError, match=r"call sqlq.configure_sqlite\(engine\) once"),
+        ):
             caller.enqueue(app, send.new(1))
         job = caller.enqueue(app, send.new(2))
         caller.commit()
@@ -179,7 +203,9 @@ def test_a_write_after_somebody_elses_is_refused_in_a_sentence(
     with Session(engine) as session:
         session.execute(text("SELECT count(*) FROM jobs")).all()
         first = app.enqueue(send.new(1))
-        with pytest.raises(sqlq.EnqueueError, match=r"sqlq.configure_sqlite\(engine, immediate=True\), or run this one again"):
+        with pytest.raises(
+            sqlq.EnqueueError, match=r"sqlq.configure_sqlite\(engine, immediate=True\), or run this one again"
+        ):
             app.enqueue(send.new(2), session=session)
         assert session.execute(text("SELECT count(*) FROM jobs")).scalar() == 0
         session.rollback()
@@ -224,7 +250,9 @@ def test_every_isolation_level_will_do(
 @on_postgresql
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 @pytest.mark.parametrize("commits", [True, False])
-def test_two_phase_commit(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, driver: str, commits: bool) -> None:
+def test_two_phase_commit(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, driver: str, commits: bool
+) -> None:
     engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
     with Session(engine, twophase=True) as session:
         app.enqueue(send.new(1), session=session)
@@ -238,10 +266,12 @@ def test_two_phase_commit(app: sqlq.App, send: sqlq.Task[..., None], watch: Engi
     assert len(committed(watch)) == commits
 
 
-# -- no session, and engines -------------------------------------------------------------------------------------------
+# -- no session, and engines ---------------------------------------------------------------------------------
 
 
-def test_without_a_session_the_job_is_committed_on_return(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+def test_without_a_session_the_job_is_committed_on_return(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+) -> None:
     one = app.enqueue(send.new(1))
     two, three = app.enqueue_many([send.new(2), send.new(3)])
     four = asyncio.run(app.aenqueue(send.new(4)))
@@ -250,7 +280,9 @@ def test_without_a_session_the_job_is_committed_on_return(app: sqlq.App, send: s
     assert app.enqueue_many([]) == []
 
 
-@pytest.mark.parametrize("options", [{}, {"poolclass": NullPool}, {"poolclass": StaticPool}, {"isolation_level": "SERIALIZABLE"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"poolclass": NullPool}, {"poolclass": StaticPool}, {"isolation_level": "SERIALIZABLE"}]
+)
 def test_an_app_beside_an_engine(database_url: str, watch: Engine, options: dict[str, Any]) -> None:
     engine = create_engine(database_url, **options)
     app = sqlq.App(engine=engine)
@@ -289,12 +321,17 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_several_binds(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine, tmp_path: Path) -> None:
+def test_several_binds(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine, tmp_path: Path
+) -> None:
     other = create_engine(sqlite_url(tmp_path / "orders.db"))
     Base.metadata.create_all(other)
     with Session(binds={Order: other}) as session:
         session.add(Order(id=1))
-        with pytest.raises(sqlq.EnqueueError, match="this session has several binds and none for the jobs table: add binds="):
+        with pytest.raises(
+            sqlq.EnqueueError,
+            match=r"this session has no bind for the jobs table: .* to the binds of one with several",
+        ):
             app.enqueue(send.new(1), session=session)
         session.commit()
     with Session(binds={Order: other, jobs_table: engine}) as session:
@@ -310,7 +347,9 @@ def test_several_binds(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
     other.dispose()
 
 
-def test_a_callers_own_schema_map_sends_no_job_elsewhere(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine) -> None:
+def test_a_callers_own_schema_map_sends_no_job_elsewhere(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine
+) -> None:
     elsewhere = {"__sqlq__": "elsewhere", None: "elsewhere"}
     with engine.connect().execution_options(schema_translate_map=elsewhere) as conn:
         one = app.enqueue(send.new(1), session=conn)
@@ -321,7 +360,9 @@ def test_a_callers_own_schema_map_sends_no_job_elsewhere(app: sqlq.App, send: sq
 
 
 @on_postgresql
-def test_a_search_path_sends_no_job_elsewhere(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine) -> None:
+def test_a_search_path_sends_no_job_elsewhere(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine
+) -> None:
     with watch.begin() as conn:
         conn.execute(text("CREATE SCHEMA tenant"))
         conn.execute(text("CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)"))
@@ -329,11 +370,39 @@ def test_a_search_path_sends_no_job_elsewhere(app: sqlq.App, send: sqlq.Task[...
         conn.execute(text("SET search_path TO tenant"))
         one = app.enqueue(send.new(1), session=conn)
         two = app.enqueue(send.new(2).set(unique_key="k"), session=conn)
+    app.list()  # from now on the App knows its schema
     theirs = create_engine(watch.url, connect_args={"options": "-csearch_path=tenant"})
     with theirs.begin() as conn:
         three = app.enqueue(send.new(3), session=conn)
+    for url in (
+        f"{app.database.engine.url}?options=-csearch_path%3Dpublic",
+        f"{app.database.engine.url}?options=-c%20search_path%3D%22public%22%20-cwork_mem%3D8MB",
+    ):
+        other = sqlq.App(url)
+        with theirs.begin() as conn:
+            other.enqueue(send.new(4), session=conn)
+        other.close()
     theirs.dispose()
-    assert committed(watch) == [one.id, two.id, three.id]
+    assert committed(watch)[:3] == [one.id, two.id, three.id]
+    assert len(committed(watch)) == 5
+
+
+@on_postgresql
+def test_where_no_schema_is_named_it_is_the_default_one_of_the_callers_engine(
+    database_url: str, watch: Engine
+) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("CREATE SCHEMA tenant"))
+    tenants = make_url(database_url).update_query_dict({"options": "-csearch_path=tenant"})
+    with closing(sqlq.App(tenants)) as app:
+        app.migrate()
+    theirs = create_engine(database_url, connect_args={"options": "-csearch_path=tenant,public"})
+    with closing(sqlq.App(database_url)) as app, theirs.begin() as conn:
+        task = app.task(name="shop.send")(print)
+        app.enqueue(task.new(), session=conn)
+    theirs.dispose()
+    with watch.connect() as conn:
+        assert conn.scalar(text("SELECT count(*) FROM tenant.jobs")) == 1
 
 
 @on_postgresql
@@ -351,15 +420,19 @@ def test_a_schema_of_its_own(database_url: str, watch: Engine) -> None:
         assert set(conn.scalars(text("SELECT id FROM queue.jobs"))) == {job.id for job in jobs}
 
 
-# -- another database --------------------------------------------------------------------------------------------------
+# -- another database ----------------------------------------------------------------------------------------
 
 
-def test_another_database_than_the_apps_warns_once(app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path) -> None:
+def test_another_database_than_the_apps_warns_once(
+    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
+) -> None:
     other = create_engine(sqlite_url(tmp_path / "other.db"))
     theirs = sqlq.App(engine=other)
     theirs.migrate()
     with Session(other) as session:
-        with pytest.warns(RuntimeWarning, match="but this App's workers look into .*: they will not see them") as seen:
+        with pytest.warns(
+            RuntimeWarning, match="but this App's workers look into .*: they will not see them"
+        ) as seen:
             app.enqueue(send.new(1), session=session)
         assert [warning.filename for warning in seen] == [__file__]
         app.enqueue(send.new(2), session=session)
@@ -393,7 +466,9 @@ def test_another_database_of_the_same_server_warns(
 
 
 @on_postgresql
-def test_the_same_database_by_another_name_does_not(app: sqlq.App, send: sqlq.Task[..., None], database_url: str) -> None:
+def test_the_same_database_by_another_name_does_not(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str
+) -> None:
     other = create_engine(make_url(database_url).set(host="localhost"))
     with Session(other) as session, session.begin():
         assert app.enqueue(send.new(1), session=session).created
@@ -401,7 +476,9 @@ def test_the_same_database_by_another_name_does_not(app: sqlq.App, send: sqlq.Ta
 
 
 @on_sqlite
-def test_the_same_file_by_another_name_does_not(app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path) -> None:
+def test_the_same_file_by_another_name_does_not(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
+) -> None:
     (tmp_path / "link.db").symlink_to(make_url(database_url).database or "")
     other = create_engine(sqlite_url(tmp_path / "link.db"))
     with Session(other) as session, session.begin():
@@ -409,7 +486,34 @@ def test_the_same_file_by_another_name_does_not(app: sqlq.App, send: sqlq.Task[.
     other.dispose()
 
 
-# -- the row -----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@on_postgresql
+@pytest.mark.parametrize("why", ["silence", "a wrong role"])
+@pytest.mark.parametrize("way", [("psycopg", Session), ("asyncpg", AsyncSession)])
+def test_in_a_session_the_apps_own_database_need_not_answer(
+    database_url: str, watch: Engine, silent_port: int, why: str, way: Way
+) -> None:
+    url = make_url(database_url)
+    wrong = {"silence": url.set(host="127.0.0.1", port=silent_port), "a wrong role": url.set(username="no")}
+    with (
+        closing(sqlq.App(wrong[why])) as app,
+        Caller(database_url, way) as caller,
+    ):
+        task = app.task(name="shop.send")(print)
+        began = time.monotonic()
+        jobs = [caller.enqueue(app, task.new()) for _ in range(2)]
+        caller.commit()
+        assert time.monotonic() - began < 3  # as long as it tries to connect at least
+    assert committed(watch) == [job.id for job in jobs]
+
+
+# -- the row -------------------------------------------------------------------------------------------------
 
 
 def test_a_job_has_its_tasks_options(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
@@ -438,7 +542,9 @@ def test_a_job_has_its_tasks_options(app: sqlq.App, send: sqlq.Task[..., None], 
 
 
 @every_way
-def test_set_counts_before_the_task(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+def test_set_counts_before_the_task(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
     with Caller(database_url, way) as caller:
         new = send.new("ä\"'%s :x €😀").set(queue="slow", priority=-100, max_attempts=9, timeout="1h")
         job = caller.enqueue(app, new.set(unique_key="ключ", unique_until="start"))
@@ -450,30 +556,49 @@ def test_set_counts_before_the_task(app: sqlq.App, send: sqlq.Task[..., None], w
 
 
 @every_way
-def test_delays_count_by_the_databases_clock(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+def test_delays_count_by_the_databases_clock(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
     moment = datetime.now(UTC) + timedelta(hours=3)
     with Caller(database_url, way) as caller:
         later = caller.enqueue(app, send.new().set(delay="5m"))
         then = caller.enqueue(app, send.new().set(available_at=moment))
         past, keyed = caller.enqueue_many(
-            app, [send.new().set(available_at=moment - timedelta(days=1)), send.new().set(delay="2h", unique_key="k")]
+            app,
+            [
+                send.new().set(available_at=moment - timedelta(days=1)),
+                send.new().set(delay="2h", unique_key="k"),
+            ],
         )
         again = caller.enqueue(app, send.new().set(unique_key="k"))
         caller.commit()
-    assert [job.state for job in (later, then, past, keyed, again)] == ["scheduled", "scheduled", "available", "scheduled", "scheduled"]
+    assert [job.state for job in (later, then, past, keyed, again)] == [
+        "scheduled",
+        "scheduled",
+        "available",
+        "scheduled",
+        "scheduled",
+    ]
     if watch.dialect.name == "postgresql":
         seconds, epoch = "extract(epoch FROM available_at - created_at)", "extract(epoch FROM available_at)"
     else:
         seconds, epoch = "(available_at - created_at) / 1000.0", "available_at / 1000.0"
     with watch.connect() as conn:
         assert conn.scalar(text(f"SELECT {seconds} FROM jobs WHERE id = {later.id}")) == 300
-        assert float(conn.scalar(text(f"SELECT {epoch} FROM jobs WHERE id = {then.id}"))) == pytest.approx(moment.timestamp(), abs=0.001)
+        assert float(conn.scalar(text(f"SELECT {epoch} FROM jobs WHERE id = {then.id}"))) == pytest.approx(
+            moment.timestamp(), abs=0.001
+        )
 
 
 @every_way
-def test_results_are_in_the_order_given(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way) -> None:
+def test_results_are_in_the_order_given(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+) -> None:
     with Caller(database_url, way) as caller:
-        new = [send.new(i).set(unique_key=f"k{i % 7}" if i % 3 == 0 else None, priority=i % 5) for i in range(2_500)]
+        new = [
+            send.new(i).set(unique_key=f"k{i % 7}" if i % 3 == 0 else None, priority=i % 5)
+            for i in range(2_500)
+        ]
         jobs = caller.enqueue_many(app, new)
         caller.commit()
     with watch.connect() as conn:
@@ -492,13 +617,17 @@ def test_jobs_that_differ_in_their_arguments_only(
 ) -> None:
     arguments = ["", "ä\"'%s :x €😀", "\x1f\x1e\n", "[1,  2]", "NULL", "{a,b}", *map(str, range(1_500))]
     with Caller(database_url, way) as caller:
-        jobs = caller.enqueue_many(app, [send.new(each).set(delay=delay, priority=3, timeout="1m") for each in arguments])
+        jobs = caller.enqueue_many(
+            app, [send.new(each).set(delay=delay, priority=3, timeout="1m") for each in arguments]
+        )
         # whatever stands in a payload that was written by hand, it stays one job's
         by_hand = [replace(send.new(), payload=payload) for payload in ('{"args": [1]}', "\x1f", "no JSON")]
         odd = caller.enqueue_many(app, by_hand)
         caller.commit()
     with watch.connect() as conn:
-        rows = conn.execute(text("SELECT id, queue, priority, timeout_ms, payload FROM jobs ORDER BY id")).all()
+        rows = conn.execute(
+            text("SELECT id, queue, priority, timeout_ms, payload FROM jobs ORDER BY id")
+        ).all()
     assert [row.id for row in rows] == [job.id for job in (*jobs, *odd)]
     assert [json.loads(row.payload)["args"] for row in rows[: len(jobs)]] == [[each] for each in arguments]
     assert [row.payload for row in rows[len(jobs) :]] == [job.payload for job in by_hand]
@@ -508,15 +637,31 @@ def test_jobs_that_differ_in_their_arguments_only(
 
 def test_a_plain_insert_is_a_complete_enqueue(app: sqlq.App, watch: Engine) -> None:
     with watch.begin() as conn:
-        conn.execute(text("""INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send', '{"args": [7]}')"""))
+        conn.execute(
+            text("""INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send', '{"args": [7]}')""")
+        )
         conn.execute(text("INSERT INTO jobs (task) VALUES ('shop.send')"))
-        conn.execute(text("INSERT INTO jobs (task, priority, max_attempts, unique_key) VALUES ('shop.send', 9, 1, 'k')"))
+        conn.execute(
+            text(
+                "INSERT INTO jobs (task, priority, max_attempts, unique_key) VALUES ('shop.send', 9, 1, 'k')"
+            )
+        )
     with watch.connect() as conn:
         first, second, third = conn.execute(text("SELECT * FROM jobs ORDER BY id")).mappings()
         states = list(conn.scalars(text("SELECT state FROM job_states ORDER BY id")))
-    assert (first["queue"], first["payload"], second["queue"], second["payload"]) == ("mail", '{"args": [7]}', "default", "{}")
+    assert (first["queue"], first["payload"], second["queue"], second["payload"]) == (
+        "mail",
+        '{"args": [7]}',
+        "default",
+        "{}",
+    )
     for found in (first, second):
-        assert (found["priority"], found["attempts"], found["max_attempts"], found["lease_token"]) == (0, 0, 5, 0)
+        assert (found["priority"], found["attempts"], found["max_attempts"], found["lease_token"]) == (
+            0,
+            0,
+            None,
+            0,
+        )
         assert found["available_at"] == found["created_at"]
     assert states == ["available"] * 3
     task = app.task(name="shop.send")(print)
@@ -524,11 +669,13 @@ def test_a_plain_insert_is_a_complete_enqueue(app: sqlq.App, watch: Engine) -> N
     assert (again.id, again.created) == (third["id"], False)
 
 
-# -- tables that are not there -----------------------------------------------------------------------------------------
+# -- tables that are not there -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_unmigrated_database_leaves_the_transaction_usable(empty_database_url: str, is_async: bool) -> None:
+def test_an_unmigrated_database_leaves_the_transaction_usable(
+    empty_database_url: str, is_async: bool
+) -> None:
     engine = create_engine(empty_database_url)
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
@@ -541,7 +688,10 @@ def test_an_unmigrated_database_leaves_the_transaction_usable(empty_database_url
     with Caller(empty_database_url, way) as caller:
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         for _ in range(2):
-            with pytest.raises(sqlq.SchemaVersionError, match="does not hold sqlq's tables yet: create them with `sqlq migrate`"):
+            with pytest.raises(
+                sqlq.SchemaVersionError,
+                match="does not hold sqlq's tables yet: create them with `sqlq migrate -d ",
+            ):
                 caller.enqueue(app, task.new())
         caller.execute("INSERT INTO orders (id) VALUES (2)")
         caller.commit()
@@ -561,7 +711,10 @@ def test_a_missing_file_is_not_made(tmp_path: Path, beside: bool, database_url: 
     url = sqlite_url(tmp_path / "missing.db")
     app = sqlq.App(engine=create_engine(url)) if beside else sqlq.App(url)
     task = app.task(name="shop.send")(print)
-    with pytest.raises(sqlq.ConfigurationError, match=r"there is no database file .*missing.db: create it with sqlq -d"):
+    with pytest.raises(
+        sqlq.ConfigurationError,
+        match=r"there is no database file (.*missing.db): create it with sqlq migrate -d sqlite:///\1",
+    ):
         app.enqueue(task.new())
     assert not (tmp_path / "missing.db").exists()
 
@@ -573,7 +726,10 @@ def test_the_metadata_of_the_tables_is_not_the_callers() -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("users_threshold", [5, None])
-def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against_it(database_url: str, users_threshold: int | None) -> None:
+def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against_it(
+    database_url: str, users_threshold: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "QUIET_SECONDS", 3600.0)  # only the first takes a hint along
     engine = create_engine(database_url, connect_args={"prepare_threshold": users_threshold})
     with closing(sqlq.App(engine=engine)) as app:
         task = app.task(name="t")(lambda: None)
@@ -583,21 +739,38 @@ def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against
         with app.database.read() as conn:
             prepared = conn.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
     engine.dispose()
-    inserts = [re.sub(r"^WITH done AS \(", "", statement).split(" (")[0] for statement in prepared]  # the first takes a hint along
+    inserts = [re.sub(r"^WITH done AS \(", "", statement).split(" (")[0] for statement in prepared]
     assert inserts == (["INSERT INTO public.jobs"] * 2 if users_threshold else [])
 
 
-def test_options_arrive_without_a_session_as_with_one(app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+def test_options_arrive_without_a_session_as_with_one(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+) -> None:
     moment = datetime.now(UTC) + timedelta(hours=3)
-    options: list[dict[str, Any]] = [{}, {"delay": "5m"}, {"available_at": moment}, {"priority": -7, "timeout": "1m", "max_attempts": 2}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"delay": "5m"},
+        {"available_at": moment},
+        {"priority": -7, "timeout": "1m", "max_attempts": 2},
+    ]
     for option in options:
         app.enqueue(send.new(1).set(**option))
     with watch.connect() as conn:
         for option in options:
             app.enqueue(send.new(1).set(**option), session=conn)
         conn.commit()
-        waits = "extract(epoch FROM available_at - created_at)" if watch.dialect.name == "postgresql" else "available_at - created_at"
-        seen = [*conn.execute(text(f"SELECT priority, timeout_ms, max_attempts, unique_until, {waits} FROM jobs ORDER BY id"))]
+        waits = (
+            "extract(epoch FROM available_at - created_at)"
+            if watch.dialect.name == "postgresql"
+            else "available_at - created_at"
+        )
+        seen = [
+            *conn.execute(
+                text(
+                    f"SELECT priority, timeout_ms, max_attempts, unique_until, {waits} FROM jobs ORDER BY id"
+                )
+            )
+        ]
     assert [job.available_at for job in app.list() if job.available_at > moment - timedelta(seconds=1)] == [
         pytest.approx(moment, abs=timedelta(milliseconds=1))
     ] * 2
@@ -616,3 +789,22 @@ def test_an_insert_on_the_driver_fails_as_any_other(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         conn.execute(text("ALTER TABLE elsewhere RENAME TO jobs"))
     assert app.enqueue(task.new()).created
+
+
+def test_who_debugs_is_told_of_each_job(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.enqueue(send.new())
+    assert not caplog.records
+    caplog.set_level("DEBUG", "sqlq")
+    alone = app.enqueue(send.new())
+    with Session(engine) as session, session.begin():
+        keyed = app.enqueue(send.new().set(unique_key="k"), session=session)
+        app.enqueue(send.new().set(unique_key="k"), session=session)
+    told = [record for record in caplog.records if getattr(record, "task", None) == "shop.send"]
+    assert [record.getMessage() for record in told] == [
+        f"job {alone.id}: shop.send in queue mail, enqueued",
+        f"job {keyed.id}: shop.send in queue mail, enqueued",
+        f"job {keyed.id}: shop.send in queue mail, has the unique key already",
+    ]
+    assert [vars(record)["event"] for record in told] == ["enqueued", "enqueued", "not_unique"]

@@ -19,7 +19,9 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ways = pytest.mark.parametrize(
-    "way", [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession), ("asyncpg", AsyncConnection)], ids=str
+    "way",
+    [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession), ("asyncpg", AsyncConnection)],
+    ids=str,
 )
 
 
@@ -48,9 +50,12 @@ class Listener:
 
     def hears_no_more(self) -> bool:
         """Whether nothing comes before a last word of our own, which is sent after all the App had to say."""
-        self._app.enqueuer.close()
+        self._app._enqueuer.close()
         with self._app.database.begin() as conn:
-            conn.execute(text("SELECT pg_notify(:channel, 'last')"), {"channel": cluster.channel(self._app.database.schema)})
+            conn.execute(
+                text("SELECT pg_notify(:channel, 'last')"),
+                {"channel": cluster.channel(self._app.database.schema)},
+            )
         driver: Any = self._conn.connection.dbapi_connection
         return [heard.payload for heard in driver.notifies(timeout=10, stop_after=1)] == ["last"]
 
@@ -67,7 +72,9 @@ def listener(app: sqlq.App) -> Iterator[Listener]:
 
 
 @ways
-def test_a_commit_is_heard_once(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way) -> None:
+def test_a_commit_is_heard_once(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way
+) -> None:
     with Caller(database_url, way) as caller:
         for _ in range(3):
             caller.enqueue_many(app, [send.new(1), send.new(2)])
@@ -81,7 +88,9 @@ def test_a_commit_is_heard_once(app: sqlq.App, send: sqlq.Task[..., None], liste
 
 
 @ways
-def test_a_rollback_is_not_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way) -> None:
+def test_a_rollback_is_not_heard(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way
+) -> None:
     with Caller(database_url, way) as caller:
         caller.enqueue(app, send.new(1))
         caller.rollback()
@@ -91,7 +100,9 @@ def test_a_rollback_is_not_heard(app: sqlq.App, send: sqlq.Task[..., None], list
         assert listener.hears_no_more()
 
 
-def test_an_enqueue_without_a_session_is_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener) -> None:
+def test_an_enqueue_without_a_session_is_heard(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener
+) -> None:
     app.enqueue(send.new(1))
     assert listener.hears_one()
     assert listener.hears_no_more()
@@ -103,6 +114,7 @@ def test_a_lone_job_takes_its_hint_along(
     """Then it is heard without a word from the thread, which the next jobs leave theirs to."""
     by_the_thread = threading.Event()
     monkeypatch.setattr(cluster, "notify", lambda database: by_the_thread.set())
+    monkeypatch.setattr(hints, "QUIET_SECONDS", 60.0)  # a busy machine may pause between the two
     job = app.enqueue(send.new(1).set(delay="1s"))
     assert (job.state, listener.hears_one(), by_the_thread.is_set()) == ("scheduled", True, False)
     app.enqueue(send.new(2))
@@ -112,7 +124,12 @@ def test_a_lone_job_takes_its_hint_along(
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_a_hint_waits_for_the_commit_it_speaks_of(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App,
+    send: sqlq.Task[..., None],
+    listener: Listener,
+    database_url: str,
+    driver: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hints, "COMMIT_SECONDS", 60.0)
     engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
@@ -146,14 +163,16 @@ def test_a_hint_for_a_session_finds_a_connection_made(
 def test_a_hint_waits_for_no_disk_and_all_else_does(app: sqlq.App, listener: Listener) -> None:
     """What it sets for its own transaction does not stay with the connection, which may settle jobs next."""
     statements = "SELECT pg_backend_pid(), current_setting('synchronous_commit')"
-    before = app.database.run_alone(statements, None)
+    before = app.database.run_statement(statements, None)
     cluster.notify(app.database)
-    assert app.database.run_alone(statements, None) == before
+    assert app.database.run_statement(statements, None) == before
     assert [how for _, how in before] == ["on"]
     assert listener.hears_one()
 
 
-def test_two_phase_commits_are_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:
+def test_two_phase_commits_are_heard(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+) -> None:
     with Session(engine, twophase=True) as session:
         app.enqueue(send.new(1), session=session)
         session.prepare()
@@ -172,7 +191,9 @@ def test_connections_made_before_the_first_enqueue_are_heard(
             assert listener.hears_no_more()
 
 
-def test_an_engine_with_options_of_its_own_is_heard(app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine) -> None:
+def test_an_engine_with_options_of_its_own_is_heard(
+    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+) -> None:
     for _ in range(2):
         with engine.execution_options(isolation_level="SERIALIZABLE").begin() as conn:
             app.enqueue(send.new(1), session=conn)
@@ -180,12 +201,18 @@ def test_an_engine_with_options_of_its_own_is_heard(app: sqlq.App, send: sqlq.Ta
         assert listener.hears_no_more()
 
 
-def test_nothing_is_added_to_the_callers_transaction(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
+def test_nothing_is_added_to_the_callers_transaction(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
+) -> None:
     statements: list[str] = []
     with Session(engine) as session:
         app.enqueue(send.new(1), session=session)
         session.commit()
-        event.listen(engine, "before_cursor_execute", lambda conn, cursor, statement, *rest: statements.append(statement))
+        event.listen(
+            engine,
+            "before_cursor_execute",
+            lambda conn, cursor, statement, *rest: statements.append(statement),
+        )
         app.enqueue(send.new(2), session=session)
         session.commit()
     assert len(statements) == 1
@@ -209,7 +236,9 @@ def test_a_hint_that_cannot_be_sent_disturbs_nobody(
     assert app.enqueue(send.new(2)).created
 
 
-def test_apps_that_are_gone_leave_the_engine_quiet(app: sqlq.App, database_url: str, listener: Listener) -> None:
+def test_apps_that_are_gone_leave_the_engine_quiet(
+    app: sqlq.App, database_url: str, listener: Listener
+) -> None:
     engine = create_engine(database_url)
     for _ in range(2):
         other = sqlq.App(engine=engine)

@@ -1,9 +1,12 @@
-"""Bad input gets one clear sentence before any write, and the caller's transaction goes on as if nothing had been."""
+"""Bad input gets one clear sentence before any write, and the caller's transaction goes on as if nothing had
+been."""
 
 from __future__ import annotations
 
 import functools
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from typing import Any, cast
 
@@ -42,48 +45,169 @@ class Bad:
     def with_options(self, **options: Any) -> None:
         self.enqueue(self.task.new(1).set(**options))
 
+    def on_the_driver(self) -> None:
+        with closing(sqlite3.connect(":memory:")) as connection:
+            self.enqueue(self.task.new(1), connection)
+
     def in_a_batch(self, job: Any) -> None:
         """The jobs before a bad one are not written either."""
-        self.app.enqueue_many([self.task.new(1), self.task.new(2).set(unique_key="k"), job], session=self.session)
+        self.app.enqueue_many(
+            [self.task.new(1), self.task.new(2).set(unique_key="k"), job], session=self.session
+        )
 
 
 BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
     "no argument": (lambda bad: bad.task.new(), ArgumentsError, "missing a required argument: 'order_id'"),
-    "too many arguments": (lambda bad: bad.task.new(1, 2, 3), ArgumentsError, "too many positional arguments"),
-    "an unknown argument": (lambda bad: bad.task.new(1, nota=1), ArgumentsError, "unexpected keyword argument 'nota'"),
+    "too many arguments": (
+        lambda bad: bad.task.new(1, 2, 3),
+        ArgumentsError,
+        "too many positional arguments",
+    ),
+    "an unknown argument": (
+        lambda bad: bad.task.new(1, nota=1),
+        ArgumentsError,
+        "unexpected keyword argument 'nota'",
+    ),
     "None for an id": (lambda bad: bad.task.new(None), ArgumentsError, "order_id is None, .* session.flush"),
-    "NaN": (lambda bad: bad.with_argument({"a": [float("nan")]}), ArgumentsError, r"shop.send: note\['a'\]\[0\] is nan"),
-    "infinity": (lambda bad: bad.with_argument(float("-inf")), ArgumentsError, "note is -inf, which JSON does not have"),
+    "NaN": (
+        lambda bad: bad.with_argument({"a": [float("nan")]}),
+        ArgumentsError,
+        r"shop.send: note\['a'\]\[0\] is nan",
+    ),
+    "infinity": (
+        lambda bad: bad.with_argument(float("-inf")),
+        ArgumentsError,
+        "note is -inf, which JSON does not have",
+    ),
     "bytes": (lambda bad: bad.with_argument([b"x"]), ArgumentsError, r"note\[0\] is b'x' of type bytes"),
     "a set": (lambda bad: bad.with_argument({1}), ArgumentsError, r"note is \{1\} of type set"),
     "NUL": (lambda bad: bad.with_argument("a\0b"), ArgumentsError, "note holds a NUL"),
-    "a lone surrogate": (lambda bad: bad.with_argument("\ud800"), ArgumentsError, "note holds a NUL or a lone surrogate"),
+    "a lone surrogate": (
+        lambda bad: bad.with_argument("\ud800"),
+        ArgumentsError,
+        "note holds a NUL or a lone surrogate",
+    ),
     "a cycle": (lambda bad: bad.with_argument(CYCLE), ArgumentsError, "contains itself"),
-    "a key that is no text": (lambda bad: bad.with_argument({1: 2}), ArgumentsError, "note has the key 1, but JSON's keys are text"),
-    "too large": (lambda bad: bad.with_argument("x" * 2_000_000), ArgumentsError, "the arguments take 2,000,0.. bytes as JSON"),
-    "a naive moment": (lambda bad: bad.with_options(available_at=datetime(2030, 1, 1)), EnqueueError, "has no time zone"),  # noqa: DTZ001 - refused
-    "a bad delay": (lambda bad: bad.with_options(delay="5 minutes"), EnqueueError, "delay is '5 minutes': give a timedelta"),
-    "a bad timeout": (lambda bad: bad.with_options(timeout=5), EnqueueError, "timeout is 5: give a timedelta"),
-    "a priority out of range": (lambda bad: bad.with_options(priority=101), EnqueueError, "priority is 101: it must be a whole number"),
-    "an unknown option": (lambda bad: bad.with_options(que="mail"), TypeError, "unexpected keyword argument 'que'"),
-    "an unknown option of a task": (lambda bad: cast(Any, bad.app).task(que="mail"), ConfigurationError, "@app.task has no option que"),
-    "a function from __main__": (lambda bad: bad.app.task(unnamed), ConfigurationError, "unnamed is defined in __main__"),
+    "a key that is no text": (
+        lambda bad: bad.with_argument({1: 2}),
+        ArgumentsError,
+        "note has the key 1, but JSON's keys are text",
+    ),
+    "too large": (
+        lambda bad: bad.with_argument("x" * 2_000_000),
+        ArgumentsError,
+        "the arguments take 2,000,0.. bytes as JSON",
+    ),
+    "a naive moment": (
+        lambda bad: bad.with_options(available_at=datetime(2030, 1, 1)),  # noqa: DTZ001 - naive on purpose
+        EnqueueError,
+        "has no time zone",
+    ),
+    "a bad delay": (
+        lambda bad: bad.with_options(delay="5 minutes"),
+        EnqueueError,
+        "delay is '5 minutes': give a timedelta",
+    ),
+    "a bad timeout": (
+        lambda bad: bad.with_options(timeout=5),
+        EnqueueError,
+        "timeout is 5: give a timedelta",
+    ),
+    "a priority out of range": (
+        lambda bad: bad.with_options(priority=101),
+        EnqueueError,
+        "priority is 101: it must be a whole number",
+    ),
+    "an unknown option": (
+        lambda bad: bad.with_options(que="mail"),
+        TypeError,
+        "unexpected keyword argument 'que'",
+    ),
+    "an unknown option of a task": (
+        lambda bad: cast(Any, bad.app).task(que="mail"),
+        ConfigurationError,
+        "@app.task has no option que",
+    ),
+    "a function from __main__": (
+        lambda bad: bad.app.task(unnamed),
+        ConfigurationError,
+        "unnamed is defined in __main__",
+    ),
     "a lambda": (lambda bad: bad.app.task(lambda: None), ConfigurationError, "is a lambda"),
-    "a duplicate name": (lambda bad: bad.app.task(name="shop.send")(unnamed), ConfigurationError, "two tasks are named 'shop.send'"),
+    "a duplicate name": (
+        lambda bad: bad.app.task(name="shop.send")(unnamed),
+        ConfigurationError,
+        "two tasks are named 'shop.send'",
+    ),
     "the task itself": (lambda bad: bad.enqueue(bad.task), EnqueueError, "not a Task: write app.enqueue"),
-    "the task's result": (lambda bad: bad.enqueue(bad.task(1)), EnqueueError, "not a NoneType: calling a task runs it here and now"),
+    "the task's result": (
+        lambda bad: bad.enqueue(bad.task(1)),
+        EnqueueError,
+        "not a NoneType: calling a task runs it here and now",
+    ),
     "a list": (lambda bad: bad.enqueue([bad.task.new(1)]), EnqueueError, "not a list: write app.enqueue"),
     "a name": (lambda bad: bad.enqueue("shop.send"), EnqueueError, "not a str: write"),
     "one bad job of a batch": (lambda bad: bad.in_a_batch(bad.task), EnqueueError, "not a Task"),
-    "a bad job at the end of a batch": (lambda bad: bad.in_a_batch(bad.task.new(1, object())), ArgumentsError, "of type object"),
-    "an engine": (lambda bad: bad.enqueue(bad.task.new(1), bad.session.get_bind()), EnqueueError, "session is .*Engine.*: pass"),
+    "a bad job at the end of a batch": (
+        lambda bad: bad.in_a_batch(bad.task.new(1, object())),
+        ArgumentsError,
+        "of type object",
+    ),
+    "one job for many": (
+        lambda bad: bad.app.enqueue_many(bad.task.new(1), session=bad.session),  # type: ignore[arg-type]
+        EnqueueError,
+        r"enqueue_many takes a list of what task.new\(…\) returns, not a NewJob",
+    ),
+    "a task for many": (
+        lambda bad: bad.app.enqueue_many(bad.task, session=bad.session),  # type: ignore[arg-type]
+        EnqueueError,
+        "not a Task: write app.enqueue_many",
+    ),
+    "until the start of nothing": (
+        lambda bad: bad.with_options(unique_until="start"),
+        EnqueueError,
+        'unique_until="start" is about a unique key: set unique_key together with it',
+    ),
+    "a task of a task": (
+        lambda bad: bad.app.task(bad.task),
+        ConfigurationError,
+        "^shop.send is a task already: @app.task takes the function",
+    ),
+    "a task of a task, with options": (
+        lambda bad: bad.app.task(queue="mail")(bad.task),
+        ConfigurationError,
+        "^shop.send is a task already",
+    ),
+    "another queue's way": (
+        lambda bad: cast(Any, bad.task).delay(1),
+        AttributeError,
+        r"the task shop.send has no 'delay': write app.enqueue\(task.new\(…\)\)",
+    ),
+    "a connection of sqlite3": (
+        lambda bad: bad.on_the_driver(),
+        EnqueueError,
+        r"session is a sqlite3.Connection, and no Session .* of SQLAlchemy: enqueue on it by SQL, INSERT",
+    ),
+    "an engine": (
+        lambda bad: bad.enqueue(bad.task.new(1), bad.session.get_bind()),
+        EnqueueError,
+        "session is .*Engine.*: pass",
+    ),
     "a sessionmaker": (
         lambda bad: bad.enqueue(bad.task.new(1), sessionmaker()),
         EnqueueError,
         "session is .*sessionmaker.*: pass",
     ),
-    "a URL": (lambda bad: bad.enqueue(bad.task.new(1), "sqlite:///shop.db"), EnqueueError, "session is .*str.*: pass a Session"),
-    "an asynchronous session": (lambda bad: bad.enqueue(bad.task.new(1), AsyncSession()), EnqueueError, "write await app.aenqueue"),
+    "a URL": (
+        lambda bad: bad.enqueue(bad.task.new(1), "sqlite:///shop.db"),
+        EnqueueError,
+        "session is .*str.*: pass a Session",
+    ),
+    "an asynchronous session": (
+        lambda bad: bad.enqueue(bad.task.new(1), AsyncSession()),
+        EnqueueError,
+        "write await app.aenqueue",
+    ),
 }
 
 
@@ -114,7 +238,9 @@ def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine)
     way: Way = ("asyncpg" if engine.dialect.name == "postgresql" else "aiosqlite", AsyncSession)
     with Caller(database_url, way) as caller:
         first = caller.enqueue(app, send.new(1))
-        with pytest.raises(EnqueueError, match=r"not a coroutine: calling a task runs it here and now; write app.enqueue"):
+        with pytest.raises(
+            EnqueueError, match=r"not a coroutine: calling a task runs it here and now; write app.enqueue"
+        ):
             caller.enqueue(app, send(1))  # type: ignore[arg-type]  # what is refused here
         with pytest.raises(EnqueueError, match="not a Task"):
             caller.enqueue_many(app, [send.new(1), send])  # type: ignore[list-item]
@@ -123,19 +249,56 @@ def test_asynchronous_mistakes(app: sqlq.App, database_url: str, engine: Engine)
         assert list(caller.execute("SELECT id FROM jobs ORDER BY id").scalars()) == [first.id, last.id]
 
 
-def test_a_synchronous_session_is_refused_where_an_asynchronous_one_belongs(app: sqlq.App, database_url: str, engine: Engine) -> None:
+def test_a_synchronous_session_is_refused_where_an_asynchronous_one_belongs(
+    app: sqlq.App, database_url: str, engine: Engine
+) -> None:
     import asyncio
 
     task = app.task(name="shop.send")(functools.partial(print))
     for session in (Session(engine), engine, create_async_engine(async_database_url(database_url))):
-        with pytest.raises(EnqueueError, match=r"aenqueue takes an AsyncSession or AsyncConnection, not .*(Session|Engine)"):
+        with pytest.raises(
+            EnqueueError, match=r"aenqueue takes an AsyncSession or AsyncConnection, not .*(Session|Engine)"
+        ):
             asyncio.run(app.aenqueue(task.new(), session=session))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_the_connection_of_another_library_is_refused_by_its_name(
+    app: sqlq.App, engine: Engine, database_url: str
+) -> None:
+    import asyncio
+
+    import asyncpg
+    import psycopg
+    import psycopg2
+
+    plain = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    task = app.task(name="shop.send")(print)
+
+    async def of_asyncpg() -> None:
+        connection = await asyncpg.connect(plain)
+        with pytest.raises(EnqueueError, match=r"is a asyncpg.connection.Connection, and no Session"):
+            await app.aenqueue(task.new(), session=connection)
+        with pytest.raises(EnqueueError, match=r"is a asyncpg.connection.Connection, and no Session"):
+            app.enqueue(task.new(), session=connection)
+        await connection.close()
+
+    asyncio.run(of_asyncpg())
+    for driver in (psycopg, psycopg2):
+        with driver.connect(plain) as connection:
+            for session in (connection, connection.cursor()):
+                with pytest.raises(EnqueueError, match=rf"is a {driver.__name__}.*: enqueue on it by SQL"):
+                    app.enqueue(task.new(), session=session)
+        connection.close()
 
 
 def test_a_session_on_an_unsupported_database_is_refused(app: sqlq.App) -> None:
     engine = create_engine("sqlite://")
     engine.dialect.name = "mysql"
     task = app.task(name="shop.send")(print)
-    with engine.connect() as conn, pytest.raises(sqlq.UnsupportedDatabaseError, match="this session is connected to mysql"):
+    with (
+        engine.connect() as conn,
+        pytest.raises(sqlq.UnsupportedDatabaseError, match="this session is connected to mysql"),
+    ):
         app.enqueue(task.new(), session=conn)
     engine.dispose()

@@ -1,4 +1,5 @@
-"""At most one live job per unique key in a queue (G9): alone, in batches, and against rivals whose transactions are open."""
+"""At most one live job per unique key in a queue (G9): alone, in batches, and against rivals whose
+transactions are open."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def remind(app: sqlq.App) -> sqlq.Task[..., None]:
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
-    """A user's engine, whose transactions on SQLite begin with the write lock, so that two of them meet there."""
+    """A user's engine, whose transactions on SQLite begin with the write lock, so that two of them meet
+    there."""
     engine = create_engine(database_url)
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)
@@ -53,7 +55,10 @@ def count(app: sqlq.App) -> int:
 
 def claim_all(app: sqlq.App) -> dict[int, int]:
     with app.database.begin() as conn:
-        return {job.id: job.lease_token for job in jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)}
+        return {
+            job.id: job.lease_token
+            for job in jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
+        }
 
 
 def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:
@@ -61,10 +66,12 @@ def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:
         assert jobs.settle(conn, [sqlq.job.Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
 
 
-# -- one after the other -----------------------------------------------------------------------------------------------
+# -- one after the other -------------------------------------------------------------------------------------
 
 
-def test_a_duplicate_answers_with_the_live_job(app: sqlq.App, send: sqlq.Task[..., None], remind: sqlq.Task[..., None]) -> None:
+def test_a_duplicate_answers_with_the_live_job(
+    app: sqlq.App, send: sqlq.Task[..., None], remind: sqlq.Task[..., None]
+) -> None:
     first = app.enqueue(send.new(1).set(unique_key="k", delay="1h"))
     again = app.enqueue(remind.new().set(unique_key="k"))
     assert again == Job(first.id, "default", "shop.send", sqlq.State.SCHEDULED, created=False)
@@ -73,11 +80,16 @@ def test_a_duplicate_answers_with_the_live_job(app: sqlq.App, send: sqlq.Task[..
 
 def test_a_key_is_unique_within_its_queue_only(app: sqlq.App, send: sqlq.Task[..., None]) -> None:
     new = send.new(1).set(unique_key="k")
-    made = [app.enqueue(job).created for job in (new, new.set(queue="other"), new.set(unique_key="K"), new.set(unique_key="k "))]
+    made = [
+        app.enqueue(job).created
+        for job in (new, new.set(queue="other"), new.set(unique_key="K"), new.set(unique_key="k "))
+    ]
     assert made == [True] * 4
 
 
-@pytest.mark.parametrize(("until", "state", "created"), [("finish", "running", False), ("start", "available", True)])
+@pytest.mark.parametrize(
+    ("until", "state", "created"), [("finish", "running", False), ("start", "available", True)]
+)
 def test_a_key_is_held_until_the_finish_or_the_start(
     app: sqlq.App, send: sqlq.Task[..., None], until: Any, state: str, created: bool
 ) -> None:
@@ -91,7 +103,9 @@ def test_a_key_is_held_until_the_finish_or_the_start(
     assert app.enqueue(new).created is not created
 
 
-def test_a_retried_job_holds_its_key_again_but_not_one_it_let_go(app: sqlq.App, send: sqlq.Task[..., None]) -> None:
+def test_a_retried_job_holds_its_key_again_but_not_one_it_let_go(
+    app: sqlq.App, send: sqlq.Task[..., None]
+) -> None:
     held, free = send.new().set(unique_key="held"), send.new().set(unique_key="free", unique_until="start")
     first, second = app.enqueue(held), app.enqueue(free)
     tokens = claim_all(app)
@@ -103,7 +117,9 @@ def test_a_retried_job_holds_its_key_again_but_not_one_it_let_go(app: sqlq.App, 
     assert app.enqueue(free).id == newer.id
 
 
-def test_duplicates_within_a_batch(app: sqlq.App, send: sqlq.Task[..., None], remind: sqlq.Task[..., None], engine: Engine) -> None:
+def test_duplicates_within_a_batch(
+    app: sqlq.App, send: sqlq.Task[..., None], remind: sqlq.Task[..., None], engine: Engine
+) -> None:
     old = app.enqueue(send.new().set(unique_key="old"))
     new = [
         send.new(1).set(unique_key="b"),
@@ -123,7 +139,9 @@ def test_duplicates_within_a_batch(app: sqlq.App, send: sqlq.Task[..., None], re
     assert count(app) == 5
 
 
-def test_a_batch_of_more_keys_than_a_statement_takes_parameters(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
+def test_a_batch_of_more_keys_than_a_statement_takes_parameters(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
+) -> None:
     new = [send.new(i).set(unique_key=f"k{i}") for i in range(17_000)]
     first = app.enqueue_many(new)
     with Session(engine) as session, session.begin():
@@ -132,7 +150,7 @@ def test_a_batch_of_more_keys_than_a_statement_takes_parameters(app: sqlq.App, s
     assert [(job.id, job.created) for job in again] == [(job.id, False) for job in first]
 
 
-# -- at the same time --------------------------------------------------------------------------------------------------
+# -- at the same time ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -143,7 +161,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def waiting_for_locks(engine: Engine) -> int:
     """How many sessions of this test's database wait for another's transaction (PostgreSQL)."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type "
+        "= 'Lock'"
+    )
     with engine.connect() as conn:
         return conn.scalar(text(waiting)) or 0
 
@@ -155,8 +176,11 @@ def enqueue_in_own_transaction(app: sqlq.App, engine: Engine, new: NewJob) -> Jo
         return job
 
 
-def meet(app: sqlq.App, engine: Engine, pool: ThreadPoolExecutor, new: NewJob, *, rival_commits: bool) -> tuple[Job, Job]:
-    """Enqueue `new` beside a rival that enqueued it, and ends its transaction only when this one waits for it."""
+def meet(
+    app: sqlq.App, engine: Engine, pool: ThreadPoolExecutor, new: NewJob, *, rival_commits: bool
+) -> tuple[Job, Job]:
+    """Enqueue `new` beside a rival that enqueued it, and ends its transaction only when this one waits for
+    it."""
     with Session(engine) as rival:
         theirs = app.enqueue(new, session=rival)
         future = pool.submit(enqueue_in_own_transaction, app, engine, new)
@@ -170,7 +194,9 @@ def meet(app: sqlq.App, engine: Engine, pool: ThreadPoolExecutor, new: NewJob, *
         return theirs, future.result(10)
 
 
-def test_a_rival_that_commits_wins(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_a_rival_that_commits_wins(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
     theirs, mine = meet(app, engine, pool, send.new(1).set(unique_key="k"), rival_commits=True)
     assert (mine.id, mine.created) == (theirs.id, False)
     assert count(app) == 1
@@ -181,11 +207,14 @@ def test_a_rival_that_rolls_back_leaves_the_key(
 ) -> None:
     theirs, mine = meet(app, engine, pool, send.new(1).set(unique_key="k"), rival_commits=False)
     assert mine.created
-    assert mine.id != theirs.id or engine.dialect.name == "sqlite"  # there nothing of a rollback is left, the sequence included
+    # there nothing of a rollback is left, the sequence included
+    assert mine.id != theirs.id or engine.dialect.name == "sqlite"
     assert count(app) == 1
 
 
-def test_of_many_at_once_one_is_created(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_of_many_at_once_one_is_created(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
     for key in range(10):
         start = threading.Barrier(8)
 
@@ -206,8 +235,8 @@ def test_batches_with_reversed_keys_do_not_deadlock(
 ) -> None:
     """Each batch takes its keys in one order, whatever order they were given in.
 
-    A rival holds the key in the middle until both batches wait; had they come from both ends, each would then hold what
-    the other wants next.
+    A rival holds the key in the middle until both batches wait; had they come from both ends, each would then
+    hold what the other wants next.
     """
     new = [send.new(i).set(unique_key=f"k{i}") for i in range(9)]
 
@@ -227,6 +256,41 @@ def test_batches_with_reversed_keys_do_not_deadlock(
     assert [job.id for job in first] == [job.id for job in second]
     assert sum(a.created + b.created for a, b in zip(first, second, strict=True)) == 9 - rival_commits
     assert count(app) == 9
+
+
+@on_postgresql
+def test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
+    """It passes over the live "a" and waits for "m"; meanwhile "a" ends. With "m" in hand when it comes for
+    "a" again, it would deadlock with a rival that has taken "a" and wants "m" next."""
+    a, m, z = (send.new().set(unique_key=key) for key in "amz")
+    live = app.enqueue(a)
+
+    def batch() -> list[Job]:
+        with Session(engine) as session, session.begin():
+            app.enqueue(send.new(1), session=session)
+            jobs = app.enqueue_many([z, m, a], session=session)
+            assert session.execute(text("SELECT 1")).scalar() == 1
+            return jobs
+
+    with Session(engine) as holder, Session(engine) as rival:
+        app.enqueue(m, session=holder)
+        future = pool.submit(batch)
+        wait_until(lambda: waiting_for_locks(engine) == 1, what="the batch waits for m")
+        app.cancel([live.id])
+        taken = app.enqueue(a, session=rival)
+        holder.rollback()
+        is_blocked = text("SELECT count(*) FROM pg_stat_activity WHERE :rival = ANY(pg_blocking_pids(pid))")
+        number = rival.scalar(text("SELECT pg_backend_pid()"))
+        with engine.connect() as watch:
+            wait_until(lambda: watch.scalar(is_blocked, {"rival": number}) == 1, what="the batch waits for a")
+        theirs = app.enqueue(m, session=rival)
+        rival.commit()
+        done = future.result(30)
+    assert [(job.id, job.created) for job in done[1:]] == [(theirs.id, False), (taken.id, False)]
+    assert done[0].created
+    assert count(app) == 4
 
 
 @on_postgresql
@@ -250,7 +314,8 @@ def test_under_stricter_isolation_the_databases_own_error_passes(
 def test_a_key_that_was_freed_between_the_insert_and_the_look_is_taken(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rival's job ends in the moment after the insert met it: it must not be answered with, nor be missed."""
+    """The rival's job ends in the moment after the insert met it: it must not be answered with, nor be
+    missed."""
     first = app.enqueue(send.new(1).set(unique_key="k"))
     freed: list[int] = []
 

@@ -1,4 +1,5 @@
-"""The cold path: looking at jobs in whatever state, running failed ones again, forgetting and pruning, on every database."""
+"""The cold path: looking at jobs in whatever state, running failed ones again, forgetting and pruning, on
+every database."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ from sqlalchemy import BigInteger, Engine, func, insert, literal, select, text, 
 
 import sqlq
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.job import (
+    Cancelled,
+    ClaimedJob,
+    Completed,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+)
 from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues, workers
 from sqlq.store import cluster, records
 from sqlq.store import jobs as hot
@@ -23,7 +34,9 @@ class Play:
 
     def __init__(self, app: sqlq.App) -> None:
         self.app = app
-        self.tasks = {name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")}
+        self.tasks = {
+            name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")
+        }
 
     def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
         new = self.tasks[task].new
@@ -31,11 +44,15 @@ class Play:
 
     def claim(self, limit: int = 10_000, owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return hot.claim(conn, cluster.queue_names(self.app.database), limit=limit, owner=owner, lease_ms=30_000)
+            return hot.claim(
+                conn, list(cluster.due_in(self.app.database)), limit=limit, owner=owner, lease_ms=30_000
+            )
 
     def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
         with self.app.database.begin() as conn:
-            settled = hot.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed])
+            settled = hot.settle(
+                conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
+            )
         return {id for id, _ in settled}
 
     def end(self, outcome: Outcome = BOOM) -> list[int]:
@@ -58,7 +75,7 @@ def play(app: sqlq.App) -> Play:
     return Play(app)
 
 
-# -- looking -------------------------------------------------------------------------------------------------------------
+# -- looking -------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
@@ -76,7 +93,12 @@ def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
     assert play.app.get(finished).result == {"sent": ["ü", 1]}
     assert play.app.get(cancelled).reason == "not wanted"
     found = play.app.get(failed)
-    assert (found.exception, found.message, found.traceback, found.reason) == ("ValueError", "boom", "Traceback …", "error")
+    assert (found.exception, found.message, found.traceback, found.reason) == (
+        "ValueError",
+        "boom",
+        "Traceback …",
+        "error",
+    )
     assert found.payload == {"args": [0]}
     assert found.ended_at is not None
     assert found.ended_at.tzinfo is not None
@@ -87,7 +109,9 @@ def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
 
 def test_what_cannot_be_decoded_is_shown_as_it_is_stored(play: Play, engine: Engine) -> None:
     with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')"))
+        conn.execute(
+            text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')")
+        )
     (job,) = play.app.list()
     assert job.payload == "{broken"
     assert job.errors == [{"message": "also broken"}]
@@ -122,19 +146,26 @@ def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
 
 @pytest.mark.parametrize("how", [{"state": "broken"}, {"limit": 0}, {"limit": 1_000_000}])
 def test_a_list_of_what_does_not_exist_is_refused(play: Play, how: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"state is 'broken': it is one of scheduled, |limit is \d+: it must lie between"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"state is 'broken': it is one of scheduled, |limit is \d+: it must lie between",
+    ):
         play.app.list(**how)
 
 
 def test_a_job_that_never_was(play: Play) -> None:
-    with pytest.raises(JobNotFoundError, match="there is no job 4711"):
-        play.app.get(4711)
-    for wrong in ("7", 0, -1, 2**63, True, None):
+    play.enqueue()
+    for id in (4711, 0, -1, 2**63, 10**20, -(10**20)):
+        with pytest.raises(JobNotFoundError, match=f"there is no job {id}"):
+            play.app.get(id)
+        assert play.app.cancel([id]) == {id: "unknown"}
+        assert play.app.retry_failed([id]) == play.app.admin.forget_failed([id]) == []
+    for wrong in ("7", True, None, 1.0):
         with pytest.raises(ConfigurationError, match="is not the id of a job"):
             play.app.get(wrong)  # type: ignore[arg-type]
 
 
-# -- failed jobs run again (T13) -----------------------------------------------------------------------------------------
+# -- failed jobs run again (T13) -----------------------------------------------------------------------------
 
 
 def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(play: Play) -> None:
@@ -154,7 +185,13 @@ def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(
         assert conn.scalar(select(func.count()).select_from(failed_jobs)) == 0
     assert (row.id, row.attempts, row.releases, row.losses, bool(row.due)) == (id, 0, 0, 0, True)
     assert (row.reserved_at, row.reserved_by, row.lease_expires_at) == (None, None, None)
-    assert (row.lease_token, row.priority, row.timeout_ms, row.max_attempts, row.unique_key) == (3, 7, 30_000, 3, "k")
+    assert (row.lease_token, row.priority, row.timeout_ms, row.max_attempts, row.unique_key) == (
+        3,
+        7,
+        30_000,
+        3,
+        "k",
+    )
     job = play.app.get(id)
     assert job.created_at == failed.created_at
     assert [(e["attempt"], e["reason"], e["exception"], e["message"]) for e in job.errors] == [
@@ -189,7 +226,10 @@ def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(play: Pla
     odd, full = play.failed(2)
     with engine.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET errors = 'not json' WHERE id = :id"), {"id": odd})
-        conn.execute(text("UPDATE failed_jobs SET errors = :errors WHERE id = :id"), {"id": full, "errors": f'["{"x" * 70_000}"]'})
+        conn.execute(
+            text("UPDATE failed_jobs SET errors = :errors WHERE id = :id"),
+            {"id": full, "errors": f'["{"x" * 70_000}"]'},
+        )
     play.app.retry_failed(all=True)
     first, last = play.app.get(odd).errors
     assert (first, last["message"]) == ({"message": "not json"}, "boom")
@@ -198,7 +238,8 @@ def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(play: Pla
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_jobs_with_unique_keys_come_back_in_the_order_of_their_keys(play: Play) -> None:
-    """As enqueue_many inserts them: in another order the two would deadlock, and the victim might be the caller's transaction."""
+    """As enqueue_many inserts them: in another order the two would deadlock, and the victim might be the
+    caller's transaction."""
     (b,) = play.failed(unique_key="b")
     (a,) = play.failed(unique_key="a")
     assert play.app.retry_failed(all=True) == [b, a]
@@ -281,7 +322,7 @@ def test_forgotten_jobs_are_gone(play: Play) -> None:
         play.app.get(a[0])
 
 
-# -- pruning (T15) -------------------------------------------------------------------------------------------------------
+# -- pruning (T15) -------------------------------------------------------------------------------------------
 
 
 def _age(play: Play, ids: Sequence[int], seconds: Sequence[int]) -> None:
@@ -321,7 +362,7 @@ def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
     assert play.app.list() == []
 
 
-# -- queues and workers --------------------------------------------------------------------------------------------------
+# -- queues and workers --------------------------------------------------------------------------------------
 
 
 def _register(app: sqlq.App, id: str, names: Sequence[str] | None) -> None:
@@ -331,7 +372,11 @@ def _register(app: sqlq.App, id: str, names: Sequence[str] | None) -> None:
 
 def _silent(app: sqlq.App, id: str, seconds: int) -> None:
     with app.database.begin() as conn:
-        conn.execute(update(workers).where(workers.c.id == id).values(seen_at=after(literal(-seconds * 1000, BigInteger))))
+        conn.execute(
+            update(workers)
+            .where(workers.c.id == id)
+            .values(seen_at=after(literal(-seconds * 1000, BigInteger)))
+        )
 
 
 def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Play) -> None:
@@ -351,7 +396,14 @@ def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Pl
     assert a.oldest_wait_seconds is not None
     assert 0 <= a.oldest_wait_seconds < 60
     b = found["b"]
-    assert (b.available, b.scheduled, b.running, b.failed, b.oldest_wait_seconds, b.served) == (0, 0, 0, 2, None, False)
+    assert (b.available, b.scheduled, b.running, b.failed, b.oldest_wait_seconds, b.served) == (
+        0,
+        0,
+        0,
+        2,
+        None,
+        False,
+    )
     assert (found["c"].paused, found["c"].scheduled, found["c"].oldest_wait_seconds) == (True, 1, None)
     assert found["empty"].served
 
@@ -359,7 +411,11 @@ def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Pl
     assert all(status.served for status in play.app.admin.status()), "w2 serves every queue"
     _silent(play.app, "w1", 120)
     _silent(play.app, "w2", 120)
-    assert [(status.queue, status.served) for status in play.app.admin.status()] == [("a", False), ("b", False), ("c", False)]
+    assert [(status.queue, status.served) for status in play.app.admin.status()] == [
+        ("a", False),
+        ("b", False),
+        ("c", False),
+    ]
     assert play.app.admin.workers() == []
 
 
@@ -387,15 +443,15 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
     play.enqueue(1, queue="later", delay="1d")
     with play.app.database.begin() as conn:
         hot.claim(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
-    assert sorted(cluster.queue_names(play.app.database)) == sorted(["ä", "A", "a b", "later"])
+    assert sorted(cluster.due_in(play.app.database)) == sorted(["ä", "A", "a b", "later"])
 
 
 def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
-    assert cluster.queue_names(play.app.database) == []
+    assert cluster.due_in(play.app.database) == {}
     assert play.app.admin.status() == []
 
 
-# -- queues of one's own (the demo) --------------------------------------------------------------------------------------
+# -- queues of one's own (the demo) --------------------------------------------------------------------------
 
 
 def test_queues_are_counted_and_erased_alone(play: Play) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, inspect, make_url, text
 import sqlq
 from tests.faces.command import Command
 
-# -- help ----------------------------------------------------------------------------------------------------------------
+# -- help ----------------------------------------------------------------------------------------------------
 
 
 def test_help_names_every_command_and_needs_nothing_heavy(bare: Command) -> None:
@@ -27,15 +27,20 @@ sys.argv = ["sqlq", "--help"]
 try:
     main()
 finally:
-    print([m for m in ("sqlalchemy", "rich", "alembic", "psycopg", "asyncio") if m in sys.modules], file=sys.stderr)
+    heavy = ("sqlalchemy", "rich", "alembic", "psycopg", "asyncio")
+    print([m for m in heavy if m in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program], env=bare.environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=bare.environment, capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
     assert re.findall(r"^  (\w+)  ", done.stdout.split("Commands:")[1], re.MULTILINE) == [
         "migrate",
         "work",
         "enqueue",
         "status",
+        "jobs",
+        "show",
         "workers",
         "failed",
         "cancel",
@@ -51,7 +56,10 @@ finally:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", ["migrate", "work", "enqueue", "status", "failed", "demo", "failed list", "failed retry"])
+@pytest.mark.parametrize(
+    "command",
+    ["migrate", "work", "enqueue", "status", "jobs", "show", "failed", "demo", "failed list", "failed retry"],
+)
 def test_every_command_has_help(bare: Command, command: str) -> None:
     assert bare.ok(*command.split(), "--help").startswith(f"Usage: sqlq {command} ")
 
@@ -60,7 +68,7 @@ def test_version(bare: Command) -> None:
     assert bare.ok("--version").strip() == f"sqlq, version {sqlq.__version__}"
 
 
-# -- migrate -------------------------------------------------------------------------------------------------------------
+# -- migrate -------------------------------------------------------------------------------------------------
 
 
 def test_migrate_up_look_and_down(tmp_path: Path, empty_database_url: str) -> None:
@@ -104,14 +112,25 @@ def test_newer_tables_are_used_unless_they_are_too_new(sqlq_: Command, app: sqlq
 
     def change(columns: str) -> None:
         with app.database.begin() as conn:
-            conn.execute(text(f"UPDATE {app.database.schema + '.' if app.database.schema else ''}sqlq_version SET {columns}"))
+            conn.execute(
+                text(
+                    f"UPDATE {app.database.schema + '.' if app.database.schema else ''}sqlq_version SET "
+                    f"{columns}"
+                )
+            )
 
     change("version_num = '0098'")
     assert sqlq_("migrate", "--check").code == 0
     assert "at revision 0098, newer than the" in sqlq_.ok("migrate")
     assert "which works with them" in sqlq_.shop("work", "--drain").err
     change("version_num = '0099', oldest_code = '0098'")
-    for command in (["migrate"], ["migrate", "--check"], ["work", "--drain"], ["enqueue", "shop.send", "7"], ["status"]):
+    for command in (
+        ["migrate"],
+        ["migrate", "--check"],
+        ["work", "--drain"],
+        ["enqueue", "shop.send", "7"],
+        ["status"],
+    ):
         done = sqlq_.shop(*command)
         assert done.code == 1
         assert "install the newer sqlq here" in done.out + done.err
@@ -121,14 +140,16 @@ def test_migrate_refuses_an_unknown_revision(sqlq_: Command) -> None:
     assert "'4711'" in sqlq_("migrate", "--down", "4711").sentence()
 
 
-# -- where the database is -------------------------------------------------------------------------------------------------
+# -- where the database is -----------------------------------------------------------------------------------
 
 
 def test_which_database_counts(bare: Command) -> None:
     """-d, then the App's own, then SQLQ_DATABASE_URL, then sqlq.db here."""
     for name in ("option", "app", "variable", "sqlq"):
         bare.ok("-d", f"sqlite:///{name}.db", "migrate")
-    (bare.directory / "own.py").write_text("from sqlq import App\napp = App('sqlite:///app.db')\n@app.task\ndef t() -> None: ...\n")
+    (bare.directory / "own.py").write_text(
+        "from sqlq import App\napp = App('sqlite:///app.db')\n@app.task\ndef t() -> None: ...\n"
+    )
     variable = {"SQLQ_DATABASE_URL": "sqlite:///variable.db"}
 
     def enqueue(*options: str, env: dict[str, str] | None = None, task: str = "own.t") -> None:
@@ -156,9 +177,9 @@ CANNOT_BE_USED = {
     "mysql://u:secret@h/x": "sqlq runs on PostgreSQL and SQLite, not on 'mysql' (mysql://u:***@h/x)",
     "sqlite://": "an SQLite database in memory",
     "sqlite:///:memory:": "an SQLite database in memory",
-    "postgresql+pg8000://u:secret@h/x": "needs the driver 'pg8000', which is not installed",
+    "postgresql+pg8000://u:secret@h/x": "by psycopg or psycopg2, not by 'postgresql+pg8000'",
     "postgresql://u:secret@host.invalid/x": "check the host in the URL",
-    "sqlite:///missing.db": "create it with sqlq -d sqlite:////",
+    "sqlite:///missing.db": "create it with sqlq migrate -d sqlite:///missing.db",
     "sqlite:///shop.py": "not a database",
     "sqlite:////": "unable to open database file",
 }
@@ -182,12 +203,18 @@ def test_a_server_a_database_or_a_role_that_is_not_there(bare: Command, database
         return bare("-d", changed, "status").sentence()
 
     assert "start the server, or check host and port" in said(f"postgresql://u:secret@127.0.0.1:{port}/x")
-    assert "create it first, as with createdb nodb" in said(url.set(database="nodb").render_as_string(hide_password=False))
-    assert "check the user" in said(url.set(username="nobody_here", password="secret").render_as_string(hide_password=False))
+    assert "create it first, as with createdb nodb" in said(
+        url.set(database="nodb").render_as_string(hide_password=False)
+    )
+    assert "check the user" in said(
+        url.set(username="nobody_here", password="secret").render_as_string(hide_password=False)
+    )
 
 
-def test_an_unmigrated_database_is_one_sentence_for_every_command(tmp_path: Path, empty_database_url: str) -> None:
-    run = Command(tmp_path, SQLQ_DATABASE_URL=empty_database_url)
+def test_an_unmigrated_database_is_one_sentence_for_every_command(
+    tmp_path: Path, empty_database_url: str
+) -> None:
+    run, shown = Command(tmp_path, SQLQ_DATABASE_URL=empty_database_url), empty_database_url
     if empty_database_url.startswith("sqlite"):
         engine = create_engine(empty_database_url)
         with engine.begin() as conn:
@@ -203,10 +230,10 @@ def test_an_unmigrated_database_is_one_sentence_for_every_command(tmp_path: Path
     )
     for command in commands:
         done = run.shop(*command)
-        assert "create them with `sqlq migrate`" in done.sentence()
+        assert f"create them with `sqlq migrate -a shop:app -d {shown}`" in done.sentence()
 
 
-# -- the App -------------------------------------------------------------------------------------------------------------
+# -- the App -------------------------------------------------------------------------------------------------
 
 APPS = {
     "nowhere:app": (None, "there is no module 'nowhere' in"),
@@ -215,11 +242,16 @@ APPS = {
         "ImportError: cannot import name 'nothing_there'",
         "(broken.py, line 2)",
     ),
-    "needs:app": ("import not_installed_at_all\n", "No module named 'not_installed_at_all'", "(needs.py, line 1)"),
+    "needs:app": (
+        "import not_installed_at_all\n",
+        "No module named 'not_installed_at_all'",
+        "(needs.py, line 1)",
+    ),
     "odd:app": ("def f(:\n", "SyntaxError", "(odd.py, line 1)"),
     "quits:app": ("raise SystemExit(3)\n", "SystemExit: 3", "(quits.py, line 1)"),
     "twice:app": (
-        "import sqlq\napp = sqlq.App()\n@app.task(name='x')\ndef a(): ...\n@app.task(name='x')\ndef b(): ...\n",
+        "import sqlq\napp = sqlq.App()\n@app.task(name='x')\ndef a(): ...\n@app.task(name='x')\ndef b(): "
+        "...\n",
         "two tasks are named 'x'",
         "(twice.py, line 5)",
     ),
@@ -251,10 +283,10 @@ def test_an_app_is_written_as_module_and_attribute(bare: Command, path: str) -> 
 
 def test_work_and_enqueue_need_the_app(sqlq_: Command) -> None:
     for command in (["work"], ["enqueue", "shop.send", "7"]):
-        assert "name the App with --app module:attribute" in sqlq_(*command).sentence()
+        assert "name the App with --app module:attribute" in sqlq_(*command).misuse()
 
 
-# -- enqueue -------------------------------------------------------------------------------------------------------------
+# -- enqueue -------------------------------------------------------------------------------------------------
 
 
 def test_enqueue_reads_json_where_it_is_json_and_text_where_it_is_not(sqlq_: Command, app: sqlq.App) -> None:
@@ -264,7 +296,10 @@ def test_enqueue_reads_json_where_it_is_json_and_text_where_it_is_not(sqlq_: Com
         ("7", "false", "plain text"): {"args": [7, False, "plain text"]},
         ("7", "false", '"7"'): {"args": [7, False, "7"]},
         ("7", "false", "NaN"): {"args": [7, False, "NaN"]},
-        ("7", "--kwargs", '{"copy": true, "note": "ü"}'): {"args": [7], "kwargs": {"copy": True, "note": "ü"}},
+        ("7", "--kwargs", '{"copy": true, "note": "ü"}'): {
+            "args": [7],
+            "kwargs": {"copy": True, "note": "ü"},
+        },
         ("--", "-5"): {"args": [-5]},
     }
     for args, payload in cases.items():
@@ -273,19 +308,43 @@ def test_enqueue_reads_json_where_it_is_json_and_text_where_it_is_not(sqlq_: Com
         assert app.get(done["id"]).payload == payload
 
 
+def test_enqueue_refuses_the_end_of_a_key_that_is_not_there(sqlq_: Command) -> None:
+    said = sqlq_.shop("enqueue", "shop.send", "7", "--unique-until", "start").misuse()
+    assert said == "--unique-until start is of use with --unique-key only"
+
+
 def test_enqueue_finds_a_task_by_its_alias(sqlq_: Command) -> None:
     assert sqlq_.shop("enqueue", "mail.send", "7", "--json").json()["task"] == "shop.send"
 
 
 def test_enqueue_takes_the_options_of_a_job(sqlq_: Command, app: sqlq.App) -> None:
-    options = ("--queue", "later", "--delay", "1h", "--priority", "-3", "--max-attempts", "9", "--unique-key", "k")
+    options = (
+        "--queue",
+        "later",
+        "--delay",
+        "1h",
+        "--priority",
+        "-3",
+        "--max-attempts",
+        "9",
+        "--unique-key",
+        "k",
+    )
     first = sqlq_.shop("enqueue", "shop.send", "7", *options, "--json").json()
     job = app.get(first["id"])
-    assert first == {"id": job.id, "queue": "later", "task": "shop.send", "state": "scheduled", "created": True}
+    assert first == {
+        "id": job.id,
+        "queue": "later",
+        "task": "shop.send",
+        "state": "scheduled",
+        "created": True,
+    }
     assert (job.priority, job.max_attempts, job.unique_key) == (-3, 9, "k")
     assert sqlq_.shop("enqueue", "shop.send", "7", *options, "--json").json() == {**first, "created": False}
     assert f"nothing enqueued: job {job.id} " in sqlq_.shop("enqueue", "shop.send", "7", *options).out
-    at = sqlq_.shop("enqueue", "shop.send", "7", "--available-at", "2999-01-31T08:00:00+01:00", "--json").json()
+    at = sqlq_.shop(
+        "enqueue", "shop.send", "7", "--available-at", "2999-01-31T08:00:00+01:00", "--json"
+    ).json()
     assert app.get(at["id"]).available_at.isoformat().startswith("2999-01-31T0")
     said = sqlq_.shop("enqueue", "shop.send", "7").out
     assert re.fullmatch(r"enqueued job \d+: shop.send in queue mail, available\n", said)
@@ -296,22 +355,32 @@ REFUSED = {
     ("shop.send",): "missing a required argument: 'order_id'",
     ("shop.send", "1", "2", "3", "4"): "too many positional arguments",
     ("shop.send", "null"): "order_id is None",
-    ("shop.send", "7", "--priority", "500"): "priority is 500",
-    ("shop.send", "7", "--delay", "5"): 'text such as "30s"',
     ("shop.send", "7", "--delay", "1h", "--available-at", "2030-01-01T00:00Z"): "both delay and available_at",
-    ("shop.send", "7", "--queue", ""): "queue is ''",
-    ("shop.send", "7", "--max-attempts", "0"): "max_attempts is 0",
+    ("shop.send", "abc"): 'order_id is "abc": the task takes int there',
+    ("shop.send", "true"): "order_id is true: the task takes int there",
+    ("shop.send", "7", "--kwargs", '{"copy": 1}'): "copy is 1: the task takes bool there",
+    ("shop.send", "7", "true", "7"): "note is 7: the task takes str there; text that looks like JSON",
 }
 
 
 @pytest.mark.parametrize("args", REFUSED, ids=" ".join)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_enqueue_refuses_what_does_not_fit_the_task(sqlq_: Command, app: sqlq.App, args: tuple[str, ...]) -> None:
+def test_enqueue_refuses_what_does_not_fit_the_task(
+    sqlq_: Command, app: sqlq.App, args: tuple[str, ...]
+) -> None:
     assert REFUSED[args] in sqlq_.shop("enqueue", *args).sentence()
     assert app.list() == []
 
 
 WRONG_USAGE = {
+    ("shop.send", "7", "--priority", "500"): "--priority is 500",
+    ("shop.send", "7", "--delay", "5"): "--delay is '5': give a duration such as",
+    ("shop.send", "7", "--queue", ""): "--queue is ''",
+    ("shop.send", "7", "--queue", "a,b"): "--queue is 'a,b': a comma separates queues",
+    ("shop.send", "7", "--max-attempts", "0"): "--max-attempts is 0",
+    ("shop.send", "7", "--unique-until", "start"): "of use with --unique-key only",
+    ("shop.send", "order_id=3"): "--kwargs '{\"order_id\": 3}'",
+    ("shop.send", "7", "note=x"): "or the text itself as '\"note=x\"'",
     ("shop.send", "7", "--kwargs", "[1]"): "not a JSON object",
     ("shop.send", "7", "--kwargs", "{copy: 1}"): "not JSON",
     ("shop.send", "7", "--kwargs", '{"copy": NaN}'): "NaN is not JSON",
@@ -331,7 +400,7 @@ def test_enqueue_refuses_a_wrong_command_line(sqlq_: Command, app: sqlq.App, arg
     assert app.list() == []
 
 
-# -- pipes ---------------------------------------------------------------------------------------------------------------
+# -- pipes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_that_has_seen_enough_is_no_trouble(bare: Command) -> None:
@@ -340,6 +409,44 @@ def test_a_reader_that_has_seen_enough_is_no_trouble(bare: Command) -> None:
     arguments = [sys.executable, "-m", "sqlq", "migrate", "--sql"]
     with os.fdopen(writing, "w") as pipe:
         done = subprocess.run(
-            arguments, cwd=bare.directory, env=bare.environment, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
+            arguments,
+            cwd=bare.directory,
+            env=bare.environment,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert done.stderr == ""
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------------------
+
+INTERRUPTED_AT = """
+import importlib.abc, os, signal, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["click", "sqlq.cli.context", "sqlq.cli.work", "sqlq.app", "sqlalchemy.engine", "shop"]
+)
+def test_ctrl_c_in_the_middle_of_an_import_is_quiet(bare: Command, module: str) -> None:
+    bare.ok("migrate")
+    (bare.directory / "sitecustomize.py").write_text(INTERRUPTED_AT)
+    path = os.pathsep.join((str(bare.directory), bare.environment["PYTHONPATH"]))
+    done = bare("status", "-a", "shop:app", env={"INTERRUPT_AT": module, "PYTHONPATH": path})
+    assert (done.code, done.out, done.err.strip()) == (130, "", "")
+
+
+def test_the_list_of_commands_fits_a_terminal(bare: Command) -> None:
+    for group in ([], ["failed"]):
+        commands = bare.ok(*group, "--help", env={"COLUMNS": "80"}).split("Commands:")[1]
+        assert "..." not in commands
+        assert max(map(len, commands.splitlines())) <= 80

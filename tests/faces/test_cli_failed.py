@@ -26,14 +26,24 @@ FAILED_KEYS = {
 }  # fmt: skip
 
 
-def _failed(engine: Engine, id: int, *, queue: str = "mail", task: str = "shop.fail", key: str | None = None, message: str = "boom") -> int:
+def _failed(
+    engine: Engine,
+    id: int,
+    *,
+    queue: str = "mail",
+    task: str = "shop.fail",
+    key: str | None = None,
+    message: str = "boom",
+) -> int:
     """A failed job, as a worker leaves it."""
     with engine.begin() as conn:
         conn.execute(
             text(
-                "INSERT INTO failed_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, "
+                "INSERT INTO failed_jobs (id, queue, task, payload, priority, attempts, max_attempts, "
+                "available_at, lease_token, "
                 "unique_key, unique_until, releases, created_at, reason, exception, message) "
-                "SELECT :id, :queue, :task, '{\"args\": [\"it\"]}', 0, 2, 2, available_at, 2, :key, 'finish', 0, created_at, "
+                'SELECT :id, :queue, :task, \'{"args": ["it"]}\', 0, 2, 2, available_at, 2, :key, '
+                "'finish', 0, created_at, "
                 "'error', 'ValueError', :message FROM jobs WHERE task = 'model'"
             ),
             {"id": id, "queue": queue, "task": task, "key": key, "message": message},
@@ -48,7 +58,7 @@ def _model(engine: Engine) -> None:
         conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('model', 'model')"))
 
 
-# -- status --------------------------------------------------------------------------------------------------------------
+# -- status --------------------------------------------------------------------------------------------------
 
 
 def test_status_shows_each_queue_and_who_serves_it(sqlq_: Command, engine: Engine) -> None:
@@ -57,13 +67,30 @@ def test_status_shows_each_queue_and_who_serves_it(sqlq_: Command, engine: Engin
     assert found["workers"] == []
     queues = {queue["queue"]: queue for queue in found["queues"]}
     keys = {"queue", "available", "scheduled", "running", "failed", "oldest_wait_seconds", "paused", "served"}
+    keys |= {"capped"}
     assert all(queue.keys() == keys for queue in queues.values())
-    assert (queues["model"]["available"], queues["model"]["served"], queues["mail"]["failed"]) == (1, False, 1)
+    assert (queues["model"]["available"], queues["model"]["served"], queues["mail"]["failed"]) == (
+        1,
+        False,
+        1,
+    )
     assert queues["model"]["oldest_wait_seconds"] >= 0
     header, *rows = sqlq_.ok("status").splitlines()
-    assert header.split() == ["queue", "available", "scheduled", "running", "failed", "oldest", "wait", "served"]
-    assert [row.split()[:5] for row in rows[:2]] == [["mail", "0", "0", "0", "1"], ["model", "1", "0", "0", "0"]]
-    assert rows[1].rstrip().endswith("nobody")
+    assert header.split() == [
+        "queue",
+        "available",
+        "scheduled",
+        "running",
+        "failed",
+        "oldest",
+        "wait",
+        "served",
+    ]
+    assert [row.split()[:5] for row in rows[:2]] == [
+        ["mail", "0", "0", "0", "1"],
+        ["model", "1", "0", "0", "0"],
+    ]
+    assert rows[1].rstrip().endswith("no worker")
     assert "no worker is running" in rows[-1]
 
 
@@ -74,16 +101,19 @@ def test_status_knows_the_workers_that_live(sqlq_: Command) -> None:
         assert [(w["queues"], w["concurrency"]) for w in found["workers"]] == [(["mail"], 2)]
         pid = found["workers"][0]["pid"]
         assert pid != worker.pid, "that is the supervisor"
-        assert {queue["queue"]: queue["served"] for queue in found["queues"]} == {"mail": True, "model": False}
+        assert {queue["queue"]: queue["served"] for queue in found["queues"]} == {
+            "mail": True,
+            "model": False,
+        }
         said = sqlq_.ok("status")
-        assert "no worker serves model: start one with -q model" in said
+        assert "no worker serves model: start one with sqlq work -q model -a module:attribute" in said
         assert f"pid {pid}: mail, 2 slots" in said
         worker.terminate()
         assert worker.wait(30) == 0
     assert sqlq_("status", "--json").json()["workers"] == []
 
 
-# -- failed list, failed show ----------------------------------------------------------------------------------------------
+# -- failed list, failed show --------------------------------------------------------------------------------
 
 
 def test_failed_jobs_are_listed_the_newest_first(sqlq_: Command, engine: Engine) -> None:
@@ -98,7 +128,9 @@ def test_failed_jobs_are_listed_the_newest_first(sqlq_: Command, engine: Engine)
     assert found[0]["payload"] == {"args": ["it"]}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d:\d\d", found[0]["failed_at"])
     assert [job["id"] for job in sqlq_("failed", "list", "--queue", "boxes", "--json").json()] == [103]
-    assert [job["id"] for job in sqlq_("failed", "list", "--task", "shop.fail", "-n", "1", "--json").json()] == [102]
+    assert [
+        job["id"] for job in sqlq_("failed", "list", "--task", "shop.fail", "-n", "1", "--json").json()
+    ] == [102]
     assert sqlq_.ok("failed", "list", "--queue", "nowhere") == "no failed jobs in queue nowhere\n"
     header, *rows = sqlq_.ok("failed", "list").splitlines()
     assert header.split() == ["id", "queue", "task", "attempts", "failed", "error"]
@@ -122,13 +154,19 @@ def test_a_table_is_whole_in_a_pipe_and_fits_where_a_width_is_given(sqlq_: Comma
     assert "ValueError: the w" in rows[0]
 
 
-def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_steers_it(sqlq_: Command, engine: Engine) -> None:
+def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_steers_it(
+    sqlq_: Command, engine: Engine
+) -> None:
     _failed(engine, 101, message="\x1b[2Jgone \x07" + "long " * 50)
     lead, follow = pty.openpty()
     fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**sqlq_.environment, "TERM": "xterm-256color"}
     with subprocess.Popen(
-        [sys.executable, "-m", "sqlq", "failed", "list"], cwd=sqlq_.directory, env=environment, stdout=follow, stderr=follow
+        [sys.executable, "-m", "sqlq", "failed", "list"],
+        cwd=sqlq_.directory,
+        env=environment,
+        stdout=follow,
+        stderr=follow,
     ) as process:
         os.close(follow)
         shown = b""
@@ -151,23 +189,37 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_.shop("enqueue", "shop.fail", "lift it", "--json").json()["id"]
     wait_until(lambda: "1 failed" in sqlq_.work().err, timeout=60)
     found = sqlq_("failed", "show", str(id), "--json").json()
-    assert (found["id"], found["state"], found["reason"], found["exception"]) == (id, "failed", "error", "ValueError")
+    assert (found["id"], found["state"], found["reason"], found["exception"]) == (
+        id,
+        "failed",
+        "error",
+        "ValueError",
+    )
     assert found["message"] == "cannot lift it\nfor several reasons"
     assert "raise ValueError" in found["traceback"]
     assert [(error["attempt"], error["exception"]) for error in found["errors"]] == [(1, "ValueError")]
     said = sqlq_.ok("failed", "show", str(id))
-    for words in ('{"args": ["lift it"]}', "2 of 2", "ValueError: cannot lift it", "earlier attempts", 'shop.py", line'):
+    for words in (
+        '{"args": ["lift it"]}',
+        "2 of 2",
+        "ValueError: cannot lift it",
+        "earlier attempts",
+        'shop.py", line',
+    ):
         assert words in said
 
 
 def test_a_job_that_is_not_failed_is_not_shown_as_if_it_were(sqlq_: Command, app: sqlq.App) -> None:
     (model,) = app.list()
-    assert f"job {model.id} has not failed for good: it is available" in sqlq_("failed", "show", str(model.id)).sentence()
+    assert (
+        f"job {model.id} has not failed for good: it is available"
+        in sqlq_("failed", "show", str(model.id)).sentence()
+    )
     assert "there is no job 4711" in sqlq_("failed", "show", "4711").sentence()
     assert sqlq_("failed", "show", "x").code == 2
 
 
-# -- failed retry, failed forget -------------------------------------------------------------------------------------------
+# -- failed retry, failed forget -----------------------------------------------------------------------------
 
 
 def test_a_failed_job_runs_again_once_its_cause_is_mended(sqlq_: Command, app: sqlq.App) -> None:
@@ -181,9 +233,15 @@ def test_a_failed_job_runs_again_once_its_cause_is_mended(sqlq_: Command, app: s
 
 
 def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
-    for id, queue, task in ((101, "a", "x"), (102, "a", "y"), (103, "b", "x"), (104, "b", "y"), (105, "c", "z")):
+    for id, queue, task in (
+        (101, "a", "x"),
+        (102, "a", "y"),
+        (103, "b", "x"),
+        (104, "b", "y"),
+        (105, "c", "z"),
+    ):
         _failed(engine, id, queue=queue, task=task)
-    assert "name the failed jobs that are meant" in sqlq_("failed", "retry").sentence()
+    assert sqlq_("failed", "retry").misuse() == "name the failed jobs: by id, --task, --queue or --all"
     assert "give one of the two" in sqlq_("failed", "retry", "101", "--all").sentence()
     nothing: dict[str, list[int]] = {"held_back": [], "not_failed": []}
     assert sqlq_("failed", "retry", "101", "--json").json() == {"retried": [101], **nothing}
@@ -200,18 +258,27 @@ def test_retry_says_what_became_of_each_id(sqlq_: Command, engine: Engine, app: 
     done = sqlq_("failed", "retry", "101", "102", "4711", str(model.id))
     assert done.code == 1
     assert "moved back 1 job to run again: 101" in done.out
-    assert "1 job stay failed, since live jobs hold their unique keys: 102" in done.out
+    assert "1 job stays failed, since live jobs hold the same unique keys: 102" in done.out
     assert "job 4711: there is no such job" in done.err
     assert f"job {model.id}: it is available" in done.err
 
 
 def test_forget_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
-    for id, queue, task in ((101, "a", "x"), (102, "a", "y"), (103, "b", "x"), (104, "b", "y"), (105, "c", "z")):
+    for id, queue, task in (
+        (101, "a", "x"),
+        (102, "a", "y"),
+        (103, "b", "x"),
+        (104, "b", "y"),
+        (105, "c", "z"),
+    ):
         _failed(engine, id, queue=queue, task=task)
-    assert "name the failed jobs that are meant" in sqlq_("failed", "forget").sentence()
+    assert sqlq_("failed", "forget").misuse() == "name the failed jobs: by id, --task, --queue or --all"
     assert sqlq_("failed", "forget", "101", "--json").json() == {"forgotten": [101], "not_failed": []}
     assert sqlq_.ok("failed", "forget", "--task", "x") == "forgot 1 job of task x: 103\n"
     assert sqlq_("failed", "forget", "102", "--queue", "b").code == 1, "ids and queue must both fit"
     assert [job.id for job in app.list(state="failed")] == [105, 104, 102]
-    assert sqlq_("failed", "forget", "--all", "--json").json() == {"forgotten": [102, 104, 105], "not_failed": []}
+    assert sqlq_("failed", "forget", "--all", "--json").json() == {
+        "forgotten": [102, 104, 105],
+        "not_failed": [],
+    }
     assert app.list(state="failed") == []

@@ -1,8 +1,11 @@
-"""`sqlq cancel`, `pause`, `resume`, `prune`, `workers` and `doctor` as people run them, and what they say of bad input."""
+"""`sqlq cancel`, `pause`, `resume`, `prune`, `workers` and `doctor` as people run them, and what they say of
+bad input."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -20,14 +23,17 @@ def _enqueue(app: sqlq.App, count: int = 1, task: str = "shop.send", queue: str 
     return [app.enqueue(new(i).set(queue=queue)).id for i in range(count)]
 
 
-# -- cancel --------------------------------------------------------------------------------------------------------------
+# -- cancel --------------------------------------------------------------------------------------------------
 
 
 def test_cancel_says_what_became_of_each(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     a, b, c, d = _enqueue(app, 4)
     assert sqlq_.ok("cancel", str(a)) == f"cancelled 1 job: {a}\n"
     with engine.begin() as conn:
-        reserve = "UPDATE jobs SET reserved_at = created_at, reserved_by = 'w', lease_expires_at = created_at WHERE id = :id"
+        reserve = (
+            "UPDATE jobs SET reserved_at = created_at, reserved_by = 'w', lease_expires_at = "
+            "created_at WHERE id = :id"
+        )
         conn.execute(text(reserve), {"id": b})
     done = sqlq_("cancel", str(a), str(b), str(c), "4711")
     assert done.code == 1
@@ -38,10 +44,34 @@ def test_cancel_says_what_became_of_each(sqlq_: Command, app: sqlq.App, engine: 
     done = sqlq_("cancel", str(b), "--queue", "other")
     assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
     assert f"job {b}: it is of task shop.send in queue mail, not of those named" in done.err
-    nothing: dict[str, list[int]] = {"requested": [], "ended": [], "unknown": [], "passed_over": [], "locked": []}
-    assert sqlq_("cancel", "--queue", "mail", "--task", "shop.send", "--force", "--json").json() == {"cancelled": [b, d], **nothing}
+    nothing: dict[str, list[int]] = {
+        "requested": [],
+        "ended": [],
+        "unknown": [],
+        "passed_over": [],
+        "locked": [],
+    }
+    assert sqlq_("cancel", "--queue", "mail", "--task", "shop.send", "--force", "--json").json() == {
+        "cancelled": [b, d],
+        **nothing,
+    }
     assert sqlq_.ok("cancel", "--queue", "mail") == "no jobs in queue mail cancelled\n"
     assert {job.state for job in app.list()} == {"cancelled"}
+
+
+@on_sqlite
+def test_of_many_jobs_that_cannot_be_cancelled_the_rest_is_counted_by_what_stood_in_the_way(
+    sqlq_: Command, app: sqlq.App
+) -> None:
+    ids = _enqueue(app, 25)
+    app.cancel(ids[-3:])
+    done = sqlq_("cancel", "--queue", "other", *map(str, ids), "4711")
+    assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
+    assert done.err.splitlines()[20:] == [
+        "sqlq: 3 more jobs have ended already",
+        "sqlq: 1 more job does not exist",
+        "sqlq: 2 more jobs are not of the task and queue named",
+    ]
 
 
 @on_sqlite
@@ -50,13 +80,21 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
     with sqlq_.working("-c", "1") as worker:
         sqlq_.wait_for("a.started")
         (found,) = sqlq_("workers", "--json").json()
-        assert (found["version"], found["queues"], found["concurrency"], found["alive"]) == (sqlq.__version__, None, 1, True)
-        assert Path(f"/proc/{found['pid']}").exists() or not Path("/proc/1").exists(), "it is the process that runs the jobs"
+        assert (found["version"], found["queues"], found["concurrency"], found["alive"]) == (
+            sqlq.__version__,
+            None,
+            1,
+            True,
+        )
+        assert Path(f"/proc/{found['pid']}").exists() or not Path("/proc/1").exists(), (
+            "it is the process that runs the jobs"
+        )
         assert [(job["id"], job["task"], job["queue"]) for job in found["jobs"]] == [(id, "wait", "default")]
         assert found["silent_seconds"] < 60
-        header, row = sqlq_.ok("workers").splitlines()
-        assert header.split() == ["host", "pid", "version", "heartbeat", "started", "queues", "slots", "jobs"]
-        assert row.rstrip().endswith(f"1  {id} wait")
+        name, said, held = sqlq_.ok("workers").splitlines()
+        assert name.endswith(f" pid {found['pid']}")
+        assert re.fullmatch(rf"  version {sqlq.__version__}, heartbeat .* ago, .*, queues all, slots 1", said)
+        assert re.fullmatch(rf"  job {id}  .* m?s  wait \(queue default\)", held)
         assert sqlq_.ok("cancel", str(id), "--force") == f"cancelled 1 job: {id}\n"
         sqlq_.touch("a.go")
         (next_id,) = _enqueue(app)
@@ -70,30 +108,40 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
 @on_sqlite
 def test_workers_that_fell_silent(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     with engine.begin() as conn:
-        conn.execute(text("INSERT INTO sqlq_workers (id, host, pid, version, concurrency) VALUES ('w', 'box', 1234, '0.1', 3)"))
+        conn.execute(
+            text(
+                "INSERT INTO sqlq_workers (id, host, pid, version, concurrency) VALUES ('w', 'box', 1234, "
+                "'0.1', 3)"
+            )
+        )
         conn.execute(text("UPDATE sqlq_workers SET seen_at = seen_at - 600000"))
     said = sqlq_.ok("workers")
     assert "no worker is running" in said
-    assert "1 worker fell silent within the last day without signing off: sqlq workers --all shows them" in said
+    assert "1 worker fell silent within the last day without signing off: sqlq workers --all -d " in said
     said = sqlq_.ok("workers", "--all")
-    assert "box   1234  0.1      silent for 10 min" in said
+    assert re.match(r"box pid 1234\n  version 0\.1, heartbeat silent for 10[.\d]* min, ", said)
     assert [worker["alive"] for worker in sqlq_("workers", "--all", "--json").json()] == [False]
 
 
-# -- pause, resume, prune ------------------------------------------------------------------------------------------------
+# -- pause, resume, prune ------------------------------------------------------------------------------------
 
 
 def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     (id,) = _enqueue(app)
     said = sqlq_.ok("pause", "mail", "nope")
-    assert said == "paused mail\npaused nope; nothing else is known of a queue of that name: no job is in it, and no worker names it\n"
+    assert (
+        said
+        == "paused mail\npaused nope; nothing else is known of a queue of that name: no job is in it, and "
+        "no worker names it\n"
+    )
     assert sqlq_("pause", "mail", "--json").json() == [{"queue": "mail", "paused": False, "known": True}]
     sqlq_.work("-q", "mail")
     assert app.get(id).state == "available"
     _, *rows = sqlq_.ok("status").splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
-    assert "paused: mail, nope; go on with sqlq resume mail" in rows
+    url = shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
+    assert f"paused: mail, nope; go on with sqlq resume mail -d {url}" in rows
     assert sqlq_.ok("resume", "mail", "other") == "resumed mail\nother is not paused\n"
     sqlq_.work("-q", "mail")
     assert app.get(id).state == "finished"
@@ -102,13 +150,16 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
 def test_prune(sqlq_: Command, app: sqlq.App) -> None:
     sqlq_.shop("enqueue", "shop.send", "1")
     wait_until(lambda: "1 finished" in sqlq_.work().err or app.list(state="finished"), timeout=60)
-    assert sqlq_.ok("prune", "--finished", "1d", "--failed", "1d") == "pruned 0 finished jobs and 0 failed jobs\n"
+    assert (
+        sqlq_.ok("prune", "--finished", "1d", "--failed", "1d")
+        == "pruned 0 finished jobs and 0 failed jobs\n"
+    )
     assert sqlq_("prune", "--finished", "0s", "--json").json() == {"finished": 1, "failed": 0}
     assert sqlq_.ok("prune", "--failed", "0s") == "pruned 0 failed jobs\n"
     assert app.list() == []
 
 
-# -- doctor --------------------------------------------------------------------------------------------------------------
+# -- doctor --------------------------------------------------------------------------------------------------
 
 
 def test_doctor(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
@@ -117,13 +168,16 @@ def test_doctor(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     assert done.code == 1
     assert not done.err
     header, *rows = done.out.splitlines()
-    assert header.split() == ["check", "found"]
-    (row,) = (row for row in rows if row.split()[:2] == ["mend", "workers"])
-    assert row.rstrip().endswith("no worker is alive, and 1 job is due → start one with sqlq --app module:attribute work")
+    assert header.split() == ["about", "found"]
+    (row,) = (row for row in rows if row.split()[:3] == ["to", "do", "workers"])
+    assert row.rstrip().endswith(
+        "no worker is alive, and 1 job is due → start one with sqlq work -a module:attribute -d "
+        + shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
+    )
     app.cancel(queue="mail")
     done = sqlq_("doctor", "--json")
     found = json.loads(done.out)
-    to_mend = [finding["check"] for finding in found["findings"] if finding["verdict"] == "mend"]
+    to_mend = [finding["check"] for finding in found["findings"] if finding["verdict"] == "to do"]
     # the tests' own PostgreSQL runs without fsync
     assert to_mend == ([] if engine.dialect.name == "sqlite" else ["durability"])
     assert (done.code, found["well"]) == (1, False) if to_mend else (0, True)
@@ -146,12 +200,12 @@ def test_doctor_where_nothing_can_be_looked_at(bare: Command, empty_database_url
         done = bare("-d", gone, "doctor", "--json")
         assert done.code == 1
         (finding,) = json.loads(done.out)["findings"]
-        assert (finding["check"], finding["verdict"]) == ("connection", "mend")
+        assert (finding["check"], finding["verdict"]) == ("connection", "to do")
         assert "start the server" in finding["said"]
         assert "secret" not in done.out
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------------
+# -- bad input -----------------------------------------------------------------------------------------------
 
 COMMANDS = (("cancel", "1"), ("pause", "mail"), ("resume", "mail"), ("prune", "--failed", "1d"), ("workers",))
 
@@ -167,25 +221,42 @@ def test_a_wrong_url_is_one_sentence(bare: Command) -> None:
 
 
 @on_sqlite
+def test_a_file_that_may_not_be_written_is_one_sentence(bare: Command, engine: Engine) -> None:
+    read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
+    said = bare("-d", read_only, "pause", "mail").sentence()
+    assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
+
+
+@on_sqlite
 def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq.App) -> None:
-    ids = _enqueue(app, 2)
+    _enqueue(app, 2)
     for arguments, complaint in (
-        (("cancel",), "name the jobs that are meant: by id, by task or by queue"),
-        (("cancel", "--force"), "name the jobs that are meant"),
-        (("cancel", str(ids[0]), "0"), "0 is not the id of a job"),
-        (("cancel", str(2**63)), "is not the id of a job"),
         (("cancel", "--queue", ""), "queue is ''"),
         (("cancel", "--task", "x" * 300), "task has 300 characters"),
         (("pause", "mail", " "), "queue is ' '"),
         (("resume", "x" * 256), "queue has 256 characters"),
-        (("prune",), "say what to prune"),
-        (("prune", "--finished", "7"), "finished is '7': give a timedelta"),
-        (("prune", "--finished", "0s", "--failed", "soon"), "failed is 'soon': give a timedelta"),
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
-    for arguments in (("cancel", "x"), ("cancel", "1.5"), ("pause",), ("prune", "--finished"), ("workers", "x"), ("doctor", "--no")):
-        done = sqlq_(*arguments)
+    misuses: list[tuple[tuple[str, ...], str]] = [
+        (("cancel",), "name the jobs: by id, --task or --queue"),
+        (("cancel", "--force"), "name the jobs: by id, --task or --queue"),
+        (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),
+        (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
+        (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),
+    ]
+    for misused, complaint in misuses:
+        assert complaint in sqlq_(*misused).misuse(), misused
+    for unreadable in (
+        ("cancel", "x"),
+        ("cancel", "1.5"),
+        ("pause",),
+        ("prune", "--finished"),
+        ("workers", "x"),
+        ("doctor", "--no"),
+    ):
+        done = sqlq_(*unreadable)
         assert done.code == 2, done
         assert not done.out
+    assert f"job {2**63}: there is no such job" in sqlq_("cancel", str(2**63)).err
     assert {job.state for job in app.list()} == {"available"}
     assert not any(queue.paused for queue in app.admin.status())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import sqlq
 from sqlq.job import State
+from sqlq.store import cluster
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -24,23 +26,33 @@ def _lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_drain_works_until_nothing_is_available_and_says_what_it_did(sqlq_: Command, app: sqlq.App, database_url: str) -> None:
-    done, failing = _enqueue(sqlq_, "shop.send", "7", "true"), _enqueue(sqlq_, "shop.fail", "lift it", "--max-attempts", "1")
+def test_drain_works_until_nothing_is_available_and_says_what_it_did(
+    sqlq_: Command, app: sqlq.App, database_url: str
+) -> None:
+    done, failing = (
+        _enqueue(sqlq_, "shop.send", "7", "true"),
+        _enqueue(sqlq_, "shop.fail", "lift it", "--max-attempts", "1"),
+    )
     here, later = _enqueue(sqlq_, "shop.where"), _enqueue(sqlq_, "shop.send", "8", "--delay", "1h")
     worked = sqlq_.work("-c", "3")
     assert worked.out == "", "logs go to stderr"
-    first, *middle, last = worked.err.splitlines()
-    for line in (first, *middle, last):
-        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (INFO   |WARNING) ", line), line
+    lines = worked.err.splitlines()
+    events = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d (INFO   |WARNING|ERROR  ) ")
+    first, *middle, last = [line for line in lines if events.match(line)]
+    rest = [line for line in lines if not events.match(line)]
+    assert rest[0].startswith("Traceback"), "that of the job that failed for good, and nothing else"
+    assert rest[-2:] == ["ValueError: cannot lift it", "for several reasons"]
     place = database_url if database_url.startswith("sqlite") else database_url.rpartition("/")[2]
     for words in (place, "all queues", "3 slots", "4 tasks"):
         assert words in first
     assert len(middle) == 3
     assert any(f"job {done} shop.send (queue mail, attempt 1 of 2) finished" in line for line in middle)
     assert any(
-        f"job {failing} shop.fail (queue mail, attempt 1 of 1) failed for good" in line and "cannot lift it" in line for line in middle
+        f"job {failing} shop.fail (queue mail, attempt 1 of 1) failed for good" in line
+        and "cannot lift it" in line
+        for line in middle
     )
-    assert last.endswith("stopped: 2 completed, 1 failed")
+    assert re.search(r"stopped: 2 completed, 1 failed in \d.* s \(\d+\.\d/s\)$", last)
     assert app.get(done).result == "7 True "
     assert app.get(here).result == str(sqlq_.directory)
     assert app.get(failing).state is State.FAILED
@@ -54,13 +66,57 @@ def test_a_worker_says_where_its_sqlite_file_is(sqlq_: Command, database_url: st
     assert f"sqlite:///{sqlq_.directory / name}" in worked.err
 
 
-def test_only_the_queues_named_are_served_and_only_so_many_jobs_by_a_process(sqlq_: Command, app: sqlq.App) -> None:
+def test_only_the_queues_named_are_served_and_only_so_many_jobs_by_a_process(
+    sqlq_: Command, app: sqlq.App
+) -> None:
     mail = [_enqueue(sqlq_, "shop.send", str(n)) for n in range(2)]
-    first, other = _enqueue(sqlq_, "shop.send", "7", "--queue", "first"), _enqueue(sqlq_, "shop.send", "7", "--queue", "other")
+    first, other = (
+        _enqueue(sqlq_, "shop.send", "7", "--queue", "first"),
+        _enqueue(sqlq_, "shop.send", "7", "--queue", "other"),
+    )
     worked = sqlq_.work("-q", "first", "-q", "mail", "--max-jobs", "2").err
     assert "queues first, mail" in worked
     assert [app.get(id).state for id in (first, *mail, other)] == [*[State.FINISHED] * 3, State.AVAILABLE]
     assert "it has had its number of jobs" in worked
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_queues_are_named_with_commas_and_unknown_ones_are_told(sqlq_: Command, app: sqlq.App) -> None:
+    new = app.task(name="shop.where", queue="by-hand")(lambda: None).new()
+    first, second = app.enqueue_many([new, new.set(queue="other")])
+    worked = sqlq_.work("-q", "by-hand, mail", "-q", "mial").err
+    assert "queues by-hand, mail, mial" in worked
+    told = [line for line in worked.splitlines() if "WARNING" in line]
+    assert len(told) == 1
+    assert told[0].endswith("no task of this App, no job and no other worker names the queue mial")
+    assert [app.get(job.id).state for job in (first, second)] == [State.FINISHED, State.AVAILABLE]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_who_knows_a_queue(app: sqlq.App) -> None:
+    app.enqueue(app.task(name="t", queue="holds")(lambda: None).new())
+    app.pause("paused")
+    named = {"same": ("mial", "typo"), "wider": ("typo", "served")}
+    with app.database.begin() as conn:
+        for id, queues in named.items():
+            cluster.register(conn, id=id, host="h", pid=1, version="0", queues=queues, concurrency=1)
+    assert app.admin.unknown_queues(["holds", "paused", "served", "task", "no"], {"task"}) == ["no"]
+    assert app.admin.unknown_queues(["typo", "mial"], set()) == ["mial"], "told the very same"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_health_file_that_cannot_be_written(sqlq_: Command) -> None:
+    said = sqlq_.shop("work", "--drain", "--health-file", "none/alive").sentence()
+    assert said.startswith("--health-file none/alive: No such file or directory")
+    directory = sqlq_.directory / "later"
+    directory.mkdir()
+    with sqlq_.working("--health-file", "later/alive"):
+        wait_until(lambda: "working on" in sqlq_.log(), timeout=60)
+        shutil.rmtree(directory)
+        wait_until(lambda: "the health file cannot be touched" in sqlq_.log())
+        directory.mkdir()
+        wait_until((directory / "alive").exists, what="it being touched again")
+    assert sqlq_.log().count("WARNING the health file cannot be touched") == 1
 
 
 def test_log_lines_as_json_carry_the_fields_of_the_event(sqlq_: Command) -> None:
@@ -69,7 +125,7 @@ def test_log_lines_as_json_carry_the_fields_of_the_event(sqlq_: Command) -> None
     assert worked[0]["event"] == "started"
     assert worked[-1]["event"] == "stopped"
     events = {(line["event"], line["job_id"]): line for line in worked if "job_id" in line}
-    line = events["completed", done]
+    line = events["finished", done]
     assert (line["task"], line["queue"], line["attempt"], line["level"]) == ("shop.send", "mail", 1, "info")
     assert line["duration_ms"] >= 0
     assert line["time"].endswith("+00:00")
@@ -84,13 +140,15 @@ def test_the_log_level_is_kept(sqlq_: Command) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_lets_what_runs_finish(sqlq_: Command, app: sqlq.App, number: signal.Signals) -> None:
+def test_the_first_signal_lets_what_runs_finish(
+    sqlq_: Command, app: sqlq.App, number: signal.Signals
+) -> None:
     running = _enqueue(sqlq_, "wait", "a")
     with sqlq_.working("-c", "1") as worker:
         sqlq_.wait_for("a.started")
         waiting = _enqueue(sqlq_, "shop.send", "7")
         worker.send_signal(number)
-        wait_until(lambda: "stopping" in sqlq_.log())
+        wait_until(lambda: "waiting up to" in sqlq_.log(), what="its process told to stop")
         assert worker.poll() is None
         sqlq_.touch("a.go")
         assert worker.wait(30) == 0
@@ -112,29 +170,38 @@ def test_after_the_grace_time_a_running_job_is_given_back_unburnt(sqlq_: Command
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_second_signal_leaves_at_once(sqlq_: Command, app: sqlq.App, number: signal.Signals, code: int) -> None:
+def test_the_second_signal_leaves_at_once(
+    sqlq_: Command, app: sqlq.App, number: signal.Signals, code: int
+) -> None:
     running = _enqueue(sqlq_, "wait", "a")
     with sqlq_.working() as worker:
         sqlq_.wait_for("a.started")
         worker.send_signal(number)
         wait_until(lambda: "stopping" in sqlq_.log())
-        worker.send_signal(number)
+
+        def asked_again() -> bool:
+            worker.send_signal(number)
+            return worker.poll() is not None
+
+        wait_until(asked_again, what="it leaving, once the repeat is no part of the first request")
         assert worker.wait(30) == code
     assert app.get(running).state is State.RUNNING, "its lease runs out, and somebody else takes over"
     assert "Traceback" not in sqlq_.log()
 
 
 WRONG: dict[tuple[str, ...], str] = {
-    ("--lease", "5"): 'text such as "30s"',
+    ("--lease", "5"): "--lease is '5': give a duration such as \"30s\"",
     ("--lease", "10ms"): "it must lie between 1s and 1d",
-    ("--grace", "soon"): "grace is 'soon'",
-    ("-c", "0"): "concurrency is 0",
-    ("-q", ""): "queue is ''",
-    ("--max-jobs", "0"): "max_jobs is 0",
+    ("--grace", "soon"): "--grace is 'soon'",
+    ("-c", "0"): "--concurrency is 0",
+    ("-p", "0"): "--processes is 0",
+    ("-q", ""): "--queue is ''",
+    ("-q", "mail,"): "--queue is ''",
+    ("--max-jobs", "0"): "--max-jobs is 0",
 }
 
 
 @pytest.mark.parametrize("args", WRONG, ids=" ".join)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_wrong_options_are_one_sentence(sqlq_: Command, args: tuple[str, ...]) -> None:
-    assert WRONG[args] in sqlq_.shop("work", *args).sentence()
+    assert WRONG[args] in sqlq_.shop("work", *args).misuse()

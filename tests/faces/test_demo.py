@@ -39,12 +39,19 @@ def test_the_demo_needs_nothing_and_leaves_nothing(bare: Command, tmp_path: Path
     elsewhere = tmp_path / "temporary"
     elsewhere.mkdir()
     before = sorted(tmp_path.iterdir())
-    _holds(bare.ok("demo", env={"TMPDIR": str(elsewhere), "SQLQ_DATABASE_URL": "postgresql://nobody@nowhere.invalid/none"}))
+    _holds(
+        bare.ok(
+            "demo",
+            env={"TMPDIR": str(elsewhere), "SQLQ_DATABASE_URL": "postgresql://nobody@nowhere.invalid/none"},
+        )
+    )
     assert sorted(tmp_path.iterdir()) == before
     assert list(elsewhere.iterdir()) == []
 
 
-def test_the_demo_on_a_database_in_use_touches_only_its_own_jobs(bare: Command, database_url: str, app: sqlq.App, engine: Engine) -> None:
+def test_the_demo_on_a_database_in_use_touches_only_its_own_jobs(
+    bare: Command, database_url: str, app: sqlq.App, engine: Engine
+) -> None:
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('mail', 'somebody.elses')"))
     _holds(bare.ok("-d", database_url, "demo"))
@@ -64,7 +71,9 @@ def test_the_demo_takes_the_tables_away_that_it_made(bare: Command, empty_databa
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_demo_keeps_away_from_a_worker_that_would_take_its_jobs(sqlq_: Command, bare: Command, database_url: str) -> None:
+def test_the_demo_keeps_away_from_a_worker_that_would_take_its_jobs(
+    sqlq_: Command, bare: Command, database_url: str
+) -> None:
     with sqlq_.working():
         sqlq_.wait_for_worker()
         assert "a worker that serves all queues is running" in bare("-d", database_url, "demo").sentence()

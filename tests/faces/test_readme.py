@@ -1,6 +1,9 @@
-"""Every block of the README is run: its commands as processes, its Python and SQL on both databases, its GRANTs with real roles.
+"""Every block of the README and of the guide is run: commands as processes, Python and SQL on both databases,
+GRANTs with real roles.
 
-A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block without one fails a test.
+A comment before a block, invisible on the page, says which test runs it: `<!-- sql: question -->`. A block
+without one fails a test. All pages speak of one small shop: `Desk` has the quick start's shop.py on disk,
+`names` what the pages' Python finds around it.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -43,37 +47,46 @@ from sqlq.testing import drain
 from tests.servers import PostgreSQL, async_database_url
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+PAGES = {page: page.read_text() for page in [README, *sorted((ROOT / "docs" / "guide").glob("*.md"))]}
+"""Those whose blocks are run."""
+LINKED = sorted({*PAGES, *(ROOT / "docs").rglob("*.md")})
+"""Those whose links must lead somewhere."""
+LONGEST_README, WIDEST = 250, 140
 
 
 @dataclass(frozen=True)
 class Block:
     kind: str
     name: str
-    language: str
     text: str
-    line: int
+    where: str
 
 
-def _blocks() -> list[Block]:
-    found = []
-    for match in re.finditer(r"^(?:<!-- (\w+): ([\w.]+) -->\n)?```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
-        kind, name, language, content = match.groups()
-        found.append(Block(kind or "", name or "", language, content, README.count("\n", 0, match.start()) + 1))
-    return found
+BLOCK = re.compile(r"^(?:<!-- (\w+): ([\w.]+) -->\n)?```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-BLOCKS = _blocks()
+def _blocks(page: Path, text: str) -> Iterator[Block]:
+    for match in BLOCK.finditer(text):
+        kind, name, content = match.groups(default="")
+        yield Block(
+            kind, name, content, f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"
+        )
+
+
+BLOCKS = [block for page, text in PAGES.items() for block in _blocks(page, text)]
 ELSEWHERE = {
-    # which test runs a kind of block; tests take theirs through `block` and `blocks`, which note what was taken
+    # which test runs a kind of block; tests take theirs through `block` and `blocks`, which note what was
+    # taken
     "quickstart": "test_quick_start",
     "install": "test_the_two_commands",
     "python": "test_python",
-    "sh": "test_commands",
+    "sh": "test_quick_start, test_commands",
     "testing": "test_testing",
-    "sql": "test_enqueue_in_sql, test_questions, test_grants",
+    "sql": "test_enqueue_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
+    "toml": "test_pyproject_names_the_app_and_the_database",
 }
 
 
@@ -83,32 +96,65 @@ def block(kind: str, name: str) -> str:
 
 
 def test_every_block_is_run_by_a_test() -> None:
-    assert len(BLOCKS) == README.count("\n```") / 2, "a fence is not closed, or not at the start of its line"
-    assert not [f"README.md:{b.line}" for b in BLOCKS if b.kind not in ELSEWHERE]
+    fences = sum(text.count("\n```") for text in PAGES.values())
+    assert len(BLOCKS) == fences / 2, "a fence is not closed, or not at the start of its line"
+    assert not [b.where for b in BLOCKS if b.kind not in ELSEWHERE]
     source = Path(__file__).read_text()
-    unused = [f"{b.kind}: {b.name}" for b in BLOCKS if f'"{b.name}"' not in source]
+    unused = [b.where for b in BLOCKS if f'"{b.name}"' not in source]
     assert not unused, f"no test takes these blocks: {unused}"
     for tests in ELSEWHERE.values():
         for name in tests.split(", "):
             assert callable(globals()[name])
 
 
-def test_links_lead_somewhere() -> None:
-    headings = {
-        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in README.splitlines() if line.startswith("#")
+def headings(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    prose = BLOCK.sub("", page.read_text())
+    return {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in prose.splitlines()
+        if line.startswith("#")
     }
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif not target.startswith("http"):
-            assert (ROOT / target).exists(), target
 
 
-# -- commands ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", BLOCK.sub("", page.read_text())):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, heading = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        assert not heading or heading in headings(there), target
+
+
+def test_a_page_is_easy_to_read() -> None:
+    assert PAGES[README].count("\n") <= LONGEST_README, (
+        "what is more than an introduction belongs into docs/guide"
+    )
+    for page, content in PAGES.items():
+        # a table's row cannot be wrapped
+        wide = [
+            line
+            for line in BLOCK.sub("", content).splitlines()
+            if len(line) > WIDEST and not line.startswith("|")
+        ]
+        assert not wide, f"{page.relative_to(ROOT)}: {wide}"
+
+
+def test_every_page_of_the_guide_is_named_in_the_readme() -> None:
+    unnamed = [
+        page.name for page in PAGES if page != README and f"]({page.relative_to(ROOT)})" not in PAGES[README]
+    ]
+    assert not unnamed
+
+
+# -- commands ------------------------------------------------------------------------------------------------
 
 
 class Desk:
-    """A directory with the quick start's shop.py, and a shell in which `sqlq` and `python` are those of this environment."""
+    """A directory with the quick start's shop.py, and a shell in which `sqlq` and `python` are those of this
+    environment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -151,10 +197,23 @@ def test_quick_start(desk: Desk) -> None:
     assert "sending the receipt of order 1" in said[3]
     assert not any(queue["available"] or queue["failed"] for queue in json.loads(said[4])["queues"])
     assert len(block("quickstart", "shop.py").splitlines()) + len(lines) <= 30, "it no longer fits a screen"
+    status, listed, shown = [desk.run(line) for line in block("sh", "look").splitlines()]
+    assert "no jobs wait" in status
+    assert re.search(r"^ ?1  finished  mail +shop\.send_receipt +1/5 ", listed, re.MULTILINE), listed
+    assert shown.startswith("job 1: finished\n")
+
+
+def test_pyproject_names_the_app_and_the_database(desk: Desk) -> None:
+    (desk.directory / "pyproject.toml").write_text(block("toml", "project"))
+    assert f"sqlite:///{desk.directory}/shop.db" in desk.run("sqlq migrate")
+    (desk.directory / "pyproject.toml").write_text(block("toml", "project_database"))
+    (desk.directory / "shop.py").write_text("import sqlq\napp = sqlq.App()\n")
+    assert f"sqlite:///{desk.directory}/dev.db" in desk.run("mkdir below && cd below && sqlq migrate")
 
 
 def test_the_two_commands(desk: Desk) -> None:
-    """All but installing, which .ci/run does: each is one line, installs what pyproject.toml has, and runs what exists."""
+    """All but installing, which .ci/run does: each is one line, installs what pyproject.toml has, and runs
+    what exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for name, package, last in (
         ("demo", ".", [".venv/bin/sqlq", "demo"]),
@@ -185,12 +244,15 @@ def test_commands(desk: Desk) -> None:
     assert "CREATE TABLE jobs" in desk.run(sql)
     engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
     with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send_receipt', 'not JSON')"))
+        conn.execute(
+            text("INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send_receipt', 'not JSON')")
+        )
     engine.dispose()
     assert "enqueued job 2: shop.send_receipt in queue mail, scheduled" in desk.run(block("sh", "enqueue"))
     desk.run("sqlq --app shop:app work --drain")
-    listing, show, retry, forget = block("sh", "failed").splitlines()
+    listing, by_error, show, retry, forget = block("sh", "failed").splitlines()
     assert "shop.send_receipt" in desk.run(listing)
+    assert re.search(r"^ +1  shop\.send_receipt ", desk.run(by_error), re.MULTILINE)
     assert "the payload is not JSON" in desk.run(show)
     assert "moved back 1 job" in desk.run(retry)
     desk.run("sqlq --app shop:app work --drain")
@@ -205,18 +267,20 @@ def test_commands(desk: Desk) -> None:
     assert "cancelled 1 job: 1" in desk.run(cancel)
     assert "resumed mail" in desk.run(resume)
     assert "pruned 0 finished jobs and 0 failed jobs" in desk.run(prune)
-    assert "0 things to mend" in desk.run(doctor)
+    assert "0 things to do" in desk.run(doctor)
     desk.run(down)
     desk.run(check, ends_with=1)
 
 
 def test_testing(desk: Desk) -> None:
-    for name in ("pyproject.toml", "test_shop.py"):
+    for name in ("pyproject.toml", "test_shop.py", "test_unittest.py", "test_memory.py"):
         (desk.directory / name).write_text(block("testing", name))
     said = desk.run(
-        "python -m pytest -p sqlq.testing.fixtures -p no:cacheprovider -q", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", SQLQ_TEST_DATABASE_URL=""
+        "python -m pytest -p sqlq.testing.fixtures -p no:cacheprovider -q",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        SQLQ_TEST_DATABASE_URL="",
     )
-    assert "3 passed" in said
+    assert "5 passed" in said
 
 
 def test_deploying(desk: Desk) -> None:
@@ -247,7 +311,7 @@ def test_deploying(desk: Desk) -> None:
         assert process.returncode == 0, said
 
 
-# -- Python --------------------------------------------------------------------------------------------------------------
+# -- Python --------------------------------------------------------------------------------------------------
 
 
 class Model(DeclarativeBase):
@@ -263,7 +327,7 @@ class Order(Model):
 
 @pytest.fixture
 def names(app: sqlq.App, engine: Engine) -> dict[str, Any]:
-    """What the README's Python finds around it."""
+    """What the pages' Python finds around it."""
     Model.metadata.create_all(engine)
 
     @app.task(name="shop.send_receipt", queue="mail")
@@ -286,7 +350,7 @@ def names(app: sqlq.App, engine: Engine) -> dict[str, Any]:
 
 
 def run_python(name: str, names: dict[str, Any]) -> None:
-    code = compile(block("python", name), f"README.md ({name})", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(block("python", name), f"the block {name}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     running = eval(code, names)
     if asyncio.iscoroutine(running):
         asyncio.run(running)
@@ -331,6 +395,18 @@ class TestPython:
         assert found(names["app"]) == []
         names["engine"].dispose()
 
+    def test_arguments(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        names |= {"dataclass": dataclass, "date": date, "Decimal": Decimal, "UUID": UUID, "uuid4": uuid4}
+        shop = ModuleType("shop")
+        shop.__dict__.update(names)
+        monkeypatch.setitem(sys.modules, "shop", shop)
+        run_python("arguments", names)
+        app, job = names["app"], names["job"]
+        (id, *rest) = app.get(job.id).payload["args"]
+        assert rest == ["2030-01-31", [{"item": "Blue teapot", "price": "24.50"}]]
+        drain(app)
+        assert app.result(job) == {UUID(id): Decimal("24.50")}
+
     def test_unique(self, names: dict[str, Any]) -> None:
         run_python("unique", names)
         assert found(names["app"]) == mail(7)
@@ -339,12 +415,160 @@ class TestPython:
         run_python("complete", names)
         app: sqlq.App = names["app"]
         with names["engine"].begin() as connection:
-            id = connection.execute(text("INSERT INTO orders (item) VALUES ('teapot') RETURNING id")).scalar_one()
+            id = connection.execute(
+                text("INSERT INTO orders (item) VALUES ('teapot') RETURNING id")
+            ).scalar_one()
         job = app.enqueue(names["pay_out"].new(id))
         drain(app)
         assert app.get(job.id).state == "finished"
         with names["engine"].connect() as connection:
-            assert connection.execute(text("SELECT item FROM orders WHERE id = :id"), {"id": id}).scalar_one() == "paid"
+            assert (
+                connection.execute(text("SELECT item FROM orders WHERE id = :id"), {"id": id}).scalar_one()
+                == "paid"
+            )
+
+    def test_look(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        app: sqlq.App = names["app"]
+        app.enqueue(names["send_receipt"].new(7))
+        app.enqueue(app.task(name="shop.bad", queue="mail", max_attempts=1)(lambda: 1 / 0).new())
+        drain(app)
+        run_python("look", names)
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == "finished 1 None"
+        assert re.fullmatch(r"2 shop\.bad \d{4}-.* ZeroDivisionError: division by zero", second)
+
+    def test_idempotency(self, names: dict[str, Any]) -> None:
+        charged: dict[str, int] = {}
+        names["payments"] = SimpleNamespace(
+            charge=lambda order_id, idempotency_key: charged.update({idempotency_key: order_id})
+        )
+        run_python("idempotency", names)
+        job = names["app"].enqueue(names["charge"].new(7))
+        drain(names["app"])
+        assert charged == {f"job-{job.id}": 7}
+
+    def test_factory(self, names: dict[str, Any], database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of-no-use.db")
+        run_python("factory", names)
+        names["create_app"](names["engine"])
+        queue: sqlq.App = names["queue"]
+        with closing(queue):
+            queue.enqueue(names["remind"].new(7))
+            assert drain(queue).completed == 1
+
+    @pytest.mark.parametrize("name", ["flask", "translate", "django", "sentry", "correlation"])
+    def test_around(self, names: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        events: list[str] = []
+
+        @contextmanager
+        def scope() -> Iterator[SimpleNamespace]:
+            events.append("before")
+            yield SimpleNamespace(set_tag=lambda *_: None, set_context=lambda *_: None)
+            events.append("after")
+
+        def close() -> None:
+            events.append("close")
+
+        class RateLimited(Exception):  # noqa: N818
+            pass
+
+        for module in (
+            SimpleNamespace(__name__="django"),
+            SimpleNamespace(__name__="django.db", close_old_connections=close),
+            SimpleNamespace(__name__="sentry_sdk", new_scope=scope),
+        ):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        names |= {"web": SimpleNamespace(app_context=scope), "RateLimited": RateLimited}
+        run_python(name, names)
+        app: sqlq.App = names["app"]
+
+        @app.task(name="shop.look")
+        def look() -> str:
+            if name == "translate" and sqlq.current_job().attempts == 1:
+                raise RateLimited
+            return str(names["correlation_id"].get()) if name == "correlation" else ""
+
+        job = app.enqueue(look.new())
+        tally = drain(app)
+        assert (tally.completed, tally.retried) == ((0, 1) if name == "translate" else (1, 0))
+        expected = {"flask": ["before", "after"], "sentry": ["before", "after"], "django": ["close", "close"]}
+        assert events == expected.get(name, [])
+        if name == "correlation":
+            assert app.get(job.id).result == f"job-{job.id}"
+
+    def test_lifespan(self, names: dict[str, Any]) -> None:
+        told = []
+
+        class Client:
+            async def __aenter__(self) -> Client:
+                return self
+
+            async def __aexit__(self, *error: object) -> None:
+                told.append("closed")
+
+            async def get(self, url: str) -> SimpleNamespace:
+                told.append(url)
+                return SimpleNamespace(status_code=200)
+
+        run_python("lifespan", names | {"httpx": SimpleNamespace(AsyncClient=Client)})
+        app: sqlq.App = names["app"]
+        job = app.enqueue(app.tasks["shop.fetch"].new("https://example.org"))
+        assert drain(app).completed == 1
+        assert app.get(job.id).result == 200
+        assert told == ["https://example.org", "closed"]
+
+    def test_events(self, names: dict[str, Any]) -> None:
+        told: list[Any] = []
+        names["metrics"] = SimpleNamespace(increment=lambda name, **labels: told.append(labels))
+        names["pager"] = SimpleNamespace(send=told.append)
+        run_python("events", names)
+        app: sqlq.App = names["app"]
+
+        @app.task(name="shop.fail", max_attempts=1)
+        def fail() -> None:
+            raise ValueError("no stamps")
+
+        job = app.enqueue(fail.new())
+        app.enqueue(names["send_receipt"].new(7))
+        drain(app)
+        assert {"event": "finished", "task": "shop.send_receipt"} in told
+        assert {"event": "failed", "task": "shop.fail"} in told
+        assert f"shop.fail, job {job.id}: error (no stamps)" in told
+        assert len(told) == 3
+
+    def test_tables(self, names: dict[str, Any]) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        class Parcel(Base):
+            __tablename__ = "parcels"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            item: Mapped[str]
+            job_id: Mapped[int]
+
+        Base.metadata.create_all(names["engine"])
+        job = names["app"].enqueue(names["send_receipt"].new(7))
+        with Session(names["engine"]) as session, session.begin():
+            session.add(Parcel(item="Blue teapot", job_id=job.id))
+        names["Order"] = Parcel
+        run_python("tables", names)
+        assert names["states"] == {"Blue teapot": "available"}
+        assert not {"job_states", "failed_jobs"} & Base.metadata.tables.keys()
+
+    def test_cursor(self, names: dict[str, Any]) -> None:
+        with closing(names["engine"].raw_connection()) as connection, closing(connection.cursor()) as cursor:
+            execute = cursor.execute
+            if names["engine"].dialect.name == "sqlite":
+                names["cursor"] = SimpleNamespace(
+                    execute=lambda statement, values: execute(statement.replace("%s", "?"), values)
+                )
+            else:
+                names["cursor"] = cursor
+            names["order_id"] = 7
+            run_python("cursor", names)
+            connection.commit()
+        assert found(names["app"]) == mail(7)
+        assert drain(names["app"]).completed == 1
 
     @pytest.mark.parametrize(
         ("answer", "state", "attempts", "waits"),
@@ -357,7 +581,9 @@ class TestPython:
             ("12", "finished", 1, None),
         ],
     )
-    def test_retries(self, names: dict[str, Any], answer: str, state: str, attempts: int, waits: float | None) -> None:
+    def test_retries(
+        self, names: dict[str, Any], answer: str, state: str, attempts: int, waits: float | None
+    ) -> None:
         names["ask"] = lambda warehouse: answer
         run_python("retries", names)
         app: sqlq.App = names["app"]
@@ -389,10 +615,17 @@ def test_inside_an_alembic_of_ones_own(empty_database_url: str) -> None:
         def configure(*, connection: Connection, **options: Any) -> None:
             contexts.append(MigrationContext.configure(connection, opts=options))
 
-        scope = {"context": SimpleNamespace(configure=configure), "connection": connection, "target_metadata": MetaData(), "sqlq": sqlq}
+        scope = {
+            "context": SimpleNamespace(configure=configure),
+            "connection": connection,
+            "target_metadata": MetaData(),
+            "sqlq": sqlq,
+        }
         exec(block("alembic", "env"), scope)
         assert compare_metadata(contexts[0], MetaData()) == []
-        assert compare_metadata(MigrationContext.configure(connection), MetaData()) != [], "without include_name it would drop tables"
+        assert compare_metadata(MigrationContext.configure(connection), MetaData()) != [], (
+            "without include_name it would drop tables"
+        )
     with engine.begin() as connection:
         namespace["op"] = Operations(MigrationContext.configure(connection))
         namespace["downgrade"]()
@@ -400,7 +633,7 @@ def test_inside_an_alembic_of_ones_own(empty_database_url: str) -> None:
     engine.dispose()
 
 
-# -- SQL -----------------------------------------------------------------------------------------------------------------
+# -- SQL -----------------------------------------------------------------------------------------------------
 
 
 def test_enqueue_in_sql(names: dict[str, Any]) -> None:
@@ -444,42 +677,69 @@ ANSWERS: Sequence[Callable[[list[dict[str, Any]], dict[str, int]], Any]] = [
         [(r["queue"], r["available"], r["scheduled"], r["running"], r["failed"]) for r in rows]
         == [("exports", 0, 1, 0, 1), ("mail", 2, 1, 1, 0)]
     ),
-    lambda rows, ids: [(r["id"], r["host"], r["pid"]) for r in rows] == [(ids["running"], "larch", 7)] and rows[0]["since"],
-    lambda rows, ids: [(r["id"], r["error"]) for r in rows] == [(ids["failed"], "LookupError: no such order")],
+    lambda rows, ids: (
+        [(r["id"], r["host"], r["pid"]) for r in rows] == [(ids["running"], "larch", 7)] and rows[0]["since"]
+    ),
+    lambda rows, ids: (
+        [(r["id"], r["error"]) for r in rows] == [(ids["failed"], "LookupError: no such order")]
+    ),
     lambda rows, ids: [r["id"] for r in rows] == [ids["waiting"]],
-    lambda rows, ids: [(r["id"], r["state"], r["task"]) for r in rows] == [(42, "available", "shop.send_receipt")],
-    lambda rows, ids: sum(r["done"] for r in rows) == 38 and all(re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d", r["hour"]) for r in rows),
+    lambda rows, ids: (
+        [(r["id"], r["state"], r["task"]) for r in rows] == [(42, "available", "shop.send_receipt")]
+    ),
+    lambda rows, ids: (
+        sum(r["done"] for r in rows) == 38
+        and all(re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d", r["hour"]) for r in rows)
+    ),
     lambda rows, ids: [tuple(r.values()) for r in rows] == [("shop.bad", 1, 1), ("shop.send_receipt", 0, 38)],
     lambda rows, ids: [r["id"] for r in rows] == [ids["retried"], ids["scheduled"]],
-    lambda rows, ids: [(r["queue"], r["jobs"]) for r in rows] == [("exports", 1), ("mail", 39)] and all(r["average"] >= 0 for r in rows),
+    lambda rows, ids: (
+        [(r["queue"], r["jobs"]) for r in rows] == [("exports", 1), ("mail", 39)]
+        and all(r["average"] >= 0 for r in rows)
+    ),
     lambda rows, ids: [(r["id"], r["attempts"]) for r in rows] == [(ids["retried"], 1)],
 ]
 
 
-def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
-    questions = [b.text for b in BLOCKS if (b.kind, b.name) == ("sql", "question")]
-    assert len(questions) == len(ANSWERS) == 10
+def test_a_look_in_sql(names: dict[str, Any], history: dict[str, int]) -> None:
     with names["engine"].connect() as conn:
-        for question, is_right in zip(questions, ANSWERS, strict=True):
+        rows = conn.exec_driver_sql(block("sql", "look")).mappings().all()
+    assert [row["id"] for row in rows[:2]] == [history["scheduled"], history["newer"]]
+    assert len(rows) == 10
+
+
+def questions() -> list[str]:
+    return [b.text for b in BLOCKS if (b.kind, b.name) == ("sql", "question")]
+
+
+def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
+    assert len(questions()) == len(ANSWERS) == 10
+    with names["engine"].connect() as conn:
+        for question, is_right in zip(questions(), ANSWERS, strict=True):
             rows = [dict(row) for row in conn.exec_driver_sql(question).mappings()]
             assert is_right(rows, history), f"{question}\n{rows}"
 
 
-# -- GRANTs --------------------------------------------------------------------------------------------------------------
+# -- GRANTs --------------------------------------------------------------------------------------------------
 
 ROLES = ("shop_web", "shop_worker", "shop_operator", "shop_reader")
 
 
 @pytest.fixture
 def roles(postgresql: PostgreSQL, database_url: str) -> Iterator[tuple[Engine, dict[str, str]]]:
-    """The owner's engine, and for each of the README's roles the URL of a real one, under a name nobody else uses."""
+    """The owner's engine, and for each of the page's roles the URL of a real one, under a name nobody else
+    uses."""
     owner = create_engine(database_url)
     mark = uuid4().hex[:12]
     urls = {}
     with owner.begin() as conn:
         for role in ROLES:
             conn.exec_driver_sql(f"CREATE ROLE {role}_{mark} LOGIN PASSWORD '{mark}'")
-            urls[role] = make_url(database_url).set(username=f"{role}_{mark}", password=mark).render_as_string(hide_password=False)
+            urls[role] = (
+                make_url(database_url)
+                .set(username=f"{role}_{mark}", password=mark)
+                .render_as_string(hide_password=False)
+            )
         grants = re.sub(r"\b(shop_(?:web|worker|operator|reader))\b", rf"\1_{mark}", block("sql", "grants"))
         conn.exec_driver_sql(grants)
     yield owner, urls
@@ -508,12 +768,14 @@ def work_as(url: str) -> None:
         database = app.database
         with database.begin() as conn:
             version.require(conn, database.schema)
-            cluster.register(conn, id=f"w-{uuid4()}"[:36], host="h", pid=1, version="1", queues=None, concurrency=1)
+            cluster.register(
+                conn, id=f"w-{uuid4()}"[:36], host="h", pid=1, version="1", queues=None, concurrency=1
+            )
             cluster.seen(conn, "w")
             cluster.leave(conn, "w")
             cluster.sweep(conn, silent_ms=1)
             cluster.wake_others(conn)
-        cluster.queue_names(database)
+        cluster.due_in(database)
         task = app.task(name="shop.note")(lambda text: text)
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
         for outcome in (Completed("1"), Failed("error", error), Retried(0, error), Released(0)):
@@ -532,7 +794,10 @@ def work_as(url: str) -> None:
 def operate_as(url: str) -> None:
     """Everything an operator's commands do; what they find was put there by the database's owner."""
     with closing(sqlq.App(url)) as app:
-        running, waiting = sorted(job.id for job in app.list(state="running")), sorted(job.id for job in app.list(state="available"))
+        running, waiting = (
+            sorted(job.id for job in app.list(state="running")),
+            sorted(job.id for job in app.list(state="available")),
+        )
         assert app.cancel(running[:1]) == {running[0]: "requested"}
         assert app.cancel([running[0]], force=True) == {running[0]: "cancelled"}
         assert app.cancel([waiting[0]]) == {waiting[0]: "cancelled"}
@@ -541,13 +806,31 @@ def operate_as(url: str) -> None:
         assert not app.pause(queue)
         assert app.resume(queue)
         assert app.admin.status()
+        assert app.admin.status(exact=True)
         app.workers()
         (first, second) = sorted(job.id for job in app.list(state="failed"))
         assert app.retry_failed([first]) == [first]
         assert app.admin.forget_failed([second]) == [second]
         app.prune(finished="0s", failed="0s")
-        unseen = [finding for finding in Doctor(app.database).examine() if finding.said.startswith("could not look: ")]
+        unseen = [
+            finding
+            for finding in Doctor(app.database).examine()
+            if finding.said.startswith("could not look: ")
+        ]
         assert not unseen, unseen
+
+
+def look_as(url: str) -> None:
+    """Everything that changes nothing."""
+    with closing(sqlq.App(url)) as app:
+        app.list()
+        app.workers()
+        app.admin.failures()
+        app.admin.status()
+        app.admin.status(exact=True)
+        with app.database.engine.connect() as conn:
+            for question in questions():
+                conn.exec_driver_sql(question)
 
 
 def fill(owner: Engine) -> None:
@@ -557,7 +840,13 @@ def fill(owner: Engine) -> None:
         app.enqueue_many([task.new() for _ in range(5)])
         with app.database.begin() as conn:
             *failing, _ = jobs.claim(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
-            jobs.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ErrorText("E", "e"))) for job in failing])
+            jobs.settle(
+                conn,
+                [
+                    Settlement(job.id, job.lease_token, 1, Failed("error", ErrorText("E", "e")))
+                    for job in failing
+                ],
+            )
 
 
 def is_refused(flow: Callable[[str], None], url: str) -> bool:
@@ -590,11 +879,13 @@ class TestGrants:
         app.close()
         with closing(sqlq.App(urls["shop_reader"])) as looking:
             assert [(queue.queue, queue.scheduled) for queue in looking.admin.status()] == [("default", 1)]
-            with looking.database.engine.connect() as conn:
-                for question in (b.text for b in BLOCKS if (b.kind, b.name) == ("sql", "question")):
-                    conn.exec_driver_sql(question)
+            assert [job.state for job in looking.list(state="scheduled")] == ["scheduled"]
+            assert not [f for f in Doctor(looking.database).examine() if "permission" in f.said]
+        look_as(urls["shop_reader"])
 
-    def test_an_operators_role_can_do_all_that_operators_do(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    def test_an_operators_role_can_do_all_that_operators_do(
+        self, roles: tuple[Engine, dict[str, str]]
+    ) -> None:
         owner, urls = roles
         fill(owner)
         operate_as(urls["shop_operator"])
@@ -602,7 +893,8 @@ class TestGrants:
     def test_what_an_operator_needs_besides(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
         name = make_url(urls["shop_worker"]).username
-        (grant,) = re.findall(r"With `(GRANT UPDATE, DELETE ON failed_jobs)` the worker's role may", README)
+        page = PAGES[ROOT / "docs" / "guide" / "operating.md"]
+        (grant,) = re.findall(r"With `(GRANT UPDATE, DELETE ON failed_jobs)` the worker's role may", page)
         with closing(sqlq.App(urls["shop_worker"])) as app:
             bad = app.task(name="shop.bad", max_attempts=1)(lambda: 1 / 0)
             app.enqueue_many([bad.new(), bad.new()])
@@ -629,36 +921,42 @@ class TestGrants:
             ("shop_operator", "DELETE FROM sqlq_queues"),
             ("shop_operator", "DELETE FROM sqlq_workers"),
             ("shop_operator", "DROP TABLE jobs"),
-            ("shop_reader", "SELECT * FROM jobs"),
+            ("shop_reader", "UPDATE jobs SET priority = 1"),
             ("shop_reader", "INSERT INTO jobs (task) VALUES ('x')"),
         ],
     )
     def test_and_nothing_else(self, roles: tuple[Engine, dict[str, str]], role: str, statement: str) -> None:
         engine = create_engine(roles[1][role])
-        with engine.connect() as conn, pytest.raises(ProgrammingError, match=r"permission denied|must be owner"):
+        with (
+            engine.connect() as conn,
+            pytest.raises(ProgrammingError, match=r"permission denied|must be owner"),
+        ):
             conn.exec_driver_sql(statement)
         engine.dispose()
 
     def test_every_one_of_them_is_needed(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
         flows = {"shop_web": enqueue_as, "shop_worker": work_as, "shop_operator": operate_as}
+        flows["shop_reader"] = look_as
         checked = 0
         for rights, tables, role in re.findall(
-            r"GRANT ([A-Z, ]+) ON ([\w, ]+) TO (shop_web|shop_worker|shop_operator);", block("sql", "grants")
+            r"GRANT ([A-Z, ]+) ON ([\w, ]+) TO (shop_\w+);", block("sql", "grants")
         ):
             name = make_url(urls[role]).username
             for table in tables.split(", "):
                 for right in rights.split(", "):
                     with owner.begin() as conn:
                         conn.exec_driver_sql(f"REVOKE {right} ON {table} FROM {name}")
-                        conn.exec_driver_sql("DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs")
+                        conn.exec_driver_sql(
+                            "DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs"
+                        )
                     if role == "shop_operator":
                         fill(owner)
                     assert is_refused(flows[role], urls[role]), f"{role} does not need {right} ON {table}"
                     with owner.begin() as conn:
                         conn.exec_driver_sql(f"GRANT {right} ON {table} TO {name}")
                     checked += 1
-        assert checked == 36
+        assert checked == 44
 
 
 test_grants = TestGrants  # for ELSEWHERE

@@ -59,7 +59,8 @@ class MailServer:
 
 
 class Shop:
-    """The example, on the test's database: its functions in this process, its commands and workers in others."""
+    """The example, on the test's database: its functions in this process, its commands and workers in
+    others."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -163,14 +164,17 @@ def test_a_rolled_back_order_sends_nothing(shop: Shop, mail: MailServer) -> None
     with mail.up() as mailbox, shop.worker():
         with pytest.raises(shop.orders.PaymentDeclinedError):
             shop.place("bob@example.org", card_is_good=False)
-        # ids grow in the order of enqueueing: when a later job is done, the worker has looked past where Bob's would be
+        # ids grow in the order of enqueueing: when a later job is done, the worker has looked past where
+        # Bob's would be
         shop.place("ann@example.org")
         wait_until(lambda: shop.states() == [("finished", 1)], 30, "Ann's job, and no other, to be finished")
     assert mailbox.receivers() == ["ann@example.org"]
     assert shop.orders_of() == ["ann@example.org"]
 
 
-def test_a_mail_server_that_is_down_means_retries_then_failed_jobs_and_failed_retry_delivers(shop: Shop, mail: MailServer) -> None:
+def test_a_mail_server_that_is_down_means_retries_then_failed_jobs_and_failed_retry_delivers(
+    shop: Shop, mail: MailServer
+) -> None:
     with shop.worker():
         shop.place("ann@example.org")
         shop.place("bob@example.org")
@@ -197,7 +201,9 @@ def test_a_mail_server_that_comes_back_in_time_gets_the_next_attempt(shop: Shop,
 
 def test_the_commands_of_its_readme(shop: Shop, mail: MailServer) -> None:
     assert "receipt will follow" in shop.run("shop", "order", "ann@example.org", "Blue teapot", "2400")
-    assert "no mail will be sent" in shop.run("shop", "order", "bob@example.org", "Red teapot", "2400", "--declined", ends_with=1)
+    assert "no mail will be sent" in shop.run(
+        "shop", "order", "bob@example.org", "Red teapot", "2400", "--declined", ends_with=1
+    )
     with mail.up() as mailbox:
         shop.run("sqlq", "--app", "shop.tasks:app", "work", "--drain")
     assert mailbox.receivers() == ["ann@example.org"]

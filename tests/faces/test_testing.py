@@ -1,15 +1,15 @@
-"""sqlq.testing, as users' tests use it; its fixture also in a real project, with pytest in a process of its own."""
+"""sqlq.testing, as users' tests use it: inline, drain, and asking what was enqueued."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.testing import Tally, assert_enqueued, assert_not_enqueued, drain, inline, on_database
-from tests.servers import PostgreSQL, async_database_url
+from sqlq.testing import InlineJob, Tally, assert_enqueued, assert_not_enqueued, drain, inline, on_database
+from tests.servers import async_database_url
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +102,7 @@ class TestInline:
         got: list[object] = []
 
         @shop.app.task(name="shop.items")
-        def items(values: tuple[int, ...]) -> None:
+        def items(values: Sequence[int]) -> None:
             got.append(values)
 
         with inline(shop.app):
@@ -169,7 +169,9 @@ class TestInline:
             assert asyncio.run(shop.app.aenqueue(shop.signal.new(which))).state == state
 
     @pytest.mark.parametrize(("which", "error"), [("retry", sqlq.Retry), ("cause", LookupError)])
-    def test_a_retry_on_the_last_attempt_reaches_the_test(self, shop: Shop, which: str, error: type[Exception]) -> None:
+    def test_a_retry_on_the_last_attempt_reaches_the_test(
+        self, shop: Shop, which: str, error: type[Exception]
+    ) -> None:
         with inline(shop.app), pytest.raises(error, match=r"retry|mail server"):
             shop.app.enqueue(shop.signal.new(which))
         assert shop.done == [1, 2, 3]
@@ -187,7 +189,10 @@ class TestInline:
             first = shop.app.enqueue(chain.new().set(unique_key="one"))
             again = shop.app.enqueue(chain.new().set(unique_key="one"))
         assert shop.done == [("from a job", 1)] * 2
-        assert [(job.id, job.created, job.state) for job in answers] == [(first.id, False, "running"), (again.id, False, "running")]
+        assert [(job.id, job.created, job.state) for job in answers] == [
+            (first.id, False, "running"),
+            (again.id, False, "running"),
+        ]
         with pytest.raises(sqlq.ConfigurationError, match="outside a handler"):
             sqlq.current_job()
 
@@ -214,6 +219,93 @@ class TestInline:
             pass
         with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
             shop.app.enqueue(shop.note.new("x"))
+
+
+def decorated(handler: Any) -> Any:
+    """What an ordinary decorator makes of a handler: a `def` that returns what the handler's call gives."""
+
+    @functools.wraps(handler)
+    def inner(*args: object, **kwargs: object) -> object:
+        return handler(*args, **kwargs)
+
+    return inner
+
+
+class TestWhatHandlersReturn:
+    """A worker and an inline block agree about it."""
+
+    @pytest.fixture(params=["drain", "inline", "inline on a loop", "aenqueue", "commit", "acommit"])
+    def run(self, request: pytest.FixtureRequest, shop: Shop, engine: Engine, database_url: str) -> Any:
+        """Runs a task in some way, and returns how its job ended and with what result."""
+        app, way = shop.app, request.param
+
+        def run(task: Any) -> tuple[str, Any]:
+            if way == "drain":
+                job = app.enqueue(task.new())
+                drain(app)
+                ended = app.get(job.id)
+                return ended.state, ended.result if ended.state == "finished" else ended.message
+
+            async def on_a_loop() -> None:
+                if way == "aenqueue":
+                    await app.aenqueue(task.new())
+                elif way == "acommit":
+                    own = create_async_engine(async_database_url(database_url))
+                    async with AsyncSession(own) as session, session.begin():
+                        await app.aenqueue(task.new(), session=session)
+                    await own.dispose()
+                else:
+                    app.enqueue(task.new())
+
+            block = inline(app, at="commit" if "commit" in way else "enqueue")
+            jobs: list[InlineJob] = []
+            with suppress(TypeError), block as ran:
+                jobs = ran.jobs
+                if way == "inline":
+                    app.enqueue(task.new())
+                elif way == "commit":
+                    with Session(engine) as session, session.begin():
+                        app.enqueue(task.new(), session=session)
+                else:
+                    asyncio.run(on_a_loop())
+            (ended_inline,) = jobs
+            error = ended_inline.error
+            return ended_inline.state, ended_inline.result if error is None else str(error)
+
+        return run
+
+    def test_what_is_to_be_awaited_is(self, shop: Shop, run: Any) -> None:
+        async def send(order_id: int = 7) -> int:
+            await asyncio.sleep(0)
+            shop.done.append(sqlq.current_job().task)
+            return order_id
+
+        async def twice() -> Any:
+            return send(8)
+
+        app = shop.app
+        assert run(app.task(name="shop.decorated")(decorated(send))) == ("finished", 7)
+        assert run(app.task(name="shop.twice")(decorated(decorated(twice)))) == ("finished", 8)
+        assert run(app.task(name="shop.async_twice")(twice)) == ("finished", 8)
+        assert shop.done == ["shop.decorated", "shop.twice", "shop.async_twice"]
+
+    def test_a_generator_is_no_result(self, shop: Shop, run: Any) -> None:
+        def each() -> Iterator[int]:
+            shop.done.append("never")
+            yield 1
+
+        async def aeach() -> AsyncIterator[int]:
+            shop.done.append("never")
+            yield 1
+
+        async def returns() -> Any:
+            return each()
+
+        for number, handler in enumerate((decorated(each), decorated(aeach), decorated(returns), returns)):
+            state, said = run(shop.app.task(name=f"shop.{number}", max_attempts=1)(handler))
+            assert state == "failed"
+            assert "generator, of whose body nothing has run" in said
+        assert shop.done == []
 
 
 class TestDrain:
@@ -244,7 +336,9 @@ class TestDrain:
         assert shop.done == [("committed", 1)]
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-    def test_an_open_transaction_on_sqlite_is_named(self, shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_open_transaction_on_sqlite_is_named(
+        self, shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("sqlq.store.sqlite.BUSY_TIMEOUT_MS", 50)
         shop.app.close()
         with Session(engine) as session:
@@ -271,12 +365,18 @@ class TestAsserting:
     def test_the_message_says_what_there_is(self, shop: Shop) -> None:
         shop.app.enqueue(shop.note.new("a", copies=2))
         with pytest.raises(
-            AssertionError, match=r'not enqueued: shop.note\("b"\); .*:\n  shop.note\("a", copies=2\) \(job 1, queue notes\)'
+            AssertionError,
+            match=r'not enqueued: shop.note\("b"\); .*:\n  shop.note\("a", copies=2\) \(job 1, queue notes\)',
         ):
             assert_enqueued(shop.note, args=["b"])
-        with pytest.raises(AssertionError, match=r"not enqueued: shop.bad\(…\) in queue mail; of this task there is:\n  nothing"):
+        with pytest.raises(
+            AssertionError,
+            match=r"not enqueued: shop.bad\(…\) in queue mail; of this task there is:\n  nothing",
+        ):
             assert_enqueued(shop.bad, queue="mail")
-        with pytest.raises(AssertionError, match=r'enqueued, but should not be: shop.note\(…\)\n  shop.note\("a", copies=2\)'):
+        with pytest.raises(
+            AssertionError, match=r'enqueued, but should not be: shop.note\(…\)\n  shop.note\("a", copies=2\)'
+        ):
             assert_not_enqueued(shop.note)
 
     def test_arguments_that_fit_no_call_are_the_tests_mistake(self, shop: Shop) -> None:
@@ -292,7 +392,9 @@ class TestAsserting:
         assert_enqueued(shop.note, args=["a"])
         assert_enqueued(shop.bad, args=[])
 
-    def test_a_rolled_back_session_is_seen_from_inside_and_leaves_nothing(self, shop: Shop, engine: Engine) -> None:
+    def test_a_rolled_back_session_is_seen_from_inside_and_leaves_nothing(
+        self, shop: Shop, engine: Engine
+    ) -> None:
         with Session(engine) as session:
             shop.app.enqueue(shop.note.new("a"), session=session)
             assert_enqueued(shop.note, args=["a"], session=session)
@@ -317,7 +419,10 @@ class TestAsserting:
     def test_a_payload_of_another_making_is_not_taken_for_a_call(self, shop: Shop, engine: Engine) -> None:
         with engine.begin() as conn:
             for payload in ("not json", '{"args": [1, 2, 3, 4]}'):
-                conn.execute(text("INSERT INTO jobs (task, payload) VALUES ('shop.note', :payload)"), {"payload": payload})
+                conn.execute(
+                    text("INSERT INTO jobs (task, payload) VALUES ('shop.note', :payload)"),
+                    {"payload": payload},
+                )
         assert_enqueued(shop.note)
         with pytest.raises(AssertionError, match="unreadable payload"):
             assert_enqueued(shop.note, args=[ANY])
@@ -336,154 +441,20 @@ def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
     app.migrate()
     shop = Shop(app)
     app.enqueue(shop.note.new("own"))
-    before = app.place
+    before = app.address
     with on_database(app, f"sqlite:///{tmp_path}/other.db"):
         assert_not_enqueued(shop.note)
         app.enqueue(shop.bad.new())
         assert [job.task for job in app.list()] == ["shop.bad"]
-    assert app.place == before
+    assert app.address == before
     assert [job.task for job in app.list()] == ["shop.note"]
     app.close()
-
-
-# -- the plugin, in a project of a user ----------------------------------------------------------------------------------
-
-PROJECT = {
-    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\nfilterwarnings = ["error"]\n{ini}\n',
-    "shop.py": """
-import sqlq
-from sqlalchemy import text
-
-app = sqlq.App("postgresql://nobody@nowhere.invalid/production")
-
-@app.task(queue="mail")
-def send_receipt(order_id: int) -> int:
-    return order_id
-
-def place_order(session, order_id):
-    session.execute(text("SELECT 1"))
-    app.enqueue(send_receipt.new(order_id), session=session)
-""",
-    "test_shop.py": """
-import pytest
-import shop
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
-from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
-
-@pytest.fixture
-def session(sqlq_app):
-    engine = create_engine(sqlq_app.database.engine.url)
-    with Session(engine) as session:
-        yield session
-    engine.dispose()
-
-def test_a_rolled_back_session_leaves_nothing(sqlq_app, session):
-    shop.place_order(session, 7)
-    assert_enqueued(shop.send_receipt, args=[7], session=session)
-    session.rollback()
-    assert_not_enqueued(shop.send_receipt)
-
-@pytest.mark.parametrize("again", range(2))
-def test_each_test_begins_with_nothing(sqlq_app, session, again):
-    assert_not_enqueued(shop.send_receipt)
-    shop.place_order(session, again)
-    session.commit()
-    assert_enqueued(shop.send_receipt, args=[again], queue="mail")
-    assert drain(sqlq_app).completed == 1
-
-def test_inline(sqlq_app, session):
-    with inline(sqlq_app) as ran:
-        shop.place_order(session, 9)
-    assert ran.jobs[0].result == 9
-""",
-}
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    for name, content in PROJECT.items():
-        (tmp_path / name).write_text(content.replace("{ini}", 'sqlq_app = "shop:app"'))
-    return tmp_path
-
-
-def run_pytest(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    # the plugin is named, so that this works in a checkout that is not installed, and other plugins of this environment are left out
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "sqlq.testing.fixtures", "-p", "no:cacheprovider", "-q", *arguments],
-        cwd=project,
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_the_fixture_in_a_project(project: Path) -> None:
-    done = run_pytest(project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-
-
-def test_the_fixture_on_a_server_touches_nothing_but_a_schema_of_its_own(project: Path, postgresql: PostgreSQL) -> None:
-    url = postgresql.create_database()
-    app = sqlq.App(url)
-    app.migrate()
-    shop = Shop(app)
-    app.enqueue(shop.note.new("of somebody else"))
-    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [job.task for job in app.list()] == ["shop.note"]
-    with app.database.engine.connect() as conn:
-        assert not conn.scalars(text("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'sqlq_test%'")).all()
-    app.close()
-    postgresql.drop_database(url)
-
-
-def test_the_fixture_refuses_a_file_with_jobs_in_it(project: Path) -> None:
-    url = f"sqlite:///{project}/mine.db"
-    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
-    assert done.returncode == 0, done.stdout + done.stderr
-    app = sqlq.App(url)
-    shop = Shop(app)
-    app.enqueue(shop.note.new("kept"))
-    done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)
-    assert done.returncode == 1
-    assert "holds 1 jobs, and a test may not run them" in done.stdout
-    assert [job.task for job in app.list()] == ["shop.note"]
-    app.close()
-
-
-@pytest.mark.parametrize(
-    ("ini", "said"),
-    [
-        ("", "the fixture sqlq_app does not know your App"),
-        ('sqlq_app = "shop"', "the fixture sqlq_app does not know your App"),
-        ('sqlq_app = "shoppe:app"', "there is no module 'shoppe'"),
-        ('sqlq_app = "shop:place_order"', "is not a sqlq.App, but a function"),
-    ],
-)
-def test_an_app_that_cannot_be_found_is_one_sentence(project: Path, ini: str, said: str) -> None:
-    (project / "pyproject.toml").write_text(PROJECT["pyproject.toml"].replace("{ini}", ini))
-    done = run_pytest(project)
-    assert done.returncode == 1
-    assert said in done.stdout
-
-
-def test_the_plugin_is_light_and_registered(project: Path) -> None:
-    def loaded_with(module: str) -> str:
-        program = f"import sys, {module}; print([m for m in ('alembic', 'asyncio', 'sqlalchemy', 'sqlq.app') if m in sys.modules])"
-        return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-    assert loaded_with("sqlq.testing.fixtures") == loaded_with("pytest")
-    (project / "test_shop.py").write_text("def test_without_sqlq(): pass")
-    (project / "pyproject.toml").unlink()
-    assert run_pytest(project).returncode == 0
 
 
 def test_every_public_name_is_there() -> None:
-    assert {name: getattr(sqlq.testing, name) for name in sqlq.testing.__all__}.keys() == sqlq.testing._ROOMS.keys()
+    assert {
+        name: getattr(sqlq.testing, name) for name in sqlq.testing.__all__
+    }.keys() == sqlq.testing._ROOMS.keys()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sqlq.testing.nothing  # noqa: B018
 

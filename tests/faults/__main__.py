@@ -2,8 +2,8 @@
 
     python -m tests.faults [--markdown FILE] [what pytest takes …]
 
-Exits with 1 when a test fails, or when a figure that must be zero is not, or was not measured (which it need not be when
-pytest was told what to run).
+Exits with 1 when a test fails, or when a figure that must be zero is not, or was not measured (which it need
+not be when pytest was told what to run).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def percentile(samples: list[float], share: float) -> float:
 
 
 def summed(records: list[dict[str, Any]]) -> tuple[Rows, bool]:
-    """Return the scorecard's rows (figure, value, verdict), and whether every figure that must be zero was measured and is."""
+    """Return the scorecard's rows (figure, value, verdict), and whether every figure that must be zero was
+    measured and is."""
     rows: Rows = []
     good = True
     for name, words in MUST_BE_ZERO.items():
@@ -76,7 +77,9 @@ def markdown(parts: list[tuple[tuple[str, str, str], Rows]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Run the whole fault suite and print its scorecard.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description="Run the whole fault suite and print its scorecard."
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scorecard to a file, too")
     options, pytest_options = parser.parse_known_args()
     chosen = [option for option in pytest_options if Path(option.partition("::")[0]).exists()]
@@ -89,16 +92,27 @@ def main() -> int:
             "pytest",
             "-p",
             "no:cacheprovider",
+            "-n",
+            "0",  # what it measures, it measures one after the other
             "-m",
             "not debian",
             *pytest_options,
             *([] if chosen else ["tests/faults"]),
         ]
-        tests = subprocess.run(command, cwd=ROOT, env={**os.environ, VARIABLE: str(file)}, check=False).returncode
+        tests = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, VARIABLE: str(file)}, check=False
+        ).returncode
         records = [json.loads(line) for line in file.read_text().splitlines()]
     rows, good = summed(records)
     measured, must = ("what was tried", "cases", "seeds"), ("figure", "value", "verdict")
-    rows.insert(0, ("tests", "passed" if tests == 0 else f"FAILED (pytest ended with {tests})", "ok" if tests == 0 else "NOT ZERO"))
+    rows.insert(
+        0,
+        (
+            "tests",
+            "passed" if tests == 0 else f"FAILED (pytest ended with {tests})",
+            "ok" if tests == 0 else "NOT ZERO",
+        ),
+    )
     parts = [(must, rows), (measured, by_guarantee(records))]
     console = Console(width=140)
     for heads, lines in parts:

@@ -1,7 +1,9 @@
-"""What takes part in the crowd around one SQLite file, each in a process of its own; see test_sqlite_contention.
+"""What takes part in the crowd around one SQLite file, each in a process of its own; see
+test_sqlite_contention.
 
-`python -m tests.faults.crowd ROLE URL NUMBER SEED`: works until its standard input ends, then leaves and prints one line of JSON.
-The file `acknowledged-NUMBER` beside the database takes the number of each job whose enqueue has returned.
+`python -m tests.faults.crowd ROLE URL NUMBER SEED`: works until its standard input ends, then leaves and
+prints one line of JSON. The file `acknowledged-NUMBER` beside the database takes the number of each job whose
+enqueue has returned.
 """
 
 from __future__ import annotations
@@ -105,7 +107,12 @@ def read_then_write(url: str, number: int, chance: random.Random, over: threadin
         n += 1
     app.close()
     engine.dispose()
-    return {"role": "application", "refusals": len(refusals), "sentences": sorted(set(refusals)), "others": others}
+    return {
+        "role": "application",
+        "refusals": len(refusals),
+        "sentences": sorted(set(refusals)),
+        "others": others,
+    }
 
 
 ROLES = {"worker": enqueue_and_work, "application": read_then_write}

@@ -1,8 +1,9 @@
 """A process that dies at the n-th moment of its talk with the database, for every n.
 
-`python -m tests.faults.dying` reads requests from its input, one a line: URL, STEP, N and ARGUMENT as JSON. It does the step in a
-fork of itself that dies (as by SIGKILL: nothing is flushed, closed or rolled back) at its N-th moment, and answers `died MOMENT`
-or `done`. A moment lies before or after each statement, and before or after each COMMIT. No connection is open when it forks.
+`python -m tests.faults.dying` reads requests from its input, one a line: URL, STEP, N and ARGUMENT as JSON.
+It does the step in a fork of itself that dies (as by SIGKILL: nothing is flushed, closed or rolled back) at
+its N-th moment, and answers `died MOMENT` or `done`. A moment lies before or after each statement, and before
+or after each COMMIT. No connection is open when it forks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sqlq.store.dialect import Dialect
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.sqlite import SQLite
 from sqlq.worker.link import unpacked
-from sqlq.worker.running import Home, RunningJob
+from sqlq.worker.running import CompletionTarget, RunningJob
 
 ROOT = Path(__file__).parents[2]
 DIED = 77
@@ -65,8 +66,16 @@ class Mortal:
                 os._exit(DIED)
 
     def watch(self, engine: Engine) -> None:
-        event.listen(engine, "before_cursor_execute", lambda c, cur, statement, *_: self.moment(f"before {_named(statement)}"))
-        event.listen(engine, "after_cursor_execute", lambda c, cur, statement, *_: self.moment(f"after {_named(statement)}"))
+        event.listen(
+            engine,
+            "before_cursor_execute",
+            lambda c, cur, statement, *_: self.moment(f"before {_named(statement)}"),
+        )
+        event.listen(
+            engine,
+            "after_cursor_execute",
+            lambda c, cur, statement, *_: self.moment(f"after {_named(statement)}"),
+        )
         commit = engine.dialect.do_commit
 
         def mortal_commit(connection: Any) -> None:
@@ -92,7 +101,8 @@ OUTCOMES: dict[str, Outcome] = {
 
 
 class Life:
-    """The steps of a job's life, each as its process takes it. `argument` is what the parent prepared: a job, as a rule."""
+    """The steps of a job's life, each as its process takes it. `argument` is what the parent prepared: a job,
+    as a rule."""
 
     def __init__(self, url: str, mortal: Mortal) -> None:
         self.app = sqlq.App(url)
@@ -131,7 +141,9 @@ class Life:
 
     def complete(self, argument: Any) -> None:
         """A handler that writes, and completes its job, in a transaction of its own."""
-        running = RunningJob(unpacked(argument), None, float("inf"), Home(self.database.schema, keep_finished=True))
+        running = RunningJob(
+            unpacked(argument), None, float("inf"), CompletionTarget(self.database.schema, keep_finished=True)
+        )
         with running.completing(self._users_engine()) as session:
             session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": running.id})
 
@@ -174,13 +186,15 @@ def main() -> None:
             moment = told.read()
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
-        print(f"died {moment}" if code == DIED else "done" if code == 0 else f"failed with {code}", flush=True)
+        print(
+            f"died {moment}" if code == DIED else "done" if code == 0 else f"failed with {code}", flush=True
+        )
 
 
 @contextmanager
 def dying_process() -> Iterator[Callable[..., str | None]]:
-    """Start the process; what is given takes a URL, a step, a number and an argument, and returns the moment of death, None for
-    none."""
+    """Start the process; what is given takes a URL, a step, a number and an argument, and returns the moment
+    of death, None for none."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.dying"],
         cwd=ROOT,

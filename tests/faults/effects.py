@@ -1,4 +1,5 @@
-"""Writes of a handler's that must be there exactly once for each job it completed: rows of a table beside sqlq's."""
+"""Writes of a handler's that must be there exactly once for each job it completed: rows of a table beside
+sqlq's."""
 
 from __future__ import annotations
 

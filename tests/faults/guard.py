@@ -1,11 +1,12 @@
-"""A trigger that rejects every transition the contract does not list, and every change of a lease token but its four.
+"""A trigger that rejects every transition the contract does not list, and every change of a lease token but
+its four.
 
-Installed in a test's database, it watches whatever writes there: sqlq, another process, or the test by mistake. A
-rejection is an error of the database whose text begins with `ILLEGAL`; a worker survives such errors, so a test that
-runs workers looks for the word in their logs.
+Installed in a test's database, it watches whatever writes there: sqlq, another process, or the test by
+mistake. A rejection is an error of the database whose text begins with `ILLEGAL`; a worker survives such
+errors, so a test that runs workers looks for the word in their logs.
 
-What one row's change cannot show is judged at COMMIT on PostgreSQL (deferred triggers), and on SQLite, which has none, by
-the order in which its statements come: copied first, deleted then.
+What one row's change cannot show is judged at COMMIT on PostgreSQL (deferred triggers), and on SQLite, which
+has none, by the order in which its statements come: copied first, deleted then.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 
-from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
-from sqlq.settings import ERROR_BYTES
+from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED, POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.settings import ERROR_BYTES, MAX_ATTEMPTS
 
 ILLEGAL = "illegal transition:"
 
 
 class Rule(NamedTuple):
-    """What must not be, for one kind of write; `{now}`, `{is}` and `{is not}` are each database's words for it.
+    """What must not be, for one kind of write; `{now}`, `{is}` and `{is not}` are each database's words for
+    it.
 
     `{before}` is where a job stood before it ended, and a rule with `at_commit` may only be asked there.
     """
@@ -39,7 +41,8 @@ _CLAIMS = "OLD.reserved_at IS NULL AND NEW.reserved_at IS NOT NULL"
 _STAYS = "OLD.reserved_at IS NOT NULL AND NEW.reserved_at IS NOT NULL"
 _GIVES_UP = "OLD.reserved_at IS NOT NULL AND NEW.reserved_at IS NULL"
 _WAITS = "OLD.reserved_at IS NULL AND NEW.reserved_at IS NULL"
-_REVOKES = "NEW.lease_token = OLD.lease_token + 1"
+_NEXT_TOKEN = f"(CASE WHEN OLD.lease_token < {LARGEST_TOKEN} THEN OLD.lease_token + 1 ELSE 1 END)"
+_REVOKES = f"NEW.lease_token = {_NEXT_TOKEN}"
 
 
 def _changed(*columns: str) -> str:
@@ -49,14 +52,17 @@ def _changed(*columns: str) -> str:
 def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
     unexpired = "1 = 0" if owners_may_be_known_dead else "OLD.lease_expires_at > {now}"
     may_vanish = "1 = 0" if keep_finished else "OLD.reserved_at IS NOT NULL"
-    # the token a job ends under: its owner's, or one more where it was taken from its owner in the same statement
+    # the token a job ends under: its owner's, or one more where it was taken from its owner in the same
+    # statement
     finished_fits = (
         "b.id = NEW.id AND b.attempts = NEW.attempts AND ("
         "(b.lease_token = NEW.lease_token AND (b.reserved_at IS NOT NULL OR NEW.outcome = 'cancelled'))"
-        " OR (b.lease_token + 1 = NEW.lease_token AND b.reserved_at IS NOT NULL AND NEW.outcome = 'cancelled'))"
+        " OR (b.lease_token + 1 = NEW.lease_token AND b.reserved_at IS NOT NULL AND NEW.outcome = "
+        "'cancelled'))"
     )
     failed_fits = (
-        "b.id = NEW.id AND b.attempts = NEW.attempts AND b.reserved_at IS NOT NULL AND (b.lease_token = NEW.lease_token"
+        "b.id = NEW.id AND b.attempts = NEW.attempts AND b.reserved_at IS NOT NULL AND (b.lease_token = "
+        "NEW.lease_token"
         " OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
     )
     fate_fits = "e.id = OLD.id AND e.lease_token IN (OLD.lease_token, OLD.lease_token + 1)"
@@ -66,51 +72,112 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "INSERT",
             "a new job has a history",
-            "NEW.lease_token = 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0 OR NEW.losses <> 0 OR NEW.errors IS NOT NULL)",
+            "NEW.lease_token = 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0 OR NEW.losses <> 0 OR "
+            "NEW.errors IS NOT NULL)",
         ),
         Rule("jobs", "INSERT", "a job begins reserved", "NEW.reserved_at IS NOT NULL"),
         Rule(
             "jobs",
             "INSERT",
             "a job with a token comes back that did not fail with it",
-            "NEW.lease_token <> 0 AND NOT EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id AND f.lease_token = NEW.lease_token)",
+            "NEW.lease_token <> 0 AND NOT EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id AND "
+            "f.lease_token = NEW.lease_token)",
         ),
-        Rule("jobs", "INSERT", "a job comes back with attempts", "NEW.lease_token <> 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0)"),
-        Rule("jobs", "INSERT", "a finished job comes back", "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)"),
+        Rule(
+            "jobs",
+            "INSERT",
+            "a job comes back with attempts",
+            "NEW.lease_token <> 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0)",
+        ),
+        Rule(
+            "jobs",
+            "INSERT",
+            "a finished job comes back",
+            "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
+        ),
         # whatever happens to it
         Rule(
             "jobs",
             "UPDATE",
             "what a job is was changed",
-            _changed("id", "queue", "task", "payload", "max_attempts", "unique_key", "unique_until", "timeout_ms", "headers", "created_at"),
+            _changed(
+                "id",
+                "queue",
+                "task",
+                "payload",
+                "unique_key",
+                "unique_until",
+                "timeout_ms",
+                "headers",
+                "created_at",
+            ),
         ),
-        Rule("jobs", "UPDATE", "the token fell or jumped", "NEW.lease_token NOT IN (OLD.lease_token, OLD.lease_token + 1)"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "how often it may be tried was changed",
+            f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS})",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "the token fell or jumped",
+            f"NEW.lease_token NOT IN (OLD.lease_token, {_NEXT_TOKEN})",
+        ),
         # T2
         Rule("jobs", "UPDATE", "claimed without a new token", f"{_CLAIMS} AND NOT {_REVOKES}"),
-        Rule("jobs", "UPDATE", "claimed without counting the attempt", f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "claimed without counting the attempt",
+            f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1 AND OLD.attempts < {MOST_COUNTED}",
+        ),
         Rule("jobs", "UPDATE", "claimed early", f"{_CLAIMS} AND OLD.available_at > {{now}}"),
-        Rule("jobs", "UPDATE", "claimed under a lease that has run out", f"{_CLAIMS} AND NEW.lease_expires_at <= {{now}}"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "claimed under a lease that has run out",
+            f"{_CLAIMS} AND NEW.lease_expires_at <= {{now}}",
+        ),
         Rule(
             "jobs",
             "UPDATE",
             "claimed out of a paused queue",
-            f"{_CLAIMS} AND EXISTS (SELECT 1 FROM sqlq_queues q WHERE q.queue = OLD.queue AND q.paused_at IS NOT NULL)",
+            f"{_CLAIMS} AND EXISTS (SELECT 1 FROM sqlq_queues q WHERE q.queue = OLD.queue AND q.paused_at "
+            "IS NOT NULL)",
         ),
-        Rule("jobs", "UPDATE", "a claim changed the history", f"{_CLAIMS} AND {_changed('releases', 'losses', 'errors', 'available_at')}"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "a claim changed the history",
+            f"{_CLAIMS} AND {_changed('releases', 'losses', 'errors', 'available_at')}",
+        ),
         # T3, and the first half of T8, T9, T12
         Rule(
             "jobs",
             "UPDATE",
             "a reservation changed hands or history",
-            f"{_STAYS} AND {_changed('reserved_by', 'reserved_at', 'attempts', 'releases', 'losses', 'errors', 'available_at')}",
+            f"{_STAYS} AND "
+            f"{_changed('reserved_by', 'reserved_at', 'attempts', 'releases', 'losses', 'errors', 'available_at')}",
         ),
-        Rule("jobs", "UPDATE", "a lease was renewed into the past", f"{_STAYS} AND NOT {_REVOKES} AND NEW.lease_expires_at <= {{now}}"),
-        Rule("jobs", "UPDATE", "taken from an owner whose lease still runs", f"{_STAYS} AND {_REVOKES} AND {unexpired}"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "a lease was renewed into the past",
+            f"{_STAYS} AND NOT {_REVOKES} AND NEW.lease_expires_at <= {{now}}",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "taken from an owner whose lease still runs",
+            f"{_STAYS} AND {_REVOKES} AND {unexpired}",
+        ),
         Rule(
             "jobs",
             "UPDATE",
             "taken from its owner, and still reserved",
-            f"{_STAYS} AND {_REVOKES} AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = NEW.id AND j.reserved_at IS NOT NULL"
+            f"{_STAYS} AND {_REVOKES} AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = NEW.id AND "
+            "j.reserved_at IS NOT NULL"
             " AND j.lease_token = NEW.lease_token)",
             at_commit=True,
         ),
@@ -119,9 +186,14 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "given up under another token",
-            f"{_GIVES_UP} AND {_REVOKES} AND (NEW.losses <> OLD.losses + 1 OR {unexpired})",
+            f"{_GIVES_UP} AND {_REVOKES} AND ((NEW.losses <> OLD.losses + 1 AND OLD.losses < {MOST_COUNTED}) OR {unexpired})",
         ),
-        Rule("jobs", "UPDATE", "given up with other attempts", f"{_GIVES_UP} AND NEW.attempts NOT IN (OLD.attempts, OLD.attempts - 1)"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "given up with other attempts",
+            f"{_GIVES_UP} AND NEW.attempts NOT IN (OLD.attempts, OLD.attempts - 1)",
+        ),
         Rule(
             "jobs",
             "UPDATE",
@@ -138,7 +210,7 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "retried without attempts left",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND OLD.attempts >= OLD.max_attempts",
+            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND OLD.attempts >= coalesce(OLD.max_attempts, {MAX_ATTEMPTS})",
         ),
         Rule(
             "jobs",
@@ -182,23 +254,43 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {failed_fits})",
             at_commit=True,
         ),
-        Rule("failed_jobs", "INSERT", "lost with attempts left", "NEW.reason = 'worker_lost' AND NEW.attempts < NEW.max_attempts"),
-        Rule("finished_jobs", "INSERT", "ended twice", "EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id)"),
-        Rule("failed_jobs", "INSERT", "ended twice", "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)"),
+        Rule(
+            "failed_jobs",
+            "INSERT",
+            "lost with attempts left",
+            f"NEW.reason = 'worker_lost' AND NEW.attempts < coalesce(NEW.max_attempts, {MAX_ATTEMPTS})",
+        ),
+        Rule(
+            "finished_jobs",
+            "INSERT",
+            "ended twice",
+            "EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id)",
+        ),
+        Rule(
+            "failed_jobs",
+            "INSERT",
+            "ended twice",
+            "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
+        ),
         # what has ended is moved back, pruned or forgotten, never changed
         Rule("finished_jobs", "UPDATE", "an ended job was changed", "1 = 1"),
         Rule("failed_jobs", "UPDATE", "an ended job was changed", "1 = 1"),
     ]
 
 
-_EVENTS = [(table, event) for table in ("jobs", "finished_jobs", "failed_jobs") for event in ("INSERT", "UPDATE", "DELETE")]
+_EVENTS = [
+    (table, event)
+    for table in ("jobs", "finished_jobs", "failed_jobs")
+    for event in ("INSERT", "UPDATE", "DELETE")
+]
 
 
 def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_dead: bool = False) -> None:
     """Install the guard in a database that has sqlq's tables, whatever is in them by now.
 
-    `keep_finished` False allows a job that was reserved to leave no row. With `owners_may_be_known_dead` jobs may be taken
-    from an owner whose lease still runs, as a supervisor does for a child that died, or an operator by force.
+    `keep_finished` False allows a job that was reserved to leave no row. With `owners_may_be_known_dead` jobs
+    may be taken from an owner whose lease still runs, as a supervisor does for a child that died, or an
+    operator by force.
     """
     postgresql = engine.dialect.name == "postgresql"
     words = {
@@ -207,7 +299,10 @@ def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_d
         "is not": "IS DISTINCT FROM" if postgresql else "IS NOT",
         "before": "guard_gone" if postgresql else "jobs",
     }
-    rules = [rule._replace(when=rule.when.format(**words)) for rule in _rules(keep_finished, owners_may_be_known_dead)]
+    rules = [
+        rule._replace(when=rule.when.format(**words))
+        for rule in _rules(keep_finished, owners_may_be_known_dead)
+    ]
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
         for statement in _postgresql(rules) if postgresql else _sqlite(rules):
@@ -217,7 +312,11 @@ def install(engine: Engine, *, keep_finished: bool = True, owners_may_be_known_d
 def _sqlite(rules: list[Rule]) -> Iterator[str]:
     for table, event in _EVENTS:
         # "still reserved at the end" cannot be asked before the end; `check` asks it
-        these = [r for r in rules if (r.table, r.event) == (table, event) and not (r.at_commit and event == "UPDATE")]
+        these = [
+            r
+            for r in rules
+            if (r.table, r.event) == (table, event) and not (r.at_commit and event == "UPDATE")
+        ]
         if these:
             body = "\n".join(f"SELECT RAISE(ABORT, '{ILLEGAL} {r.says}') WHERE {r.when};" for r in these)
             yield (
@@ -241,11 +340,15 @@ def _postgresql(rules: list[Rule]) -> Iterator[str]:
             name = f"guard_{table}_{event.lower()}" + ("_at_commit" if at_commit else "")
             row = "OLD" if event == "DELETE" else "NEW"
             checks = "\n".join(
-                f"IF {r.when} THEN RAISE EXCEPTION USING MESSAGE = '{ILLEGAL} {r.says}: job ' || {row}.id; END IF;" for r in these
+                f"IF {r.when} THEN RAISE EXCEPTION USING MESSAGE = '{ILLEGAL} {r.says}: job ' || {row}.id; "
+                "END IF;"
+                for r in these
             )
             yield f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN\n{checks}\nRETURN {row}; END $$"
             # the condition of a constraint trigger is asked at once, its function at COMMIT
-            kind, deferred = ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("TRIGGER", "")
+            kind, deferred = (
+                ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("TRIGGER", "")
+            )
             moment = "AFTER" if at_commit else "BEFORE"
             yield f"""CREATE {kind} {name} {moment} {event} ON {table} {deferred}
                       FOR EACH ROW WHEN (guard_is_on()) EXECUTE FUNCTION {name}()"""
@@ -264,12 +367,25 @@ def advance(engine: Engine, ms: int, where: str = "1 = 1") -> None:
     earlier = f"- {ms}" if engine.dialect.name == "sqlite" else f"- interval '{ms} milliseconds'"
     with engine.begin() as conn, unguarded(conn):
         conn.execute(
-            text(f"UPDATE jobs SET available_at = available_at {earlier}, lease_expires_at = lease_expires_at {earlier} WHERE {where}")
+            text(
+                f"UPDATE jobs SET available_at = available_at {earlier}, lease_expires_at = "
+                f"lease_expires_at {earlier} WHERE {where}"
+            )
         )
 
 
 def check(engine: Engine) -> None:
-    """Demand what holds of the whole database between transactions: a job is in one table only, its id was given once."""
+    """Demand what holds of the whole database between transactions: a job is in one table only, its id was
+    given once."""
     with engine.connect() as conn:
-        ids = list(conn.scalars(text("SELECT id FROM jobs UNION ALL SELECT id FROM finished_jobs UNION ALL SELECT id FROM failed_jobs")))
-        assert len(ids) == len(set(ids)), f"in two tables: {sorted(id for id in set(ids) if ids.count(id) > 1)}"
+        ids = list(
+            conn.scalars(
+                text(
+                    "SELECT id FROM jobs UNION ALL SELECT id FROM finished_jobs UNION ALL SELECT id FROM "
+                    "failed_jobs"
+                )
+            )
+        )
+        assert len(ids) == len(set(ids)), (
+            f"in two tables: {sorted(id for id in set(ids) if ids.count(id) > 1)}"
+        )

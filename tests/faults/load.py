@@ -1,4 +1,5 @@
-"""Work that goes on while a fault happens: unique numbers are enqueued all the time, and a worker notes each it ran."""
+"""Work that goes on while a fault happens: unique numbers are enqueued all the time, and a worker notes each
+it ran."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def note(n):
 
 
 class Load:
-    """A producer that enqueues number after number at `url`, on its own way to the server, and keeps those acknowledged."""
+    """A producer that enqueues number after number at `url`, on its own way to the server, and keeps those
+    acknowledged."""
 
     def __init__(self, folder: Path, url: str, *, module: str = "") -> None:
         folder.mkdir()
@@ -80,7 +82,8 @@ class Load:
             return int(conn.execute(text(f"SELECT count(*) FROM {what}")).scalar_one())
 
     def seconds_to_next_finish(self, since: float, timeout: float = 30) -> float:
-        """Wait for a job that finished after now, and return how long after `since` (of the monotonic clock) that was seen."""
+        """Wait for a job that finished after now, and return how long after `since` (of the monotonic clock)
+        that was seen."""
         before = self._finished()
         wait_until(lambda: self._finished() > before, timeout=timeout, what="a job finished after the fault")
         return time.monotonic() - since
@@ -98,7 +101,10 @@ class Load:
         with self._engine.connect() as conn:
             finished = set(conn.scalars(text("SELECT id FROM finished_jobs WHERE outcome = 'completed'")))
         missing = {n: id for n, id in self.acknowledged.items() if id not in finished}
-        assert not missing, f"{len(missing)} of {len(self.acknowledged)} acknowledged jobs did not finish: {sorted(missing)[:10]}"
+        assert not missing, (
+            f"{len(missing)} of {len(self.acknowledged)} acknowledged jobs did not finish: "
+            f"{sorted(missing)[:10]}"
+        )
         assert self.acknowledged.keys() <= self.ran().keys()
         assert self.count("failed_jobs") == 0
 
@@ -113,13 +119,15 @@ class Load:
         self.stop()
         self.app.close()
         with warnings.catch_warnings():
-            # a connection that breaks while SQLAlchemy sets it up is left to the collector, open as far as its driver knows
+            # a connection that breaks while SQLAlchemy sets it up is left to the collector, open as far as
+            # its driver knows
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
 
 
 def readable_log(worker: WorkerProcess, most: int) -> int:
-    """Demand a log that a person can read: no traceback, and few lines beside one for each job; return how many."""
+    """Demand a log that a person can read: no traceback, and few lines beside one for each job; return how
+    many."""
     log = worker.log.read_text()
     assert "Traceback" not in log, log[-5000:]
     lines = [line for line in log.splitlines() if " finished in " not in line]

@@ -1,15 +1,19 @@
 """Take away one guard at a time: the test named beside it must fail.
 
     python -m tests.faults.mutations [WORD…]        all of them, or those whose line holds one of the words
+    python -m tests.faults.mutations --tenth        a tenth of them, another one each day
 
-A guard is one line of sqlq: the file, the text (found there exactly once), what stands there instead, and the test. Each is
-tried in a copy of the tree; nothing is written here. A text that is not found, or a test that does not exist, is a failure,
-too: the list goes with the code.
+A guard is a line of sqlq that carries the comment `# guard: NAME`, or the statement below a line that is such a
+comment. Of it `was` is replaced by `instead`; without `was` all of it is. So neither a reformatted line nor one
+that moves makes the list stale. Each is tried in a copy of the tree; nothing is written here.
 """
 
 from __future__ import annotations
 
+import ast
+import datetime as dt
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,20 +33,25 @@ from rich.table import Table
 from tests.servers import own_postgresql
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("sqlq", "migrations", "tests", "examples", "pyproject.toml", "alembic.ini", "README.md")
+COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
 SECONDS = 120
 AT_A_TIME = 2
 PYTEST_FAILED = 1
+MARK = re.compile(r"(?:#|;) guard: ([\w-]+)$")
 
 
 class Guard(NamedTuple):
-    file: str
-    text: str
+    mark: str
+    was: str | None
     instead: str
     killed_by: str
 
 
-LEASES, FLOW, OUTCOMES = "tests/worker/test_leases.py::", "tests/worker/test_flow.py::", "tests/worker/test_outcomes.py::"
+LEASES, FLOW, OUTCOMES = (
+    "tests/worker/test_leases.py::",
+    "tests/worker/test_flow.py::",
+    "tests/worker/test_outcomes.py::",
+)
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -49,158 +59,285 @@ SMALL, HOSTILE, CROWD = (
     "tests/faults/test_sqlite_contention.py::",
 )
 MACHINE, ZOMBIES = "tests/faults/test_state_machine.py::", "tests/faults/test_zombies.py::"
-COMPLETE, SUPERVISING, LINK = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::", "tests/unit/test_link.py::"
+COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
+STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
+LINK, DRIVER = "tests/unit/test_link.py::", "tests/sql/test_driver.py::"
 CANCEL, QUEUES, BLINKS = (
     "tests/conformance/test_admin_cancel.py::",
     "tests/conformance/test_admin_queues.py::",
     "tests/faults/test_blinks.py::",
 )
-SCHEMA = "tests/worker/test_schema_change.py::"
+SCHEMA, LIVE = "tests/worker/test_schema_change.py::", "tests/migrations/test_live.py::"
 UNIQUE, ENQUEUE = "tests/conformance/test_enqueue_unique.py::", "tests/conformance/test_enqueue.py::"
-WALK = MACHINE + "test_the_database_walks_as_the_contract_says"
-IN_DRIVER, DRIVER = "sqlq/store/driver.py", "tests/sql/test_driver.py::"
-IN_DIALECT, IN_PG, IN_LITE, IN_JOBS = "sqlq/store/dialect.py", "sqlq/store/postgresql.py", "sqlq/store/sqlite.py", "sqlq/store/jobs.py"
-IN_EXECUTE, IN_SETTLE, IN_LEASE, IN_WORKER = (f"sqlq/worker/{name}.py" for name in ("execute", "settle", "lease", "worker"))
-IN_SUPERVISOR, IN_ISOLATES, IN_LINK, IN_BOX = (f"sqlq/worker/{name}.py" for name in ("supervisor", "isolates", "link", "blackbox"))
-IN_RUNNING, IN_CHILD, IN_OPERATORS = "sqlq/worker/running.py", "sqlq/worker/child.py", "sqlq/store/operators.py"
+STATEMENTS, TYPED = "tests/sql/test_statements.py::", "tests/worker/test_typed.py::"
+ANNOTATIONS = "tests/unit/test_annotations.py::"
+SESSIONS = "tests/conformance/test_sessions.py::"
+LOGS = "tests/faces/test_cli_logs.py::"
+AROUND, LIFESPAN, EVENTS = (
+    "tests/worker/test_around.py::",
+    "tests/worker/test_lifespan.py::",
+    "tests/worker/test_events.py::",
+)
+ISOLATION, PROJECTS, AT_COMMIT, KIT = (
+    "tests/faces/test_testing_isolation.py::",
+    "tests/faces/test_testing_projects.py::",
+    "tests/faces/test_inline_at_commit.py::",
+    "tests/faces/test_testing.py::",
+)
 
 # ruff: noqa: E501 - a guard is one line
 # fmt: off
 GUARDS = [
     # waits that end; first, because without it the test hangs
-    Guard("sqlq/worker/claim.py", "            if claimed or not self._drain:", "            if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
-    Guard("sqlq/worker/claim.py", "self._dear_seconds = seconds if is_dear and self._was_dear else 0.0", "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
-    Guard(IN_PG, "interval '1 microsecond', level.id)", "interval '1 microsecond', 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
-    Guard("sqlq/store/database.py", "        if use.plan_once:", "        if False:", "tests/sql/test_statements.py::test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
-    Guard(IN_PG, "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
-    Guard(IN_PG, "            bound(dbapi_connection, patience)", "            pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
+    Guard("drain-claims-anew", None, "if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
+    Guard("dear-claims-are-measured", None, "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
+    Guard("claim-beyond-a-place", "interval '1 microsecond', level.id)", "interval '1 microsecond', 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
+    Guard("claims-are-planned-once", None, "if False:", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
+    Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
+    Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
     # the fence of every owner's write
-    Guard(IN_DIALECT, ".where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))", ".where(jobs.c.reserved_at.is_not(None))", LEASES + "test_a_zombie_changes_nothing[sqlite-Completed]"),
-    Guard(IN_DIALECT, ".where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))", ".where(jobs.c.lease_token == rows.c.token)", LEASES + "test_a_settle_is_not_repeated[sqlite-Retried]"),
-    Guard(IN_DIALECT, ".with_for_update(of=jobs, skip_locked=skip_locked)", ".with_for_update(of=jobs)", LEASES + "test_a_locked_row_does_not_keep_the_others_back[settle-postgresql]"),
-    Guard(IN_JOBS, "        if actual != token:", "        if False:", LEASES + "test_a_zombie_changes_nothing[postgresql-Completed]"),
-    Guard(IN_JOBS, "return Fate.LOST if keep_finished else Fate.SETTLED", "return Fate.LOST", SMALL + "test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled[sqlite]"),
-    Guard(IN_SETTLE, "            if fates.get(right) is jobs.Fate.LOST:", "            if False:", ZOMBIES + "test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else[sqlite]"),
+    Guard("fence", None, ".where(jobs.c.reserved_at.is_not(None))", LEASES + "test_a_zombie_changes_nothing[sqlite-Completed]"),
+    Guard("fence", None, ".where(jobs.c.lease_token == rows.c.token)", LEASES + "test_a_settle_is_not_repeated[sqlite-Retried]"),
+    Guard("locked-rows-are-skipped", None, ".with_for_update(of=jobs)", LEASES + "test_a_locked_row_does_not_keep_the_others_back[settle-postgresql]"),
+    Guard("fate-by-token", None, "if False:", LEASES + "test_a_zombie_changes_nothing[postgresql-Completed]"),
+    Guard("gone-is-settled-without-retention", None, "return Fate.LOST", SMALL + "test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled[sqlite]"),
+    Guard("lost-is-not-settled", None, "if False:", ZOMBIES + "test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else[sqlite]"),
     # the claim
-    Guard(IN_PG, "       lease_token = lease_token + 1,", "       lease_token = lease_token,", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
-    Guard(IN_PG, "       attempts = attempts + 1", "       attempts = attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
-    Guard(IN_LITE, "       lease_token = lease_token + 1,", "       lease_token = lease_token,", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
-    Guard(IN_LITE, "       attempts = attempts + 1", "       attempts = attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
-    Guard(IN_PG, "               FOR UPDATE SKIP LOCKED) AS ready", "               ) AS ready", LEASES + "test_the_claim_skips_what_a_rival_is_claiming[postgresql]"),
-    Guard(IN_PG, "WITH due AS MATERIALIZED (", "WITH due AS (", "tests/sql/test_statements.py::test_the_database_receives_the_golden_statement[postgresql-claim]"),
-    Guard(IN_PG, "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL", WALK + "[postgresql]"),
-    Guard(IN_PG, "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL AND available_at <= now()", SMALL + "test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement[postgresql]"),
-    Guard(IN_LITE, "AND priority = ? AND available_at <= {SQLITE_NOW}", "AND priority = ?", WALK + "[sqlite]"),
-    Guard(IN_JOBS, "    if len(claimed) > limit:", "    if False:", SMALL + "test_more_than_asked_for_is_not_run[postgresql]"),
-    Guard("sqlq/worker/executors.py", "    def _attempt(self, job: RunningJob) -> Outcome:\n        if not job.is_trusted():", "    def _attempt(self, job: RunningJob) -> Outcome:\n        if False:", LEASES + "test_a_job_is_not_started_on_a_lease_that_is_not_trusted[sqlite]"),
-    Guard(IN_WORKER, "                self._give_back_unstarted()", "                pass", FLOW + "test_what_does_not_start_in_time_is_given_back[sqlite]"),
-    Guard(IN_WORKER, "            self._settle(job, late(job) or give_back(job.claimed))", "            pass", FLOW + "test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted"),
+    Guard("claim-postgresql", "THEN lease_token + 1", "THEN lease_token", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
+    Guard("claim-postgresql", "least(attempts + 1, {MOST_COUNTED})", "attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[postgresql]"),
+    Guard("claim-sqlite", "THEN lease_token + 1", "THEN lease_token", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
+    Guard("claim-sqlite", "min(attempts + 1, {MOST_COUNTED})", "attempts", LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
+    Guard("claim-postgresql", "FOR UPDATE SKIP LOCKED) AS ready", ") AS ready", LEASES + "test_the_claim_skips_what_a_rival_is_claiming[postgresql]"),
+    Guard("claim-postgresql", "WITH due AS MATERIALIZED (", "WITH due AS (", STATEMENTS + "test_the_database_receives_the_golden_statement[postgresql-claim]"),
+    Guard("claim-postgresql", "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL", MACHINE + "test_the_database_walks_as_the_contract_says[postgresql]"),
+    Guard("claim-postgresql", "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL AND available_at <= now()", SMALL + "test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement[postgresql]"),
+    Guard("claim-postgresql", "coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))", "max_attempts", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[postgresql]"),
+    Guard("claim-sqlite", "coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))", "iif(? IS NULL, 1, max_attempts)", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[sqlite]"),
+    Guard("claim-postgresql", "least(attempts + 1, {MOST_COUNTED})", "attempts + 1", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[postgresql]"),
+    Guard("claim-sqlite", "min(attempts + 1, {MOST_COUNTED})", "attempts + 1", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
+    Guard("due-sqlite", "AND priority = ? AND available_at <= {SQLITE_NOW}", "AND priority = ?", MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
+    Guard("no-more-than-asked-for", None, "if False:", SMALL + "test_more_than_asked_for_is_not_run[postgresql]"),
+    Guard("start-on-a-trusted-lease", None, "if False:", LEASES + "test_a_job_is_not_started_on_a_lease_that_is_not_trusted[sqlite]"),
+    Guard("give-back-unstarted", None, "pass", FLOW + "test_what_does_not_start_in_time_is_given_back[sqlite]"),
+    Guard("give-back-after-grace", None, "pass", FLOW + "test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted"),
     # attempts and releases
-    Guard(IN_JOBS, '"attempts": jobs.c.attempts - 1,', '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
-    Guard(IN_JOBS, '"releases": jobs.c.releases + 1,', '"releases": jobs.c.releases,', WALK + "[sqlite]"),
-    Guard("sqlq/retry.py", "case Snooze() if job.releases < MAX_RELEASES:", "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
-    Guard("sqlq/store/records.py", '"reserved_by", "errors")', '"reserved_by", "errors", "lease_token")', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
+    Guard("release-gives-the-attempt-back", None, '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
+    Guard("release-is-counted", None, '"releases": jobs.c.releases,', MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
+    Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
+    Guard("retry-keeps-the-token", '"reserved_by", "errors")', '"reserved_by", "errors", "lease_token")', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     # renewal and rescue
-    Guard(IN_JOBS, "    return update(jobs).values(_RENEWED)", "    return update(jobs).values(lease_expires_at=jobs.c.lease_expires_at)", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
-    Guard(IN_JOBS, "_revoking = update(jobs).values(lease_token=jobs.c.lease_token + 1)", "_revoking = update(jobs).values(lease_token=jobs.c.lease_token)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
-    Guard(IN_JOBS, ".where(jobs.c.reserved_at.is_not(None), jobs.c.lease_expires_at <= now())", ".where(jobs.c.reserved_at.is_not(None))", LEASES + "test_what_nobody_renews_is_rescued_and_counted[postgresql]"),
-    Guard(IN_JOBS, "alive = [row for row in revoked if row.attempts < row.max_attempts]", "alive = list(revoked)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
-    Guard(IN_LEASE, "                self.drop([right])\n                self._ask_to_stop(job)", "                self.drop([right])", LEASES + "test_a_handler_whose_lease_is_lost_is_told[sqlite]"),
-    Guard(IN_LEASE, "        self._give_back(unknown & self._unknown)", "        pass", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[sqlite]"),
-    Guard(IN_LEASE, "        self._give_back(unknown & self._unknown)", "        self._give_back(unknown)", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[postgresql]"),
+    Guard("renewal", ".values(_RENEWED)", ".values(lease_expires_at=jobs.c.lease_expires_at)", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
+    Guard("rescue-raises-the-token", None, "_revoking = update(jobs).values(lease_token=jobs.c.lease_token)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
+    Guard("rescue-takes-the-expired", ".where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)", ".where(jobs.c.reserved_at.is_not(None))", LEASES + "test_what_nobody_renews_is_rescued_and_counted[postgresql]"),
+    Guard("attempts-are-bounded", None, "return True", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
+    Guard("a-lost-handler-is-told", None, "pass", LEASES + "test_a_handler_whose_lease_is_lost_is_told[sqlite]"),
+    Guard("unknown-claims-are-given-back", None, "pass", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[sqlite]"),
+    Guard("unknown-claims-are-given-back", None, "self._give_back(unknown)", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[postgresql]"),
     # complete(), in the handler's own transaction
-    Guard(IN_RUNNING, "        if not jobs.complete(", "        if None is jobs.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
-    Guard(IN_RUNNING, "        if not jobs.complete(", "        if None is jobs.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
-    Guard(IN_JOBS, "jobs.c.lease_token == right[1], jobs.c.reserved_at.is_not(None))", "jobs.c.reserved_at.is_not(None))", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
-    Guard(IN_JOBS, "skip_locked=False, options=options", "skip_locked=True, options=options", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
-    Guard(IN_RUNNING, "        if level is not None:", "        if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
-    Guard(IN_RUNNING, "        refuse_loose_savepoint(conn)", "        pass", SUPERVISING + "test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused[sqlite]"),
-    Guard(IN_EXECUTE, "return SelfCompleted(late(running) or again(running, error))", "return Completed(None)", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_and_says_why[sqlite]"),
-    Guard(IN_SETTLE, "Completed() if right in settled else outcome.otherwise", "Completed()", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_and_says_why[postgresql]"),
-    Guard(IN_SETTLE, "Completed() if right in settled else outcome.otherwise", "outcome.otherwise", COMPLETE + "test_without_retention_the_row_is_gone_and_that_counts_as_done[sqlite]"),
+    Guard("complete-by-the-owner", "if not jobs.complete(", "if None is jobs.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
+    Guard("complete-by-the-owner", "if not jobs.complete(", "if None is jobs.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
+    Guard("complete-without-retention", "jobs.c.lease_token == right[1], jobs.c.reserved_at.is_not(None))", "jobs.c.reserved_at.is_not(None))", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
+    Guard("complete-waits", "skip_locked=False, options=options", "skip_locked=True, options=options", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
+    Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
+    Guard("no-loose-savepoint", None, "if False:", SUPERVISING + "test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused[sqlite]"),
+    Guard("complete-must-commit", None, "return Completed(None)", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_and_says_why[sqlite]"),
+    Guard("complete-is-asked-for", "Completed() if right in settled else outcome.otherwise", "Completed()", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_and_says_why[postgresql]"),
+    Guard("complete-is-asked-for", "Completed() if right in settled else outcome.otherwise", "outcome.otherwise", COMPLETE + "test_without_retention_the_row_is_gone_and_that_counts_as_done[sqlite]"),
     # the supervisor, and what it knows of a process that died
-    Guard(IN_SUPERVISOR, " if started is None or (job.id, job.lease_token) in started]", "]", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[sqlite]"),
-    Guard(IN_SUPERVISOR, "if started is None or (job.id, job.lease_token) in started", "if (job.id, job.lease_token) in (started or ())", SUPERVISING + "test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started[sqlite]"),
-    Guard(IN_SUPERVISOR, "        return not left\n", "        return True\n", SUPERVISING + "test_a_row_that_is_locked_is_given_back_later[postgresql]"),
-    Guard(IN_SUPERVISOR, "renewed = jobs.extend_owned(conn, worker, lease_ms=self._lease_ms)", "renewed = {}", SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[sqlite]"),
-    Guard(IN_SUPERVISOR, "renewed = jobs.extend_owned(conn, worker, lease_ms=self._lease_ms)", "renewed = {}", ZOMBIES + "test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives[sqlite]"),
-    Guard(IN_SUPERVISOR, "                elif worker not in self._known:", "                elif False:", SUPERVISING + "test_a_worker_that_it_does_not_find_has_to_renew_for_itself[sqlite]"),
-    Guard(IN_JOBS, '_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))', '_OWNED = (jobs.c.reserved_at.is_not(None), bindparam("owner", type_=String).is_not(None))', SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[postgresql]"),
-    Guard(IN_JOBS, '"losses": jobs.c.losses + 1}', '"losses": jobs.c.losses}', SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[postgresql]"),
-    Guard(IN_CHILD, "            stop(ORPHANED_MS)", "            pass", SUPERVISING + "test_a_worker_whose_supervisor_is_gone_stops_soon"),
-    Guard(IN_EXECUTE, "        starting(running)\n        result = task.handler", "        result = task.handler", SUPERVISING + "test_the_box_says_what_runs[sqlite]"),
-    Guard(IN_LEASE, "            self._box.ended(rights)", "            pass", SUPERVISING + "test_the_box_says_what_runs[postgresql]"),
-    Guard(IN_BOX, "                _WORD.pack_into(self._memory, 8, 1)\n", "                pass\n", LINK + "test_a_box_that_overflowed_says_that_it_cannot_tell"),
-    Guard(IN_LINK, "if not (droppable and self._unsent):", "if True:", LINK + "test_offers_do_not_wait_for_a_process_that_does_not_read"),
-    Guard(IN_LINK, r'if not line.endswith(b"\n"):', "if not line:", LINK + "test_a_word_cut_off_is_no_message"),
-    Guard(IN_LINK, "signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)", "signal.pthread_sigmask(signal.SIG_BLOCK, [])", LINK + "test_a_new_process_does_not_meet_the_terminals_signals_half_started"),
+    Guard("only-what-started-counts", None, "", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[sqlite]"),
+    Guard("only-what-started-counts", None, "if (job.id, job.lease_token) in (started or ())", SUPERVISING + "test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started[sqlite]"),
+    Guard("locked-rows-are-given-back-later", None, "return True", SUPERVISING + "test_a_row_that_is_locked_is_given_back_later[postgresql]"),
+    Guard("supervisor-renews", None, "renewed = {}", SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[sqlite]"),
+    Guard("supervisor-renews", None, "renewed = {}", ZOMBIES + "test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives[sqlite]"),
+    Guard("unknown-workers-renew-themselves", None, "elif False:", SUPERVISING + "test_a_worker_that_it_does_not_find_has_to_renew_for_itself[sqlite]"),
+    Guard("renews-its-own", '_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))', '_OWNED = (jobs.c.reserved_at.is_not(None), bindparam("owner", type_=String).is_not(None))', SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[postgresql]"),
+    Guard("losses-are-counted", "one_more(jobs.c.losses)", "jobs.c.losses", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[postgresql]"),
+    Guard("orphans-stop", None, "pass", SUPERVISING + "test_a_worker_whose_supervisor_is_gone_stops_soon"),
+    Guard("box-before-handler", None, "pass", SUPERVISING + "test_the_box_says_what_runs[sqlite]"),
+    Guard("box-forgets-what-ended", None, "pass", SUPERVISING + "test_the_box_says_what_runs[postgresql]"),
+    Guard("box-overflow", None, "pass", LINK + "test_a_box_that_overflowed_says_that_it_cannot_tell"),
+    Guard("droppable-offers", None, "if True:", LINK + "test_offers_do_not_wait_for_a_process_that_does_not_read"),
+    Guard("words-cut-off", None, "if not line:  # it died in the middle of a word", LINK + "test_a_word_cut_off_is_no_message"),
+    Guard("signals-blocked-at-spawn", None, "before = signal.pthread_sigmask(signal.SIG_BLOCK, [])", LINK + "test_a_new_process_does_not_meet_the_terminals_signals_half_started"),
     # processes for one job at a time
-    Guard(IN_WORKER, "(task.isolate or job.losses > 0)", "task.isolate", SUPERVISING + "test_what_has_lost_a_worker_or_says_so_itself_runs_alone[sqlite]"),
-    Guard(IN_ISOLATES, "            if isolate.running is running:", "            if True:", SUPERVISING + "test_a_kill_that_comes_too_late_spares_the_next_job"),
+    Guard("lost-jobs-run-isolated", "(task.isolate or job.losses > 0)", "task.isolate", SUPERVISING + "test_what_has_lost_a_worker_or_says_so_itself_runs_alone[sqlite]"),
+    Guard("kill-spares-the-next", None, "if True:", SUPERVISING + "test_a_kill_that_comes_too_late_spares_the_next_job"),
+    Guard("unwritten-outcomes-are-bounded", None, "if not self._starting:", STARTING + "test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock[sqlite]"),
+    # what cannot start, deadlines, and outcomes while the database is away
+    Guard("what-cannot-start-is-given-back", None, "except ZeroDivisionError:", STARTING + "test_where_no_event_loop_can_be_made_the_job_is_given_back_and_runs_later[sqlite]"),
+    Guard("starts-are-bounded", None, "if False:", STARTING + "test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on[sqlite]"),
+    Guard("what-has-ended-is-not-stuck", None, "if True:", STARTING + "test_what_has_ended_is_not_taken_for_stuck"),
+    Guard("outcomes-have-no-deadline", None, "return 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
+    Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor[sqlite]"),
+    Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
+    Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
+    Guard("a-repeat-is-one-request", "stopping_since + REPEAT_SECONDS", "stopping_since", SUPERVISOR + "test_a_request_that_comes_twice_at_once_is_one[sqlite]"),
+    Guard("process-1-has-no-child", None, "except ZeroDivisionError:", "tests/faults/test_process_one.py::test_the_death_of_its_only_child_is_survived[sqlite]"),
     # operators
-    Guard(IN_OPERATORS, "values(lease_token=jobs.c.lease_token + 1)", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),
-    Guard(IN_OPERATORS, ".with_for_update(skip_locked=wait_ms is None)", "", CANCEL + "test_a_claim_that_came_first_makes_of_a_cancel_a_request[False-postgresql]"),
-    Guard(IN_OPERATORS, "func.coalesce(jobs.c.cancel_requested_at, now())", "null()", CANCEL + "test_a_running_job_is_asked_and_still_its_owners[sqlite]"),
-    Guard(IN_LEASE, "if cancel_requested and not job.cancel_requested:", "if False:", LEASES + "test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at[sqlite]"),
-    Guard(IN_EXECUTE, "    if running.heeded:", "    if False:", CANCEL + "test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled[sqlite-def]"),
-    Guard(IN_EXECUTE, "    if running.cancel_requested:\n        return Cancelled(BY_OPERATOR)\n    if job", "    if job", COMPLETE + "test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start[sqlite]"),
-    Guard(IN_PG, "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
-    Guard(IN_LITE, "levels = [] if name in paused else ask", "levels = ask", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
+    Guard("forced-cancel-raises-the-token", "values(lease_token=next_token(jobs.c.lease_token))", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),
+    Guard("cancel-passes-over-locked", None, "", CANCEL + "test_a_claim_that_came_first_makes_of_a_cancel_a_request[False-postgresql]"),
+    Guard("cancel-is-requested", None, "requested = null()", CANCEL + "test_a_running_job_is_asked_and_still_its_owners[sqlite]"),
+    Guard("cancel-is-noted", None, "if False:", LEASES + "test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at[sqlite]"),
+    Guard("stopped-is-not-finished", None, "if False:", CANCEL + "test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled[sqlite-def]"),
+    Guard("cancelled-before-it-starts", None, "if False:", COMPLETE + "test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start[sqlite]"),
+    Guard("counts-go-by-the-index", ".order_by(jobs.c.available_at)", "", "tests/conformance/test_admin_looks.py::test_postgresql_reads_a_bounded_number_of_pages[True-postgresql]"),
+    Guard("what-is-immutable-is-opened-anew", None, "pass", "tests/conformance/test_admin_looks.py::test_a_sealed_file_that_is_written_to_again_is_seen_to_change[sqlite]"),
+    Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
+    Guard("pause-sqlite", None, "levels = ask(_TOP_LEVEL, (name,))", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
-    Guard("sqlq/worker/wake.py", "                if time.monotonic() >= ping_at:", "                if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
-    Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY, "0A000")', '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
-    Guard("sqlq/schema/version.py", "self.oldest_code <= HEAD < self.revision", "HEAD < self.revision", SCHEMA + "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
-    Guard("sqlq/schema/version.py", "self.revision == HEAD or self.oldest_code <= HEAD < self.revision", "self.revision == HEAD", SCHEMA + "test_a_newer_revision_is_one_line_in_the_log[sqlite]"),
-    Guard("sqlq/schema/live.py", "            if sqlstate(error) not in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):", "            if True:", "tests/migrations/test_live.py::test_patience_ends_in_a_sentence_and_changes_nothing"),
-    Guard("sqlq/schema/live.py", "        if is_valid(connection, schema, index) is False:", "        if False:", "tests/migrations/test_live.py::test_an_index_of_an_aborted_build_is_built_again"),
+    Guard("listen-is-pinged", None, "if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
+    Guard("useless-connections", None, '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
+    Guard("schema-usable", None, "return self.revision == HEAD or HEAD < self.revision", SCHEMA + "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
+    Guard("schema-usable", None, "return self.revision == HEAD", SCHEMA + "test_a_newer_revision_is_one_line_in_the_log[sqlite]"),
+    Guard("migration-patience", None, "if True:", LIVE + "test_patience_ends_in_a_sentence_and_changes_nothing"),
+    Guard("broken-index-is-dropped", None, "if False:", LIVE + "test_an_index_of_an_aborted_build_is_built_again"),
     # the connections of sqlq's own
-    Guard("sqlq/store/database.py", 'conn.execution_options(isolation_level="READ COMMITTED")', "conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
-    Guard("sqlq/store/database.py", 'conn.execution_options(isolation_level="READ COMMITTED")', "conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
-    Guard(IN_PG, '_USELESS = ("08", "57P", _READ_ONLY, "0A000")', '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
-    Guard(IN_JOBS, "    _dialect(conn).refuse_standby(conn)\n", "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),
-    Guard(IN_DRIVER, "if moment - taken_at < TAKEN_SECONDS and ", "if ", DRIVER + "test_statements_that_follow_each_other_ask_the_pool_once[sqlite]"),
-    Guard(IN_DRIVER, " and not self._dialect.is_cut_off(pooled.dbapi_connection)", "", DRIVER + "test_a_connection_cut_off_between_two_statements_is_replaced[postgresql]"),
-    Guard(IN_DRIVER, "        pooled.info[RESTS_SINCE] = taken_at", "        pass", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
-    Guard(IN_DRIVER, "            except self._known.loaded_dbapi.Error:", "            except ZeroDivisionError:", DRIVER + "test_a_connection_that_cannot_be_rolled_back_is_given_up[postgresql]"),
-    Guard(IN_DRIVER, " and engine.pool.size() > 1", "", DRIVER + "test_the_only_connection_of_a_pool_is_kept_by_nobody[sqlite]"),
-    Guard(IN_DRIVER, "            self.close()", "            pass", DRIVER + "test_a_connection_of_no_use_is_given_up_with_those_that_rest[postgresql]"),
-    Guard(IN_PG, "record.info.setdefault(RESTS_SINCE, time.monotonic())", "record.info[RESTS_SINCE] = time.monotonic()", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
-    Guard(IN_DRIVER, "                pooled.rollback()", "                pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
-    Guard("sqlq/worker/outage.py", "            if not wrote and TAKES_NO_WRITES in Outage._said_at:", "            if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
-    Guard("sqlq/enqueue.py", "                if not database.dialect.has_no_room(error):", "                if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
-    Guard("sqlq/hints.py", "                self._begin()  # so that it has a connection by the time of the commit", "                pass", HINTS + "test_a_hint_for_a_session_finds_a_connection_made[postgresql]"),
-    Guard("sqlq/store/cluster.py", "set_config('synchronous_commit', 'off', true)", "set_config('synchronous_commit', 'off', false)", HINTS + "test_a_hint_waits_for_no_disk_and_all_else_does[postgresql]"),
-    Guard("sqlq/hints.py", "            while any(map(is_in_transaction, committing))", "            while False", HINTS + "test_a_hint_waits_for_the_commit_it_speaks_of[psycopg-postgresql]"),
-    Guard("sqlq/enqueue.py", "        if self._hints.takes_along():", "        if False:", HINTS + "test_a_lone_job_takes_its_hint_along[postgresql]"),
-    Guard("sqlq/store/database.py", 'return conn.scalar(text("SHOW default_transaction_isolation")) in ("read committed", "read uncommitted")', "return True", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
+    Guard("read-committed", None, "else conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
+    Guard("read-committed", None, "else conn", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[engine-postgresql]"),
+    Guard("useless-connections", None, '_USELESS = ("08", "57P", _READ_ONLY)', SMALL + "test_a_claim_outlives_a_change_of_a_column_it_returns[postgresql]"),
+    Guard("standby-is-not-believed", None, "", SMALL + "test_a_standby_is_not_asked_what_became_of_a_job"),
+    Guard("resting-connection", "if moment - taken_at < TAKEN_SECONDS and", "if", DRIVER + "test_statements_that_follow_each_other_ask_the_pool_once[sqlite]"),
+    Guard("resting-connection", "and not self._dialect.is_cut_off(pooled.dbapi_connection)", "", DRIVER + "test_a_connection_cut_off_between_two_statements_is_replaced[postgresql]"),
+    Guard("rest-counts", None, "pass", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
+    Guard("no-rollback-no-use", None, "except ZeroDivisionError:", DRIVER + "test_a_connection_that_cannot_be_rolled_back_is_given_up[postgresql]"),
+    Guard("pool-of-one", None, "self._may_rest = isinstance(engine.pool, QueuePool) ", DRIVER + "test_the_only_connection_of_a_pool_is_kept_by_nobody[sqlite]"),
+    Guard("resting-go-too", None, "pass", DRIVER + "test_a_connection_of_no_use_is_given_up_with_those_that_rest[postgresql]"),
+    Guard("rest-since-the-first", None, "record.info[RESTS_SINCE] = time.monotonic()", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
+    Guard("broken-off-is-rolled-back", "pooled.rollback()", "pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
+    Guard("full-disk-is-away", "*_NO_WRITES, ", "", "tests/faults/test_full_disk.py::test_outcomes_wait_for_room[sqlite]"),
+    Guard("standby-is-an-outage", None, "if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
+    Guard("job-without-its-hint", None, "if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
+    Guard("hint-connects-early", "self._begin() # so that it has a connection by the time of the commit", "pass", HINTS + "test_a_hint_for_a_session_finds_a_connection_made[postgresql]"),
+    Guard("hint-alone-is-asynchronous", "set_config('synchronous_commit', 'off', true)", "set_config('synchronous_commit', 'off', false)", HINTS + "test_a_hint_waits_for_no_disk_and_all_else_does[postgresql]"),
+    Guard("hint-waits-for-commit", "while any(map(is_in_transaction, committing))", "while False", HINTS + "test_a_hint_waits_for_the_commit_it_speaks_of[psycopg-postgresql]"),
+    Guard("hint-goes-along", None, "if False:", HINTS + "test_a_lone_job_takes_its_hint_along[postgresql]"),
+    Guard("single-statements-are-read-committed", None, "return True", SMALL + "test_sqlqs_own_transactions_are_read_committed_whatever_the_default[url-postgresql]"),
     # enqueueing
-    Guard(IN_DIALECT, 'index_elements=["queue", "unique_key"], index_where=text(HOLDS_KEY)', 'index_elements=["queue", "unique_key"]', UNIQUE + "test_a_duplicate_answers_with_the_live_job[postgresql]"),
-    Guard("sqlq/enqueue.py", "        refuse_loose_savepoint(conn)", "        pass", ENQUEUE + "test_a_savepoint_that_may_be_the_outermost_is_refused"),
-    Guard("sqlq/enqueue.py", 'if conn.dialect.name == "sqlite" and jobs.DIALECTS["sqlite"].rolled_back(error):', "if False:", CROWD + "test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence[sqlite]"),
-    Guard(IN_LITE, "begin_explicitly(engine, immediate=True)", "begin_explicitly(engine, immediate=False)", SMALL + "test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning[sqlite]"),
-    Guard("sqlq/store/database.py", "        self.engine.dispose(close=False)", "        pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
-    Guard("sqlq/store/database.py", "        self._driver.forget()", "        pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
+    Guard("unique-arbiter", None, "", UNIQUE + "test_a_duplicate_answers_with_the_live_job[postgresql]"),
+    Guard("no-loose-savepoint", None, "if False:", ENQUEUE + "test_a_savepoint_that_may_be_the_outermost_is_refused"),
+    Guard("own-schema-first", "self._schema or known", "self._schema", ENQUEUE + "test_a_search_path_sends_no_job_elsewhere[postgresql]"),
+    Guard("keys-are-let-go-of", None, "savepoint.commit()", UNIQUE + "test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys[postgresql]"),
+    Guard("no-autocommit", None, "if False:", SESSIONS + "test_autocommit_is_refused"),
+    Guard("zope-is-told", None, "pass", SESSIONS + "test_a_job_is_committed_by_zopes_transaction[sqlite-enqueue]"),
+    Guard("zope-read-only", None, "if False:", SESSIONS + "test_a_session_that_zope_takes_for_read_only_is_refused[sqlite]"),
+    Guard("errors-are-sqlalchemys", None, "pass", "tests/faults/test_host_hooks.py::test_what_the_database_rolled_back_is_run_again[raises_the_drivers-40001-postgresql]"),
+    Guard("snapshot-refusal-is-said", None, "why = None", CROWD + "test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence[sqlite]"),
+    Guard("sqlite-begins-immediate", None, "begin_explicitly(engine, immediate=False)", SMALL + "test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning[sqlite]"),
+    Guard("fork-disposes", None, "pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
+    Guard("fork-forgets", None, "pass", "tests/faults/test_fork.py::test_a_forking_server_shares_no_connection[postgresql]"),
     # hostile data
-    Guard(IN_EXECUTE, "if isinstance(error, ArgumentsError) and running.started is None:", "if False:", OUTCOMES + "test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody[sqlite-not json]"),
-    Guard(IN_EXECUTE, "    return Released(delay_ms, unknown_task=True)", '    return Failed("unknown_task", describe(UnknownTaskError("dropped")))', OUTCOMES + "test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day[sqlite]"),
-    Guard(IN_EXECUTE, "        return _judged(running, seen)", "        raise", HOSTILE + "test_no_exception_stops_the_jobs_behind_it[sqlite]"),
-    Guard("sqlq/retry.py", r'_UNSTORABLE = re.compile("[\0\ud800-\udfff]")', r'_UNSTORABLE = re.compile("[\ud800-\udfff]")', OUTCOMES + "test_an_error_text_of_50_megabytes_is_cut_and_scrubbed[postgresql]"),
-    Guard(IN_LITE, "            dbapi_connection.text_factory = _text", "            pass", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
-    Guard("migrations/versions/0001_jobs.py", "CHECK (id BETWEEN 1 AND 4000000000000000000)", "CHECK (id >= 1)", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
-    Guard("migrations/versions/0001_jobs.py", "        AND lease_token BETWEEN 0 AND 4000000000000000000),", "        AND lease_token >= 0),", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
+    Guard("bad-payload-fails", None, "if False:", OUTCOMES + "test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody[sqlite-not json]"),
+    Guard("misfits-are-put-back", None, "raise", OUTCOMES + "test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day[sqlite-False]"),
+    Guard("other-fields-are-put-back", "MisfitError if elsewhere else ArgumentsError", "ArgumentsError", TYPED + "test_a_job_of_another_release_is_put_back_until_a_worker_takes_it"),
+    Guard("no-field-is-dropped", None, "if False:", TYPED + "test_a_job_of_another_release_is_put_back_until_a_worker_takes_it"),
+    Guard("typed-arrives-equal", None, "if False:", ANNOTATIONS + "test_what_does_not_fit_is_refused_by_its_path"),
+    Guard("no-orm-objects", None, "if False:", ANNOTATIONS + "test_an_annotation_of_no_use_refuses_no_json_and_says_why_it_refuses_the_rest"),
+    Guard("unknown-task-is-put-back", None, 'return Failed("unknown_task", describe(error))', OUTCOMES + "test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day[sqlite]"),
+    Guard("hostile-exceptions", None, "raise", HOSTILE + "test_no_exception_stops_the_jobs_behind_it[sqlite]"),
+    Guard("texts-are-scrubbed", None, '_UNSTORABLE = re.compile("[\\ud800-\\udfff]")', OUTCOMES + "test_an_error_text_of_50_megabytes_is_cut_and_scrubbed[postgresql]"),
+    Guard("bytes-are-read", None, "pass", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
+    Guard("numbers-in-range", "CHECK (id BETWEEN 1 AND 4000000000000000000)", "CHECK (id >= 1)", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
+    Guard("numbers-in-range", "AND lease_token BETWEEN 0 AND 4000000000000000000),", "AND lease_token >= 0),", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
+    # the test kit: nothing outside the test is touched
+    Guard("test-database-is-not-left", None, "self._choose_address(); self.__dict__.pop('database', None); self.address = address", ISOLATION + "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
+    Guard("test-database-is-not-left", None, "self._choose_address(); self.__dict__.pop('database', None); self.address = address", PROJECTS + "test_an_application_factory_leaves_the_test_where_it_is[postgresql-True]"),
+    Guard("own-database-is-shut", None, "pass", ISOLATION + "TestWhatWasMadeBefore::test_a_worker_refuses_to_run[sqlite]"),
+    Guard("a-test-database-is-named", None, "if False:", ISOLATION + "test_no_url_is_not_the_apps_own[postgresql]"),
+    Guard("test-jobs-stay-in-the-test", None, "return", ISOLATION + "TestSessions::test_a_session_on_another_database_is_refused[sqlite]"),
+    Guard("only-a-tests-jobs-are-drained", None, "if False:", ISOLATION + "TestDrain::test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run[sqlite]"),
+    Guard("only-what-was-empty-is-emptied", None, "if False:", PROJECTS + "test_the_fixture_refuses_a_file_with_rows_of_sqlqs_in_it[sqlite]"),
+    Guard("test-schema-alone", "-csearch_path={schema}", "-csearch_path={schema},public", PROJECTS + "test_an_applications_own_tables_are_in_the_tests_schema[postgresql]"),
+    Guard("memory-is-never-opened", None, "if False:", "tests/unit/test_settings.py::test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed[sqlite://]"),
+    # the test kit: what runs inline is what a worker would have run
+    Guard("a-commit-that-fails-runs-nothing", None, "pass", AT_COMMIT + "test_a_commit_that_fails_runs_nothing[connection-postgresql]"),
+    Guard("savepoints-take-their-jobs-along", None, "if False:", AT_COMMIT + "TestEveryWay::test_a_savepoint_takes_its_jobs_along[pysqlite-Session]"),
+    Guard("a-commit-raises-nothing", "Exception", "ZeroDivisionError", AT_COMMIT + "TestEveryWay::test_a_job_that_fails_reaches_the_test_when_the_block_ends[psycopg-Connection]"),
+    Guard("awaitables-are-awaited", None, "if False:", KIT + "TestWhatHandlersReturn::test_what_is_to_be_awaited_is[sqlite-inline]"),
+    Guard("log-tracebacks-are-bounded", "ERROR_BYTES", "10**8", LOGS + "test_formatters_cut_tracebacks_and_messages[sqlite]"),
+    Guard("log-lines-name-their-job", "job is not None", "False", LOGS + "test_a_handlers_own_lines_appear_with_logger_and_job[sqlite]"),
+    Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
+    Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
+    Guard("no-comma-in-a-queue", '"," in name', "False", "tests/unit/test_job.py::test_a_queue_has_no_comma_in_its_name"),
+    # what surrounds attempts and processes
+    Guard("arounds-nest-in-order", "(*common, *self.around)", "(*self.around, *common)", AROUND + "test_it_surrounds_each_attempt_in_the_order_registered[sqlite-def]"),
+    Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_what_it_sets_is_there_for_the_handler_and_not_for_the_next[sqlite-def]"),
+    Guard("a-swallowed-stop-is-not-finished", None, "pass", AROUND + "test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception[sqlite]"),
+    Guard("a-lifespan-does-not-outlive-the-grace", "may_wait", "lambda: True", LIFESPAN + "test_one_that_hangs_keeps_no_worker_longer_than_the_grace[sqlite-hanging_when_left]"),
+    Guard("isolates-leave-their-lifespan", None, "pass", LIFESPAN + "test_each_process_of_an_isolated_job_has_its_own[def-sqlite]"),
+    # events
+    Guard("events-are-bounded", None, "if False:", EVENTS + "test_of_too_many_events_the_rest_is_dropped_and_counted"),
+    Guard("events-are-free", None, "if False:", EVENTS + "test_where_nothing_listens_and_no_line_is_written_no_event_is_made[sqlite]"),
+    Guard("deaths-are-told", None, "pass", EVENTS + "test_jobs_of_a_worker_that_died_are_told_by_the_next[sqlite]"),
+    Guard("events-are-flushed", "not self._events.flush(LOOK_SECONDS)", "False", EVENTS + "test_a_slow_listener_delays_no_job[sqlite]"),
+    Guard("no-word-of-what-is-rolled-back", None, "pass", EVENTS + "test_what_is_enqueued_is_told_when_it_is_committed[sqlite]"),
+    Guard("no-word-of-savepoints-undone", None, "pass", EVENTS + "test_a_savepoint_that_is_rolled_back_takes_its_events_along[sqlite-before]"),
+    Guard("async-around-needs-async-def", None, "if False:", AROUND + "test_what_cannot_surround_a_task_is_refused"),
+    Guard("generators-are-no-results", None, "pass", KIT + "TestWhatHandlersReturn::test_a_generator_is_no_result[sqlite-aenqueue]"),
 ]
 # fmt: on
 
 
-def try_without(guard: Guard, server_url: str) -> tuple[str, float]:
+class Marked(NamedTuple):
+    """Where a mark stands: the file, and the lines that it speaks of, from one to before another."""
+
+    file: Path
+    start: int
+    end: int
+
+
+@cache
+def marks() -> dict[str, list[Marked]]:
+    """Return every mark in sqlq and its migrations."""
+    found: dict[str, list[Marked]] = {}
+    for file in sorted([*(ROOT / "sqlq").rglob("*.py"), *(ROOT / "migrations").rglob("*.py")]):
+        code = file.read_text()
+        for number, line in enumerate(code.splitlines()):
+            if mark := MARK.search(line):
+                above = line.lstrip().startswith("#")
+                lines = _statement_after(code, number) if above else (number, number + 1)
+                found.setdefault(mark[1], []).append(Marked(file.relative_to(ROOT), *lines))
+    return found
+
+
+def _statement_after(code: str, number: int) -> tuple[int, int]:
+    """Return the lines of the statement that begins below a line."""
+    begins = [
+        (min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]), node.end_lineno or 0)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.stmt)
+    ]
+    start, end = min(lines for lines in begins if lines[0] > number + 1)
+    return start - 1, end
+
+
+def mutant(guard: Guard, where: Marked) -> str:
+    """Return the file's code without the guard. Raises `ValueError` where the list does not fit the code any more."""
+    code = (ROOT / where.file).read_text()
+    lines = code.splitlines(keepends=True)
+    guarded = "".join(lines[where.start : where.end])
+    indent = guarded[: len(guarded) - len(guarded.lstrip())]
+    if guard.was is None:
+        changed = f"{indent}{guard.instead}\n"
+    else:
+        words = re.compile(r"\s*".join(re.escape(word) for word in guard.was.split()))
+        changed, times = words.subn(lambda _: guard.instead, guarded)
+        if times != 1:
+            raise ValueError(f"{guard.mark}: {guard.was!r} is found {times} times")
+    mutated = "".join([*lines[: where.start], changed, *lines[where.end :]])
+    try:
+        compile(mutated, str(where.file), "exec")
+    except SyntaxError as error:
+        raise ValueError(f"{guard.mark}: without it the code is none: {error}") from None
+    if mutated == code:
+        raise ValueError(f"{guard.mark}: nothing changes")
+    return mutated
+
+
+def try_without(guard: Guard, where: Marked, server_url: str) -> tuple[str, float]:
     """Return what became of the mutant, "killed" if all is well, and how long that took."""
     begin = time.monotonic()
     with copy_of_the_tree() as copy:
-        file = copy / guard.file
-        code = file.read_text()
-        if code.count(guard.text) != 1:
-            return f"STALE: its text is found {code.count(guard.text)} times", 0.0
-        file.write_text(code.replace(guard.text, guard.instead))
+        (copy / where.file).write_text(mutant(guard, where))
         try:
             done = run(copy, server_url, [guard.killed_by], SECONDS)
         except subprocess.TimeoutExpired:
@@ -227,7 +364,9 @@ def copy_of_the_tree() -> Iterator[Path]:
         yield copy
 
 
-def run(copy: Path, server_url: str, tests: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+def run(
+    copy: Path, server_url: str, tests: Sequence[str], seconds: float
+) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy, on the sqlq that is in it."""
     environment = {
         **os.environ,
@@ -236,25 +375,64 @@ def run(copy: Path, server_url: str, tests: Sequence[str], seconds: float) -> su
         "SQLQ_TEST_POSTGRESQL_URL": server_url,
         "PGOPTIONS": "-c lock_timeout=10s",  # a guard against waiting is missed by waiting
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", *tests]
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        "-m",
+        "",
+        *tests,
+    ]
+    return subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def chosen(words: Sequence[str]) -> list[Guard]:
+    """Return the guards that the command line means."""
+    if list(words) == ["--tenth"]:
+        return GUARDS[dt.datetime.now(dt.UTC).toordinal() % 10 :: 10]
+    return [
+        guard for guard in GUARDS if not words or any(word in " ".join(map(str, guard)) for word in words)
+    ]
 
 
 def main(words: Sequence[str]) -> int:
-    guards = [guard for guard in GUARDS if not words or any(word in " ".join(guard) for word in words)]
-    table = Table("file", "guard", "test", "without it", title=f"{len(guards)} guards, each taken away alone", show_lines=False)
+    guards = chosen(words)
+    marked = marks()
+    table = Table(
+        "file",
+        "guard",
+        "test",
+        "without it",
+        title=f"{len(guards)} guards, each taken away alone",
+        show_lines=False,
+    )
     bad = 0
     with own_postgresql() as server, ThreadPoolExecutor(AT_A_TIME) as pool:
         with copy_of_the_tree() as copy:  # else it would be the copy that kills
-            done = run(copy, server.url("postgres"), sorted({guard.killed_by for guard in guards}), 10 * SECONDS)
+            named = sorted({guard.killed_by for guard in guards})
+            done = run(copy, server.url("postgres"), named, 10 * SECONDS)
         if done.returncode:
-            print(f"with every guard in its place the tests fail, too:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+            print(
+                f"with every guard in its place the tests fail, too:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+            )
             return 1
-        fates = pool.map(lambda guard: try_without(guard, server.url("postgres")), guards)
+        url = server.url("postgres")
+        fates = pool.map(lambda guard: try_without(guard, marked[guard.mark][0], url), guards)
         for guard, (fate, seconds) in zip(guards, fates, strict=True):
             bad += not fate.startswith("killed")
-            table.add_row(guard.file, escape(" ".join(guard.text.split())[:60]), guard.killed_by.split("::")[1], f"{fate}, {seconds:.0f} s")
-            print(f"{fate:8} {guard.file}: {' '.join(guard.text.split())[:80]}", flush=True)
+            file = str(marked[guard.mark][0].file)
+            table.add_row(
+                file, escape(guard.mark), guard.killed_by.split("::")[-1], f"{fate}, {seconds:.0f} s"
+            )
+            print(f"{fate:8} {guard.mark} → {guard.instead[:60]}", flush=True)
     Console(width=200).print(table)
     print(f"{len(guards) - bad} of {len(guards)} killed")
     return 1 if bad else 0

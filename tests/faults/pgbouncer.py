@@ -1,4 +1,5 @@
-"""PgBouncer (the Debian package) in front of the tests' PostgreSQL: transaction mode, two server connections, nothing else set."""
+"""PgBouncer (the Debian package) in front of the tests' PostgreSQL: transaction mode, two server connections,
+nothing else set."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class PgBouncer:
             self.port: int = probe.getsockname()[1]
         url = make_url(server_url)
         (self._folder / "users").write_text(f'"{url.username}" "{url.password or ""}"\n')
-        (self._folder / "ini").write_text(SETTINGS.format(server_port=url.port, port=self.port, folder=self._folder))
+        (self._folder / "ini").write_text(
+            SETTINGS.format(server_port=url.port, port=self.port, folder=self._folder)
+        )
         if account:
             for path in (self._folder, *self._folder.iterdir()):
                 os.chown(path, account.pw_uid, account.pw_gid)
@@ -69,7 +72,9 @@ class PgBouncer:
 
     def url(self, server_url: str) -> str:
         """Return the URL of the same database through this pooler."""
-        return make_url(server_url).set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
+        return (
+            make_url(server_url).set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
+        )
 
     def log(self) -> str:
         file = self._folder / "log"

@@ -36,7 +36,11 @@ class WorkerProcess:
         return text in self.log.read_text()
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.said("working on") or self.process.poll() is not None, timeout=20, what="the worker starting")
+        wait_until(
+            lambda: self.said("working on") or self.process.poll() is not None,
+            timeout=60,
+            what="the worker starting",
+        )
         assert self.process.poll() is None, self.log.read_text()
 
     def kill(self) -> None:
@@ -46,7 +50,9 @@ class WorkerProcess:
 
     def children(self) -> list[int]:
         """The worker processes."""
-        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False)
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
         return [int(pid) for pid in listed.stdout.split()]
 
     def stop(self, timeout: float = 30) -> int:
@@ -57,7 +63,9 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(folder: Path, module: str, url: str, *options: str, ready: bool = True) -> Iterator[WorkerProcess]:
+def worker_process(
+    folder: Path, module: str, url: str, *options: str, ready: bool = True
+) -> Iterator[WorkerProcess]:
     """Run `sqlq work` while the block lasts; without `ready` the block begins before it is at work."""
     worker = WorkerProcess(folder, module, url, *options)
     try:

@@ -1,4 +1,5 @@
-"""A TCP proxy that plays a bad network between a worker and its server: it swallows bytes, breaks connections, loses replies.
+"""A TCP proxy that plays a bad network between a worker and its server: it swallows bytes, breaks
+connections, loses replies.
 
 What it swallows it has received, so both kernels think that all is well: the case no TCP timeout finds.
 """
@@ -131,10 +132,11 @@ class Proxy:
         with self._lock:
             return [link for link in self._links if only(link)]
 
-    # -- faults ------------------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------
 
     def deaf(self, *directions: str, only: Callable[[Link], bool] = every) -> None:
-        """Swallow what goes "to server", "to client", or both, on connections there are and those that come."""
+        """Swallow what goes "to server", "to client", or both, on connections there are and those that
+        come."""
         self._only = only
         self._deaf = set(directions or ("to server", "to client"))
 
@@ -153,8 +155,8 @@ class Proxy:
         return len(links)
 
     def lose(self, *what: str, only: Callable[[Link], bool] = every) -> None:
-        """At each of the next commits reset the connection: before the server has it ("commit"), or has answered ("reply"). A
-        write outside a transaction is its own commit."""
+        """At each of the next commits reset the connection: before the server has it ("commit"), or has
+        answered ("reply"). A write outside a transaction is its own commit."""
         with self._lock:
             self._losses, self._lost_of = list(what), only
 
@@ -163,7 +165,7 @@ class Proxy:
         """How many of them are still to come."""
         return len(self._losses)
 
-    # -- what links ask ----------------------------------------------------------------------------------------------
+    # -- what links ask --------------------------------------------------------------------------------------
 
     def swallows(self, link: Link, direction: str) -> bool:
         return direction in self._deaf and self._only(link)
@@ -176,7 +178,7 @@ class Proxy:
         with self._lock:
             self._links.discard(link)
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while True:

@@ -31,10 +31,12 @@ DISTRIBUTIONS = {
 
 
 def record(guarantee: str, **figures: object) -> None:
-    """Note what a test measured: one line of JSON in the file that SQLQ_TEST_SCORECARD names, if it names one.
+    """Note what a test measured: one line of JSON in the file that SQLQ_TEST_SCORECARD names, if it names
+    one.
 
-    `guarantee` is the contract's, or words of one's own. Figures of `MUST_BE_ZERO` are whole numbers, those of
-    `DISTRIBUTIONS` lists of seconds; `cases` says how many were tried, `seed` and others are shown as they are.
+    `guarantee` is the contract's, or words of one's own. Figures of `MUST_BE_ZERO` are whole numbers, those
+    of `DISTRIBUTIONS` lists of seconds; `cases` says how many were tried, `seed` and others are shown as they
+    are.
     """
     file = os.environ.get(VARIABLE)
     if file is None:

@@ -1,4 +1,5 @@
-"""A standby of the tests' own PostgreSQL, made with pg_basebackup: a real one, that streams and can be promoted."""
+"""A standby of the tests' own PostgreSQL, made with pg_basebackup: a real one, that streams and can be
+promoted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ class Standby:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
         where = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
-        primary.run("pg_basebackup", *where, "--write-recovery-conf", "--checkpoint=fast", "--no-sync", data=self._data)
+        primary.run(
+            "pg_basebackup",
+            *where,
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+            "--no-sync",
+            data=self._data,
+        )
         with (self._data / "postgresql.conf").open("a") as configuration:
             configuration.write(f"port = {self.port}\n")
         primary.run("pg_ctl", "start", "-w", "-l", self._log, data=self._data)
@@ -33,7 +41,11 @@ class Standby:
         """Wait until everything that is committed on the primary is here."""
         there = self._ask(self._primary.url("postgres"), "SELECT pg_current_wal_lsn()")
         reached = f"SELECT pg_last_wal_replay_lsn() >= '{there}'"
-        wait_until(lambda: self._ask(self.url("postgres"), reached), timeout=30, what="the standby having what the primary has")
+        wait_until(
+            lambda: self._ask(self.url("postgres"), reached),
+            timeout=30,
+            what="the standby having what the primary has",
+        )
 
     def promote(self) -> None:
         """Make it a primary, and return when it takes writes."""

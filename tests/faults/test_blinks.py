@@ -1,7 +1,8 @@
-"""The database blinks: restarts, lost connections, a network that swallows packets, a standby. Workers go on by themselves.
+"""The database blinks: restarts, lost connections, a network that swallows packets, a standby. Workers go on
+by themselves.
 
-Workers are real processes. Where the network is at fault they reach the server through a proxy; the producer has a way of
-its own, so that what it enqueues while the worker is cut off is known.
+Workers are real processes. Where the network is at fault they reach the server through a proxy; the producer
+has a way of its own, so that what it enqueues while the worker is cut off is known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 RESUME_SECONDS = 15.0
-"""What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard shows."""
+"""What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard
+shows."""
 
 LISTEN_SOON = """
 import sqlq.store.database, sqlq.worker.wake
@@ -72,12 +75,17 @@ def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float],
     load.demand_everything_done()
     lines = readable_log(worker, most=20 + 10 * faults)
     assert max(resumed) < RESUME_SECONDS
-    figures = {"enqueued": len(load.acknowledged), "refused": load.refused, "ran_again": load.ran_again(), "log_lines": lines}
+    figures = {
+        "enqueued": len(load.acknowledged),
+        "refused": load.refused,
+        "ran_again": load.ran_again(),
+        "log_lines": lines,
+    }
     print(guarantee, [round(seconds, 2) for seconds in resumed], figures)
     record(guarantee, lost=0, cases=len(load.acknowledged), resume_seconds=resumed, **figures)
 
 
-# -- restarts and killed backends ------------------------------------------------------------------------------------------
+# -- restarts and killed backends ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -88,7 +96,8 @@ def test_the_server_crashes_under_load(load: Load, restartable_postgresql: OwnPo
             restartable_postgresql.restart(mode="immediate")
             resumed.append(load.seconds_to_next_finish(time.monotonic()))
             enough = len(load.acknowledged) + 100
-            wait_until(lambda enough=enough: len(load.acknowledged) >= enough, timeout=60, what="the load going on")  # type: ignore[misc]
+            more = partial(lambda wanted: len(load.acknowledged) >= wanted, enough)
+            wait_until(more, timeout=60, what="the load going on")
         end(load, worker, "the server crashes under load", resumed, faults=times)
 
 
@@ -97,8 +106,13 @@ def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> Non
     chance = random.Random(20_261_121)
     engine = create_engine(load.url, poolclass=NullPool)
     killed = 0
-    with working(load, load.url) as worker, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        backends = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+    with (
+        working(load, load.url) as worker,
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
+    ):
+        backends = text(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
         for _ in range(seconds * 10):
             if pids := list(conn.scalars(backends)):
                 conn.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": chance.choice(pids)})
@@ -109,7 +123,7 @@ def test_backends_are_killed_ten_times_a_second(load: Load, seconds: int) -> Non
     assert killed > seconds * 5
 
 
-# -- the network ---------------------------------------------------------------------------------------------------------
+# -- the network ---------------------------------------------------------------------------------------------
 
 
 def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
@@ -138,7 +152,13 @@ def test_the_network_swallows_packets(load: Load, proxy: Proxy, directions: tupl
         passes(2)
         proxy.hear()
         resumed = [load.seconds_to_next_finish(time.monotonic())]
-        end(load, worker, f"the network swallows packets {' and '.join(directions or ('both ways',))}", resumed, faults=1)
+        end(
+            load,
+            worker,
+            f"the network swallows packets {' and '.join(directions or ('both ways',))}",
+            resumed,
+            faults=1,
+        )
 
 
 @pytest.mark.slow
@@ -154,17 +174,29 @@ def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Prox
 
 
 def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
-    with Load(tmp_path / "work", database_url, module=LISTEN_SOON) as load, working(load, proxy.url(load.url)) as worker:
+    with (
+        Load(tmp_path / "work", database_url, module=LISTEN_SOON) as load,
+        working(load, proxy.url(load.url)) as worker,
+    ):
         (first,) = wait_until(lambda: proxy.links(listens), what="the worker listening")
         wait_until(lambda: b"sqlq_" in first.answered, what="a hint arriving")
         proxy.deaf(only=lambda link: link is first)
         began = time.monotonic()
-        (second,) = wait_until(lambda: [link for link in proxy.links(listens) if link is not first], timeout=30, what="another connection")
+        (second,) = wait_until(
+            lambda: [link for link in proxy.links(listens) if link is not first],
+            timeout=30,
+            what="another connection",
+        )
         replaced = time.monotonic() - began
         wait_until(lambda: b"sqlq_" in second.answered, what="a hint arriving again")
         resumed = [load.seconds_to_next_finish(time.monotonic())]
         end(load, worker, "the connection that listens dies in silence", resumed, faults=1)
-        record("the connection that listens is replaced", replaced_seconds=round(replaced, 2), ping_every_seconds=0.5, deadline_seconds=1)
+        record(
+            "the connection that listens is replaced",
+            replaced_seconds=round(replaced, 2),
+            ping_every_seconds=0.5,
+            deadline_seconds=1,
+        )
 
 
 def listens(link: Link) -> bool:
@@ -176,7 +208,8 @@ def settles(link: Link) -> bool:
 
 
 def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
-    """The lease is long: a settle that was lost would show as a job that is still running, or as one that ran again."""
+    """The lease is long: a settle that was lost would show as a job that is still running, or as one that ran
+    again."""
     with worker_process(load.folder, "work:app", proxy.url(load.url)) as worker:
         load.start()
         wait_until(lambda: len(load.ran()) >= 5, timeout=30, what="the first jobs done")
@@ -184,7 +217,9 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, 
         wait_until(lambda: proxy.losses == 0, timeout=30, what="all of them lost")
         resumed = [load.seconds_to_next_finish(time.monotonic())]
         load.stop()
-        wait_until(lambda: load.count("jobs") == 0, timeout=20, what="all settled, long before their leases run out")
+        wait_until(
+            lambda: load.count("jobs") == 0, timeout=20, what="all settled, long before their leases run out"
+        )
         end(load, worker, "COMMITs of settles, or the replies to them, are lost", resumed, faults=5)
         assert "lost" not in worker.log.read_text()
         assert load.ran_again() == 0
@@ -207,7 +242,9 @@ def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, p
         assert load.ran_again() == 0
 
 
-def test_an_enqueue_meets_a_pooled_connection_that_died(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
+def test_an_enqueue_meets_a_pooled_connection_that_died(
+    tmp_path: Path, database_url: str, proxy: Proxy
+) -> None:
     with Load(tmp_path / "work", proxy.url(database_url)) as load:
         for _ in range(5):
             load.enqueue()
@@ -215,7 +252,9 @@ def test_an_enqueue_meets_a_pooled_connection_that_died(tmp_path: Path, database
         assert (load.refused, len(load.acknowledged), load.count("jobs")) == (0, 5, 5)
 
 
-def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
+def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
+    tmp_path: Path, database_url: str, proxy: Proxy
+) -> None:
     with Load(tmp_path / "work", proxy.url(database_url)) as load:
         load.enqueue()
         proxy.lose("reply", "commit")
@@ -224,14 +263,15 @@ def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(tmp_path: Path, dat
         assert (load.refused, len(load.acknowledged), load.count("jobs")) == (2, 1, 2)
 
 
-# -- a standby -----------------------------------------------------------------------------------------------------------
+# -- a standby -----------------------------------------------------------------------------------------------
 
 
 def test_a_standby_is_waited_out_and_its_promotion_noticed(
     tmp_path: Path, proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
 ) -> None:
     with standby_of(restartable_postgresql) as standby, working(load, proxy.url(load.url)) as worker:
-        # the name of the primary leads to a standby for a while, and nobody breaks the connections made meanwhile
+        # the name of the primary leads to a standby for a while, and nobody breaks the connections made
+        # meanwhile
         proxy.target = standby.port
         proxy.drop()
         wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying what it met")
@@ -245,43 +285,63 @@ def test_a_standby_is_waited_out_and_its_promotion_noticed(
         load.stop()
         enqueued = load.count("jobs")
         standby.catch_up()
-        wait_until(lambda: worker.log.read_text().count("takes no writes") > said, timeout=30, what="the worker saying what it met")
+        wait_until(
+            lambda: worker.log.read_text().count("takes no writes") > said,
+            timeout=30,
+            what="the worker saying what it met",
+        )
         standby.promote()
         promoted = time.monotonic()
         with Load(tmp_path / "after", standby.url(make_url(load.url).database or "")) as after:
-            wait_until(lambda: after.count("jobs") == 0, timeout=30, what="what was enqueued before done on the new primary")
+            wait_until(
+                lambda: after.count("jobs") == 0,
+                timeout=30,
+                what="what was enqueued before done on the new primary",
+            )
             if enqueued:
                 resumed.append(time.monotonic() - promoted)
             assert after.count("finished_jobs") == len(load.acknowledged)
         lines = readable_log(worker, most=30)
         assert worker.log.read_text().count("takes no writes") == 2
         assert max(resumed) < RESUME_SECONDS
-        record("a standby is waited out", lost=0, cases=len(load.acknowledged), resume_seconds=resumed, log_lines=lines)
+        record(
+            "a standby is waited out",
+            lost=0,
+            cases=len(load.acknowledged),
+            resume_seconds=resumed,
+            log_lines=lines,
+        )
 
 
-def test_a_worker_that_starts_at_a_standby_waits(proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load) -> None:
+def test_a_worker_that_starts_at_a_standby_waits(
+    proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
+) -> None:
     load.enqueue()
     with standby_of(restartable_postgresql) as standby:
         proxy.target = standby.port
         with worker_process(load.folder, "work:app", proxy.url(load.url), ready=False) as worker:
-            wait_until(lambda: worker.said("takes no writes"), timeout=30, what="the worker saying what it met")
+            wait_until(
+                lambda: worker.said("takes no writes"), timeout=30, what="the worker saying what it met"
+            )
             proxy.target = restartable_postgresql.port
             wait_until(load.ran, timeout=30, what="the job done")
             assert worker.stop() == 0
             assert "Traceback" not in worker.log.read_text()
 
 
-# -- waits that end ------------------------------------------------------------------------------------------------------
+# -- waits that end ------------------------------------------------------------------------------------------
 
 
-def test_no_wait_is_without_end(tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_wait_is_without_end(
+    tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each kind of call, on a connection that was good and on one that is being made."""
     from sqlq.store import database as module
 
     monkeypatch.setattr(module, "ANY", module.Use(0.5, 0.5, 2))
     monkeypatch.setattr(module, "LOOPS", module.Use(0.5, 2.0, 2))
     with Load(tmp_path / "work", proxy.url(database_url)) as load:
-        database = module.Place(make_url(proxy.url(database_url)), None, None).open(use=module.ANY)
+        database = module.Address(make_url(proxy.url(database_url)), None, None).open(use=module.ANY)
 
         def ask() -> Any:
             with database.begin() as conn:
@@ -291,7 +351,11 @@ def test_no_wait_is_without_end(tmp_path: Path, database_url: str, proxy: Proxy,
             with database.read() as conn:
                 return conn.execute(text("SELECT 1")).scalar()
 
-        calls: list[Callable[[], Any]] = [ask, count, lambda: database.run(lambda conn: conn.execute(text("SELECT 1")).scalar(), tries=1)]
+        calls: list[Callable[[], Any]] = [
+            ask,
+            count,
+            lambda: database.run(lambda conn: conn.execute(text("SELECT 1")).scalar(), tries=1),
+        ]
         for call in calls:
             assert call() == 1
             for _ in ("a connection that was good", "one that is being made"):

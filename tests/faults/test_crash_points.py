@@ -1,7 +1,7 @@
 """The process dies before and after every statement of a job's life, and before and after each COMMIT.
 
-From each of these points a fresh worker brings the job to a legal end, and the guard rejects nothing on the way. The
-number of points is not written down: it grows until a step gets through without dying.
+From each of these points a fresh worker brings the job to a legal end, and the guard rejects nothing on the
+way. The number of points is not written down: it grows until a step gets through without dying.
 """
 
 from __future__ import annotations
@@ -77,12 +77,17 @@ class Points:
 
     def others(self) -> int:
         with self.engine.connect() as conn:  # anew: within a transaction the answer stays the same
-            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+            query = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state "
+                "LIKE 'idle in transaction%'"
+            )
             return int(conn.execute(text(query)).scalar_one())
 
     def new(self, n: int, max_attempts: int = 3) -> int:
         with self.app.database.begin() as conn:
-            (job,) = jobs.insert(conn, [NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)], self.app.database.schema)
+            (job,) = jobs.insert(
+                conn, [NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)], self.app.database.schema
+            )
         self.made += 1
         return job.id
 
@@ -93,7 +98,8 @@ class Points:
         return job
 
     def finish(self) -> dict[int, list[Any]]:
-        """Let the leases run out and a fresh worker do what is left; return the jobs of each number's queue."""
+        """Let the leases run out and a fresh worker do what is left; return the jobs of each number's
+        queue."""
         guard.advance(self.engine, 3 * HOUR)
         with self.app.database.begin() as conn:
             jobs.rescue(conn)
@@ -101,10 +107,14 @@ class Points:
         self.app.worker(drain=True).run()
         guard.check(self.engine)
         with self.engine.connect() as conn:
-            assert conn.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 0, "every job reached an end"
+            assert conn.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 0, (
+                "every job reached an end"
+            )
         ended: dict[int, list[Any]] = {}
         for job in self.app.list(limit=10_000):
-            ended.setdefault(int(job.queue.removeprefix("q")) if job.queue.startswith("q") else 0, []).append(job)
+            ended.setdefault(int(job.queue.removeprefix("q")) if job.queue.startswith("q") else 0, []).append(
+                job
+            )
         lost = self.made - sum(len(found) for number, found in ended.items() if number)
         record(f"G2: dying at every moment of {self.step}", cases=len(self.moments), lost=lost)
         return ended
@@ -169,7 +179,9 @@ def test_dying_while_settling(points: Callable[[str], Points], outcome: str) -> 
         assert seen == (expected if settled else ("finished", 2, ["worker_lost"])), crash.moments.get(n)
 
 
-def test_dying_while_completing_in_the_handlers_own_transaction(points: Callable[[str], Points], engine: Engine) -> None:
+def test_dying_while_completing_in_the_handlers_own_transaction(
+    points: Callable[[str], Points], engine: Engine
+) -> None:
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
     crash = points("complete")
@@ -179,7 +191,11 @@ def test_dying_while_completing_in_the_handlers_own_transaction(points: Callable
         written = set(conn.scalars(text("SELECT n FROM orders")))
     assert len(ended) == len(crash.moments) + 1
     completed = {job.id for n, (job,) in ended.items() if crash.took(n)}
-    record("G6: dying at every moment of complete()", cases=len(ended), effects_difference=len(written ^ completed))
+    record(
+        "G6: dying at every moment of complete()",
+        cases=len(ended),
+        effects_difference=len(written ^ completed),
+    )
     assert written == completed, "the handler's write exactly with the job's end"
     for (job,) in ended.values():
         seen = (str(job.state), job.attempts, [error["reason"] for error in job.errors])
@@ -236,11 +252,14 @@ def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points
     crash.all(prepare)
     for n, (job,) in crash.finish().items():
         back = crash.took(n)
-        assert (job.state, job.attempts, job.lease_token) == (("finished", 1, 2) if back else ("failed", 1, 1)), crash.moments.get(n)
+        assert (job.state, job.attempts, job.lease_token) == (
+            ("finished", 1, 2) if back else ("failed", 1, 1)
+        ), crash.moments.get(n)
 
 
 def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, numbers: Callable[[int], bool]) -> None:
-    """A whole worker, with all its threads, dies at each of its moments; which ones come when differs from run to run."""
+    """A whole worker, with all its threads, dies at each of its moments; which ones come when differs from
+    run to run."""
     crash = points("work")
     ran: dict[int, Path] = {}
     for n in filter(numbers, range(1, MOST)):
@@ -255,13 +274,16 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, numbers: Cal
         raise AssertionError(f"a worker's life has more than {MOST} moments")
     print(f"work: {len(crash.moments)} moments")
     # on PostgreSQL a statement by itself is its own commit
-    assert any(moment == "after COMMIT" or moment.startswith("after WRITE") for moment in crash.moments.values())
+    assert any(
+        moment == "after COMMIT" or moment.startswith("after WRITE") for moment in crash.moments.values()
+    )
     ended = crash.finish()
     assert ended.keys() == ran.keys()
     for n, (job,) in ended.items():
         assert job.state == "finished"
         runs = ran[n].read_text().count("\n") if ran[n].exists() else 0
-        # before its death the job ran once or not at all; it runs again only where the death came before its settlement
+        # before its death the job ran once or not at all; it runs again only where the death came before its
+        # settlement
         assert runs <= 1, crash.moments.get(n)
         assert job.attempts <= 2
         assert runs == 1 or job.attempts == 2 or job.lease_token == 1, crash.moments.get(n)

@@ -22,7 +22,8 @@ app = sqlq.App(url)
 task = app.task(name="t")(lambda who, n: None)
 with app.database.read():
     app.enqueue(task.new("before the fork", 0))
-assert (app.database.engine.pool.checkedin(), app.database.engine.pool.checkedout()) == (1, 1)  # at rest for the next job
+pool = app.database.engine.pool
+assert (pool.checkedin(), pool.checkedout()) == (1, 1)  # at rest for the next job
 connected = []
 event.listen(app.database.engine, "connect", lambda *_: connected.append(os.getpid()))
 pids = []
@@ -46,7 +47,16 @@ sys.exit(any(ended))
 
 
 def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str) -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, database_url, str(CHILDREN), str(EACH)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        PROGRAM,
+        database_url,
+        str(CHILDREN),
+        str(EACH),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     expected = {(who, n) for who in (*range(CHILDREN), "parent") for n in range(EACH)}

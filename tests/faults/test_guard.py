@@ -26,7 +26,8 @@ SCENES = {
 """Jobs in each state; {name} in a statement below is such a job's id."""
 
 CARRIED = (
-    "id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, "
+    "id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, "
+    "lease_token, unique_key, "
     "unique_until, timeout_ms, releases, errors, headers, created_at"
 )
 RESERVE = "reserved_at = available_at, reserved_by = 'me', lease_expires_at = {later}"
@@ -35,10 +36,19 @@ UNRESERVE = "reserved_at = NULL, reserved_by = NULL, lease_expires_at = NULL"
 
 ILLEGAL = [
     ("INSERT INTO jobs (task, attempts) VALUES ('t', 1)", "a new job has a history"),
-    ("INSERT INTO jobs (task, reserved_at, reserved_by, lease_expires_at) SELECT 't', {now}, 'me', {now}", "begins reserved"),
+    (
+        "INSERT INTO jobs (task, reserved_at, reserved_by, lease_expires_at) SELECT 't', {now}, 'me', {now}",
+        "begins reserved",
+    ),
     ("INSERT INTO jobs (task, lease_token) VALUES ('t', 1)", "comes back that did not fail with it"),
-    ("INSERT INTO jobs (id, task, lease_token) SELECT id, task, lease_token + 1 FROM failed_jobs", "comes back that did not fail"),
-    ("INSERT INTO jobs (id, task, lease_token, attempts) SELECT id, task, lease_token, 1 FROM failed_jobs", "comes back with attempts"),
+    (
+        "INSERT INTO jobs (id, task, lease_token) SELECT id, task, lease_token + 1 FROM failed_jobs",
+        "comes back that did not fail",
+    ),
+    (
+        "INSERT INTO jobs (id, task, lease_token, attempts) SELECT id, task, lease_token, 1 FROM failed_jobs",
+        "comes back with attempts",
+    ),
     ("INSERT INTO jobs (id, task) SELECT id, task FROM finished_jobs", "a finished job comes back"),
     ("UPDATE jobs SET payload = '[]' WHERE id = {waiting}", "what a job is was changed"),
     ("UPDATE jobs SET lease_token = 0 WHERE id = {running}", "the token fell"),
@@ -46,28 +56,64 @@ ILLEGAL = [
     (f"UPDATE jobs SET attempts = attempts + 1, {RESERVE} WHERE id = {{waiting}}", "without a new token"),
     (f"UPDATE jobs SET lease_token = 1, {RESERVE} WHERE id = {{waiting}}", "without counting"),
     (f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE} WHERE id = {{scheduled}}", "claimed early"),
-    (f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE_IN_THE_PAST} WHERE id = {{waiting}}", "has run out"),
-    (f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE}, losses = 1 WHERE id = {{waiting}}", "changed the history"),
+    (
+        f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE_IN_THE_PAST} WHERE id = {{waiting}}",
+        "has run out",
+    ),
+    (
+        f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE}, losses = 1 WHERE id = {{waiting}}",
+        "changed the history",
+    ),
     ("UPDATE jobs SET reserved_by = 'other' WHERE id = {running}", "changed hands"),
     ("UPDATE jobs SET attempts = 2 WHERE id = {running}", "changed hands or history"),
     ("UPDATE jobs SET lease_expires_at = created_at WHERE id = {running}", "renewed into the past"),
     ("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = {running}", "whose lease still runs"),
-    (f"UPDATE jobs SET lease_token = 2, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}", "given up under another token"),
-    (f"UPDATE jobs SET lease_token = 2, losses = 1, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}", "given up under another token"),
-    (f"UPDATE jobs SET attempts = 3, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}", "with other attempts"),
+    (
+        f"UPDATE jobs SET lease_token = 2, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
+        "given up under another token",
+    ),
+    (
+        f"UPDATE jobs SET lease_token = 2, losses = 1, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
+        "given up under another token",
+    ),
+    (
+        f"UPDATE jobs SET attempts = 3, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
+        "with other attempts",
+    ),
     (f"UPDATE jobs SET attempts = 0, {UNRESERVE} WHERE id = {{running}}", "without counting the release"),
-    (f"UPDATE jobs SET releases = 1, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}", "for an attempt that counted"),
+    (
+        f"UPDATE jobs SET releases = 1, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
+        "for an attempt that counted",
+    ),
     (f"UPDATE jobs SET {UNRESERVE}, errors = '[1]' WHERE id = {{spent}}", "without attempts left"),
     (f"UPDATE jobs SET {UNRESERVE} WHERE id = {{running}}", "without recording the error"),
     (f"UPDATE jobs SET {UNRESERVE}, errors = '[1]', losses = 3 WHERE id = {{running}}", "miscounted"),
     ("UPDATE jobs SET lease_token = 1 WHERE id = {waiting}", "history of a waiting job"),
     ("DELETE FROM jobs WHERE id = {waiting}", "a job vanished"),
     ("DELETE FROM jobs WHERE id = {running}", "a job vanished"),
-    (f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'completed' FROM jobs WHERE id = {{waiting}}", "did not hold it"),
-    (f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'error' FROM jobs WHERE id = {{waiting}}", "did not hold it"),
-    (f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'worker_lost' FROM jobs WHERE id = {{running}}", "attempts left"),
-    (f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'error' FROM finished_jobs", "ended twice|did not hold it"),
-    (f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'completed' FROM failed_jobs", "ended twice|did not hold it"),
+    (
+        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'completed' FROM jobs WHERE id = "
+        f"{{waiting}}",
+        "did not hold it",
+    ),
+    (
+        f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'error' FROM jobs WHERE id = "
+        f"{{waiting}}",
+        "did not hold it",
+    ),
+    (
+        f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'worker_lost' FROM jobs WHERE id = "
+        f"{{running}}",
+        "attempts left",
+    ),
+    (
+        f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'error' FROM finished_jobs",
+        "ended twice|did not hold it",
+    ),
+    (
+        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'completed' FROM failed_jobs",
+        "ended twice|did not hold it",
+    ),
     ("UPDATE finished_jobs SET result = '1'", "an ended job was changed"),
     ("UPDATE failed_jobs SET lease_token = 0", "an ended job was changed"),
 ]
@@ -78,7 +124,11 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
     guard.install(engine)
     names = ("finishes", "fails", "running", "spent")
     with app.database.begin() as conn:
-        jobs.insert(conn, [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names], app.database.schema)
+        jobs.insert(
+            conn,
+            [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names],
+            app.database.schema,
+        )
         held = {job.task: job for job in jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("finishes", Completed()), ("fails", Failed("error", ERROR))):
             jobs.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
@@ -134,7 +184,13 @@ def test_a_job_taken_from_its_owner_may_not_stay_reserved(engine: Engine, scene:
 def test_a_paused_queue_is_left_alone(engine: Engine, scene: dict[str, int]) -> None:
     later = "4102444800000" if engine.dialect.name == "sqlite" else "'2100-01-01'"
     with engine.begin() as conn:
-        conn.execute(text("INSERT INTO sqlq_queues (queue, paused_at) SELECT 'default', available_at FROM jobs LIMIT 1"))
+        conn.execute(
+            text(
+                "INSERT INTO sqlq_queues (queue, paused_at) SELECT 'default', available_at FROM jobs LIMIT 1"
+            )
+        )
     reserve = RESERVE.format(later=later)
     with pytest.raises(DBAPIError, match="paused"), engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET lease_token = 1, attempts = 1, {reserve} WHERE id = {scene['waiting']}"))
+        conn.execute(
+            text(f"UPDATE jobs SET lease_token = 1, attempts = 1, {reserve} WHERE id = {scene['waiting']}")
+        )

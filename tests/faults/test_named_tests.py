@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.faults.mutations import GUARDS, ROOT, Guard
+from tests.faults.mutations import GUARDS, ROOT, Guard, marks, mutant
 
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
@@ -22,8 +22,14 @@ def test_every_test_on_the_reliability_page_exists() -> None:
     assert [f"{file}::{function}" for file, function in named if not defines(f"tests/{file}", function)] == []
 
 
-@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.file}-{' '.join(guard.text.split())[:40]}")
-def test_every_guard_and_the_test_that_misses_it_exist(guard: Guard) -> None:
-    assert (ROOT / guard.file).read_text().count(guard.text) == 1
-    file, function = guard.killed_by.split("::")
+def test_every_mark_is_in_the_list_once() -> None:
+    found = marks()
+    assert sorted(found) == sorted({guard.mark for guard in GUARDS})
+    assert [mark for mark, places in found.items() if len(places) != 1] == []
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.mark}-{guard.killed_by.split('::')[-1]}")
+def test_every_guard_can_be_taken_away_and_the_test_that_misses_it_exists(guard: Guard) -> None:
+    mutant(guard, marks()[guard.mark][0])
+    file, *_, function = guard.killed_by.split("::")
     assert defines(file, function.partition("[")[0])

@@ -1,4 +1,5 @@
-"""Whatever happens to transactions, workers and the database: what was committed is done, and what was not is not."""
+"""Whatever happens to transactions, workers and the database: what was committed is done, and what was not is
+not."""
 
 from __future__ import annotations
 
@@ -83,13 +84,23 @@ def shop_engine(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(work: Work, shop_engine: Engine) -> None:
+def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(
+    work: Work, shop_engine: Engine
+) -> None:
     seed = 20_261_121
     chance = random.Random(seed)
     committed: set[int] = set()
     with worker_process(work.folder, "work:app", work.url):
         for n in range(1_000):
-            how = chance.choice(["commit", "rollback", "savepoint rolled back", "savepoint released", "savepoint released, rolled back"])
+            how = chance.choice(
+                [
+                    "commit",
+                    "rollback",
+                    "savepoint rolled back",
+                    "savepoint released",
+                    "savepoint released, rolled back",
+                ]
+            )
             with Session(shop_engine) as session:
                 session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
                 job = work.note.new(n).set(delay=timedelta(milliseconds=chance.choice([0, 0, 0, 5, 50, 500])))
@@ -111,7 +122,14 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(work: Wor
         early = conn.scalar(text("SELECT count(*) FROM finished_jobs WHERE reserved_at < available_at"))
         waited = conn.scalar(text("SELECT count(*) FROM finished_jobs WHERE available_at > created_at"))
     lost, never_committed = len(committed - ran), len(ran - committed)
-    record("G1, G2: a thousand transactions", cases=1_000, seed=seed, lost=lost, never_committed=never_committed, early=early)
+    record(
+        "G1, G2: a thousand transactions",
+        cases=1_000,
+        seed=seed,
+        lost=lost,
+        never_committed=never_committed,
+        early=early,
+    )
     assert early == 0
     assert waited > 100
     assert 300 < len(committed) < 800
@@ -119,7 +137,9 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(work: Wor
 
 
 def test_a_worker_killed_in_the_middle_of_a_job_loses_nothing(work: Work) -> None:
-    jobs = work.app.enqueue_many([work.hang.new(n) for n in range(5)] + [work.note.new(n) for n in range(5, 50)])
+    jobs = work.app.enqueue_many(
+        [work.hang.new(n) for n in range(5)] + [work.note.new(n) for n in range(5, 50)]
+    )
     with worker_process(work.folder, "work:app", work.url, "--lease", "1s", "-c", "10") as first:
         wait_until(lambda: set(range(5)) <= set(work.ran()), what="the jobs that hang running")
         first.kill()
@@ -135,7 +155,10 @@ def test_a_worker_killed_in_the_middle_of_a_job_loses_nothing(work: Work) -> Non
 
 def test_two_workers_run_each_job_once(work: Work) -> None:
     work.app.enqueue_many([work.note.new(n) for n in range(2_000)])
-    with worker_process(work.folder, "work:app", work.url) as one, worker_process(work.folder, "work:app", work.url) as two:
+    with (
+        worker_process(work.folder, "work:app", work.url) as one,
+        worker_process(work.folder, "work:app", work.url) as two,
+    ):
         wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
         assert (one.stop(), two.stop()) == (0, 0)
     assert sorted(work.ran()) == list(range(2_000))
@@ -151,7 +174,9 @@ def test_a_terminated_worker_gives_back_what_it_did_not_finish(work: Work) -> No
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_worker_outlives_a_restart_of_its_database(work: Work, restartable_postgresql: OwnPostgreSQL) -> None:
+def test_a_worker_outlives_a_restart_of_its_database(
+    work: Work, restartable_postgresql: OwnPostgreSQL
+) -> None:
     def enqueue(n: int) -> Any:
         return work.app.enqueue(work.note.new(n))
 
@@ -163,7 +188,9 @@ def test_a_worker_outlives_a_restart_of_its_database(work: Work, restartable_pos
         wait_until(lambda: work.ran() == [0], what="the first job done")
         for n in range(1, 4):
             restartable_postgresql.restart(mode="immediate")
-            wait_until(partial(succeeds, partial(enqueue, n)), timeout=30, what="the database answering the producer")
+            wait_until(
+                partial(succeeds, partial(enqueue, n)), timeout=30, what="the database answering the producer"
+            )
             wait_until(partial(has_run, n), timeout=30, what="a job after the restart done")
         assert worker.stop() == 0
         log = worker.log.read_text()
@@ -182,10 +209,11 @@ def succeeds(call: Callable[[], Any]) -> bool:
 
 
 def test_settles_survive_a_lost_reply_to_commit(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """COMMIT is carried out, but its reply is lost: the settler must find out, not settle twice, and not give up."""
+    """COMMIT is carried out, but its reply is lost: the settler must find out, not settle twice, and not give
+    up."""
     finished: list[int] = []
     lost_replies = threading.Semaphore(2)
-    alone = Database.alone
+    single_statements = Database.single_statements
 
     @app.task(name="t", backoff="0s", max_attempts=9)
     def odd_at_first(n: int) -> None:
@@ -195,12 +223,14 @@ def test_settles_survive_a_lost_reply_to_commit(app: sqlq.App, monkeypatch: pyte
 
     @contextmanager
     def losing_replies(database: Database) -> Iterator[Connection]:
-        with alone(database) as conn:
+        with single_statements(database) as conn:
             yield conn
         if threading.current_thread().name == "sqlq-settle" and lost_replies.acquire(blocking=False):
-            raise OperationalError("COMMIT", {}, Exception("server closed the connection"), connection_invalidated=True)
+            raise OperationalError(
+                "COMMIT", {}, Exception("server closed the connection"), connection_invalidated=True
+            )
 
-    monkeypatch.setattr(Database, "alone", losing_replies)
+    monkeypatch.setattr(Database, "single_statements", losing_replies)
     done = app.enqueue_many([odd_at_first.new(n) for n in range(10)])
     app.worker(drain=True).run()
     assert not lost_replies.acquire(blocking=False), "no reply was lost"

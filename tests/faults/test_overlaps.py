@@ -1,4 +1,5 @@
-"""While its lease is renewed a job runs once at a time, however long it takes and whoever else is looking for work."""
+"""While its lease is renewed a job runs once at a time, however long it takes and whoever else is looking for
+work."""
 
 from __future__ import annotations
 
@@ -47,7 +48,15 @@ def test_long_jobs_do_not_overlap(app: sqlq.App, engine: Engine, tmp_path: Path,
         wait_until(lambda: len(app.list(state="finished")) == JOBS, timeout=120, what="all jobs done")
         assert one.stop() == 0
         assert guard.ILLEGAL not in one.log.read_text()
-    runs = sorted((int(n), float(began), float(ended)) for n, began, ended in map(str.split, (folder / "ran.txt").read_text().splitlines()))
+    runs = sorted(
+        (int(n), float(began), float(ended))
+        for n, began, ended in map(str.split, (folder / "ran.txt").read_text().splitlines())
+    )
     overlaps = sum(first[0] == second[0] and second[1] < first[2] for first, second in pairwise(runs))
-    record("G5: long jobs under short leases", cases=len(runs), overlaps=overlaps, lost=JOBS - len({n for n, _, _ in runs}))
+    record(
+        "G5: long jobs under short leases",
+        cases=len(runs),
+        overlaps=overlaps,
+        lost=JOBS - len({n for n, _, _ in runs}),
+    )
     assert [n for n, _, _ in runs] == list(range(JOBS))

@@ -18,7 +18,10 @@ from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.debian, pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)]
+pytestmark = [
+    pytest.mark.debian,
+    pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True),
+]
 
 
 @pytest.fixture
@@ -36,11 +39,16 @@ def load(tmp_path: Path, pooler: PgBouncer, empty_database_url: str) -> Iterator
         yield load
 
 
-def test_migrate_enqueue_and_work_through_a_pool_of_two(load: Load, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_enqueue_and_work_through_a_pool_of_two(
+    load: Load, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SQLQ_LISTEN_URL", raising=False)
     shop = create_engine(load.url, connect_args={"prepare_threshold": None})  # a user's
     with ExitStack() as stack:
-        workers = [stack.enter_context(worker_process(load.folder, "work:app", load.url, "-c", "4")) for _ in range(3)]
+        workers = [
+            stack.enter_context(worker_process(load.folder, "work:app", load.url, "-c", "4"))
+            for _ in range(3)
+        ]
         for _ in range(8):  # more producers than the pool has connections
             stack.enter_context(producing(load))
         for i in range(50):
@@ -56,13 +64,23 @@ def test_migrate_enqueue_and_work_through_a_pool_of_two(load: Load, pooler: PgBo
             assert worker.stop() == 0
     shop.dispose()
     assert load.count("failed_jobs") == load.refused == load.ran_again() == 0
-    errors = [line for line in pooler.log().splitlines() if " ERROR " in line or " WARNING " in line or " FATAL " in line]
+    errors = [
+        line
+        for line in pooler.log().splitlines()
+        if " ERROR " in line or " WARNING " in line or " FATAL " in line
+    ]
     assert not errors, "\n".join(errors)
     with create_engine(load.url, poolclass=NullPool).connect() as conn:
-        servers = conn.execute(text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")).scalar_one()
-        assert conn.execute(text("SELECT count(*) FROM pg_listening_channels()")).scalar_one() == 0, "LISTEN stayed on a shared session"
+        servers = conn.execute(
+            text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        ).scalar_one()
+        assert conn.execute(text("SELECT count(*) FROM pg_listening_channels()")).scalar_one() == 0, (
+            "LISTEN stayed on a shared session"
+        )
     assert servers <= 2
-    record("PgBouncer, transaction mode, pool of two", lost=0, cases=len(load.ran()), errors=0, log_lines=lines)
+    record(
+        "PgBouncer, transaction mode, pool of two", lost=0, cases=len(load.ran()), errors=0, log_lines=lines
+    )
 
 
 def test_nothing_is_prepared_through_a_pooler(load: Load) -> None:
@@ -93,13 +111,15 @@ def test_the_url_to_listen_at(
 ) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", empty_database_url if direct else load.url)
     (load.folder / "work.py").write_text(
-        (load.folder / "work.py").read_text() + "\nimport sqlq.worker.wake as w; w.LISTEN_PING_SECONDS = 0.2\n"
+        (load.folder / "work.py").read_text()
+        + "\nimport sqlq.worker.wake as w; w.LISTEN_PING_SECONDS = 0.2\n"
     )
     with worker_process(load.folder, "work:app", load.url) as worker:
         if direct:
             with create_engine(empty_database_url, poolclass=NullPool).connect() as conn:
                 listening = text(
-                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_listening_channels%'"
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query "
+                    "LIKE '%pg_listening_channels%'"
                 )
                 listening_too = "the worker's session for LISTEN, asked for its sign of life"
                 wait_until(lambda: conn.execute(listening).scalar_one() >= 1, timeout=20, what=listening_too)

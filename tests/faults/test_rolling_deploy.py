@@ -1,4 +1,5 @@
-"""The worker of the release before and that of the new one side by side: what only one of them knows is done by that one."""
+"""The worker of the release before and that of the new one side by side: what only one of them knows is done
+by that one."""
 
 from __future__ import annotations
 
@@ -62,25 +63,42 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Work) -> None:
     def make(name: str) -> sqlq.Task[..., None]:
         return app.task(name=name, max_attempts=1)(lambda n, loudly=False: None)
 
-    greet, fresh, retired, before, after = (make(f"work.{name}") for name in ("greet", "fresh", "retired", "before", "after"))
+    greet, fresh, retired, before, after = (
+        make(f"work.{name}") for name in ("greet", "fresh", "retired", "before", "after")
+    )
 
     def done() -> bool:
         with app.database.begin() as conn:  # the time of being put back passes
             table = f"{app.database.schema}.jobs" if app.database.schema else "jobs"
-            conn.execute(text(f"UPDATE {table} SET available_at = created_at WHERE reserved_at IS NULL AND releases > 0"))
+            conn.execute(
+                text(
+                    f"UPDATE {table} SET available_at = created_at WHERE reserved_at IS NULL AND releases > 0"
+                )
+            )
             return conn.execute(text(f"SELECT count(*) FROM {table}")).scalar() == 0
 
     with worker_process(work.folder, "old:app", work.url) as old:
         # Alone, so that it meets what it does not know.
-        jobs = app.enqueue_many([fresh.new(n) for n in range(each)] + [greet.new(n, loudly=True) for n in range(each)])
-        wait_until(lambda: {app.get(job.id).releases > 0 for job in jobs} == {True}, timeout=20, what="all put back once")
+        jobs = app.enqueue_many(
+            [fresh.new(n) for n in range(each)] + [greet.new(n, loudly=True) for n in range(each)]
+        )
+        wait_until(
+            lambda: {app.get(job.id).releases > 0 for job in jobs} == {True},
+            timeout=60,
+            what="all put back once",
+        )
         with worker_process(work.folder, "new:app", work.url) as new:
-            jobs += app.enqueue_many([task.new(n) for task in (greet, retired, before, after) for n in range(each)])
+            jobs += app.enqueue_many(
+                [task.new(n) for task in (greet, retired, before, after) for n in range(each)]
+            )
             wait_until(done, timeout=60, what="all jobs done")
             assert (old.stop(), new.stop()) == (0, 0)
     ended = [app.get(job.id) for job in jobs]
     assert {(job.state, job.attempts, len(job.errors)) for job in ended} == {("finished", 1, 0)}
-    ran = sorted(line.replace("before", "before or after").replace("after ", "before or after ") for line in lines(work))
+    ran = sorted(
+        line.replace("before", "before or after").replace("after ", "before or after ")
+        for line in lines(work)
+    )
     assert len(ran) == len(jobs)
     assert {line.split()[0] for line in lines(work)} >= {"greet", "fresh", "retired", "after"}
     assert sorted(line for line in lines(work) if "!" in line) == [f"greet {n}!" for n in range(each)]

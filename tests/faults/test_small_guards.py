@@ -26,8 +26,9 @@ from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
-ASKS_THE_TIME = {"clock.py", "cli/health.py", "cli/output.py", "retry.py"}
-"""For a sentence, a file's age, an age on the screen, and a stamp on an error's record."""
+ASKS_THE_TIME = {"clock.py", "cli/health.py", "cli/jobs.py", "cli/output.py", "events.py", "retry.py"}
+"""For a sentence, a file's age, an age on the screen, when an event was, and a stamp on an error's
+record."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
@@ -35,7 +36,9 @@ def claim(conn: Connection, limit: int = 10) -> list[Any]:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(app: sqlq.App, database_url: str) -> None:
+def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(
+    app: sqlq.App, database_url: str
+) -> None:
     """So it never reads first and finds, when it writes, that somebody else has written."""
     with closing(sqlite3.connect(make_url(database_url).database or "", timeout=0)) as rival:
         with app.database.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -51,14 +54,17 @@ def test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement(app: sq
         conn.execute(text("SELECT 1"))
         app.enqueue(task.new())  # due after this transaction began
         assert claim(conn)
-        began, reserved, expires = conn.execute(text("SELECT now(), reserved_at, lease_expires_at FROM jobs")).one()
+        began, reserved, expires = conn.execute(
+            text("SELECT now(), reserved_at, lease_expires_at FROM jobs")
+        ).one()
     assert reserved > began
     assert (expires - reserved).total_seconds() == 60, "a whole lease from the claim"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sqlq.App) -> None:
-    """A standby: one's connection to it stays good when the name leads to the primary again, and must not be kept."""
+    """A standby: one's connection to it stays good when the name leads to the primary again, and must not be
+    kept."""
     app.enqueue(app.task(name="t")(lambda: None).new())
 
     def claim_at_a_standby() -> None:
@@ -73,8 +79,11 @@ def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sql
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_outlives_a_change_of_a_column_it_returns(database_url: str, app: sqlq.App, engine: Engine) -> None:
-    """What is prepared on a connection cannot return another type than when it was; on the next one it can."""
+def test_a_claim_outlives_a_change_of_a_column_it_returns(
+    database_url: str, app: sqlq.App, engine: Engine
+) -> None:
+    """What is prepared on a connection cannot return another type than when it was; on the next one it
+    can."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
     with closing(Database.beside(create_engine(database_url, pool_size=1, max_overflow=0))) as one_connection:
@@ -90,7 +99,8 @@ def test_a_claim_outlives_a_change_of_a_column_it_returns(database_url: str, app
 
 
 def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL) -> None:
-    """The server has room for so many notifications; here a listener that stays in its transaction keeps them from going."""
+    """The server has room for so many notifications; here a listener that stays in its transaction keeps them
+    from going."""
     server = restartable_postgresql
     url = server.create_database()
     engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
@@ -139,17 +149,22 @@ def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.Monke
     app.enqueue_many([task.new() for _ in range(3)])
     honest = app.database.dialect.claim
 
-    def greedy(ask: Ask, schema: str | None, names: Sequence[str], limit: int, owner: str, lease_ms: int) -> Any:
-        return honest(ask, schema, names, 3, owner, lease_ms)
+    def greedy(ask: Ask, schema: str | None, names: Sequence[str], limit: int, *owner: Any) -> Any:
+        return honest(ask, schema, names, 3, *owner)
 
     monkeypatch.setattr(app.database.dialect, "claim", greedy)
-    with pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"), app.database.begin() as conn:
+    with (
+        pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"),
+        app.database.begin() as conn,
+    ):
         claim(conn, limit=2)
     assert {job.state for job in app.list()} == {"available"}
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_claim_that_is_broken_off_keeps_no_lock(app: sqlq.App, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_is_broken_off_keeps_no_lock(
+    app: sqlq.App, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even where the pool, being made as the caller's is, does not roll back."""
     app.enqueue(app.task(name="t")(lambda: None).new())
     engine = create_engine(database_url, pool_reset_on_return=None)
@@ -176,14 +191,16 @@ def test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled(app: sq
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("by", ["engine", "url"])
-def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(engine: Engine, database_url: str, by: str) -> None:
+def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(
+    engine: Engine, database_url: str, by: str
+) -> None:
     with engine.begin() as conn:
         name = make_url(database_url).database
         conn.execute(text(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'repeatable read'"))
     stricter = create_engine(database_url, isolation_level="SERIALIZABLE")
     app = sqlq.App(engine=stricter) if by == "engine" else sqlq.App(database_url)
     for database in (app.database, app.database.for_loops):
-        for how in (database.begin, database.read, database.alone):
+        for how in (database.begin, database.read, database.single_statements):
             with how() as conn:
                 assert conn.scalar(text("SHOW transaction_isolation")) == "read committed", how
     app.close()
@@ -191,7 +208,9 @@ def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(engine: 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(app: sqlq.App, engine: Engine) -> None:
+def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(
+    app: sqlq.App, engine: Engine
+) -> None:
     """However many run: connections do not grow with the slots."""
     slots = 40
     together = threading.Barrier(slots + 1)  # nobody is the last, so they wait until it is broken
@@ -204,11 +223,16 @@ def test_no_transaction_is_open_while_a_handler_runs_and_few_connections_are(app
 
     def sessions(where: str) -> int:
         with engine.connect() as conn:
-            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND "
+            query = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+                "pg_backend_pid() AND "
+            )
             return int(conn.execute(text(query + where)).scalar_one())
 
     try:
-        wait_until(lambda: together.n_waiting == slots, timeout=30, what="every slot in the middle of its job")
+        wait_until(
+            lambda: together.n_waiting == slots, timeout=30, what="every slot in the middle of its job"
+        )
         # a heartbeat's may be open for a moment
         wait_until(lambda: sessions("xact_start IS NOT NULL") == 0, what="no transaction being open")
         assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, chores, LISTEN, and the App's own"
@@ -244,7 +268,9 @@ def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptur
     unknown = elsewhere.task(name="unknown")(lambda word: None)
     misfit = elsewhere.task(name="misfit")(lambda word, more: None)
     app.task(name="misfit")(lambda word: None)
-    tasks = [app.task(name=name)(body) for name, body in {"ends": len, "fails": fails, "snoozes": snoozes}.items()]
+    tasks = [
+        app.task(name=name)(body) for name, body in {"ends": len, "fails": fails, "snoozes": snoozes}.items()
+    ]
     app.enqueue_many([task.new("s3cret") for task in tasks])
     elsewhere.enqueue_many([unknown.new("s3cret"), misfit.new("s3cret", more="s3cret")])
     app.worker(drain=True).run()
@@ -258,4 +284,8 @@ def test_a_machines_own_clock_is_asked_by_nothing_that_decides() -> None:
     """What is due or expired, the database says; how long something took, a clock that is never set."""
     wall_clock = re.compile(r"\btime\.time\(|datetime\.now\(|utcnow\(|\.today\(")
     package = Path(sqlq.__file__).parent
-    assert {str(file.relative_to(package)) for file in package.rglob("*.py") if wall_clock.search(file.read_text())} == ASKS_THE_TIME
+    assert {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if wall_clock.search(file.read_text())
+    } == ASKS_THE_TIME

@@ -1,5 +1,5 @@
-"""One SQLite file, and everybody at it: eight processes that enqueue, claim and settle, an application that reads before
-it writes in deferred transactions, a reader that stays, and kill -9 in the middle of it."""
+"""One SQLite file, and everybody at it: eight processes that enqueue, claim and settle, an application that
+reads before it writes in deferred transactions, a reader that stays, and kill -9 in the middle of it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ def contend(crowd: Crowd, app: sqlq.App, seconds: float, kills: int) -> None:
         said = crowd.end()
     with closing(crowd.connect()) as conn:
         busy, _, _ = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        assert (busy, crowd.wal_size()) == (0, 0), "the log is back to nothing at the next checkpoint after the reader has gone"
+        assert (busy, crowd.wal_size()) == (0, 0), (
+            "the log is back to nothing at the next checkpoint after the reader has gone"
+        )
         sound = conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
     locked = [error for each in said for error in each.get("lock_errors", [])]
@@ -140,12 +142,16 @@ def contend(crowd: Crowd, app: sqlq.App, seconds: float, kills: int) -> None:
         lost=len(lost),
         refusals=application["refusals"],
     )
-    print(f"{len(crowd.noted('acknowledged'))} jobs, log of {largest:,} bytes, {application['refusals']} refusals in the application")
+    print(
+        f"{len(crowd.noted('acknowledged'))} jobs, log of {largest:,} bytes, {application['refusals']} "
+        "refusals in the application"
+    )
     assert sound
     assert not locked
     assert application["others"] == []
     for sentence in application["sentences"]:
-        assert "configure_sqlite(engine, immediate=True)" in sentence
+        # a stale snapshot, or a lock that was held for longer than the application waits
+        assert "configure_sqlite(engine, immediate=True)" in sentence or "held the write lock" in sentence
     assert not lost
 
 
@@ -187,7 +193,9 @@ def test_a_crowd_around_one_file_and_a_reader_that_stays_for_a_minute(crowd: Cro
     contend(crowd, app, seconds=60, kills=5)
 
 
-def test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence(app: sqlq.App, engine: Engine) -> None:
+def test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence(
+    app: sqlq.App, engine: Engine
+) -> None:
     """Deterministically what the crowd meets by chance; and begun with the write lock it is not refused."""
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())

@@ -1,8 +1,8 @@
 """Every transition in every order, beside a model that fits on a page.
 
-Two owners, the crash of either at any moment, replies that are lost, an operator, and a clock that the test moves. After
-each step the database must say what the model says, and the guard must have rejected nothing. Nothing an owner does with
-a right it has lost may change a row.
+Two owners, the crash of either at any moment, replies that are lost, an operator, and a clock that the test
+moves. After each step the database must say what the model says, and the guard must have rejected nothing.
+Nothing an owner does with a right it has lost may change a row.
 
 Moments are whole hours, so that the seconds a test takes decide nothing.
 """
@@ -18,11 +18,29 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
+from sqlq.job import (
+    Cancelled,
+    ClaimedJob,
+    Completed,
+    ErrorText,
+    Failed,
+    NewJob,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+)
 from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store import jobs, records
 from sqlq.store.database import Database
@@ -58,7 +76,9 @@ class Modelled:
     reason: str | None = None
 
     def holds_key(self) -> bool:
-        return self.place == "jobs" and self.key is not None and (self.key_until == "finish" or self.token == 0)
+        return (
+            self.place == "jobs" and self.key is not None and (self.key_until == "finish" or self.token == 0)
+        )
 
 
 class CrashError(Exception):
@@ -103,7 +123,7 @@ class Contract(RuleBasedStateMachine):
         except CrashError:
             pass
 
-    # -- enqueue (T1) ----------------------------------------------------------------------------------------------
+    # -- enqueue (T1) ----------------------------------------------------------------------------------------
 
     @rule(
         delay=st.sampled_from([0, 0, 0, 1, 3]),
@@ -113,9 +133,16 @@ class Contract(RuleBasedStateMachine):
         until=st.sampled_from(["finish", "start"]),
         crash=st.booleans(),
     )
-    def enqueue(self, delay: int, priority: int, max_attempts: int, key: str | None, until: Any, crash: bool) -> None:
-        new = NewJob("t", "{}", "q", max_attempts, priority, delay_ms=delay * HOUR, unique_key=key, unique_until=until)
-        rival = next((job for job in self.model.values() if key is not None and job.holds_key() and job.key == key), None)
+    def enqueue(
+        self, delay: int, priority: int, max_attempts: int, key: str | None, until: Any, crash: bool
+    ) -> None:
+        new = NewJob(
+            "t", "{}", "q", max_attempts, priority, delay_ms=delay * HOUR, unique_key=key, unique_until=until
+        )
+        rival = next(
+            (job for job in self.model.values() if key is not None and job.holds_key() and job.key == key),
+            None,
+        )
         with self.transaction(crash) as conn:
             (made,) = jobs.insert(conn, [new], self.database.schema)
         assert made.created == (rival is None), "at most one live job holds a key"
@@ -124,23 +151,35 @@ class Contract(RuleBasedStateMachine):
         elif not crash:
             assert made.id > self.largest_id, "an id was given twice"
             self.largest_id = made.id
-            self.model[made.id] = Modelled(made.id, "jobs", max_attempts, priority, self.clock + delay, key, until)
+            self.model[made.id] = Modelled(
+                made.id, "jobs", max_attempts, priority, self.clock + delay, key, until
+            )
 
-    # -- claim (T2) ------------------------------------------------------------------------------------------------
+    # -- claim (T2) ------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[Modelled]:
-        due = [job for job in self.model.values() if job.place == "jobs" and job.owner is None and job.due <= self.clock]
+        due = [
+            job
+            for job in self.model.values()
+            if job.place == "jobs" and job.owner is None and job.due <= self.clock
+        ]
         return sorted(due, key=lambda job: -job.priority)
 
     def claimed(self, owner: str, got: list[ClaimedJob], limit: int, waiting: list[Modelled]) -> None:
         priorities = [self.model[job.id].priority for job in got]
-        assert priorities == [job.priority for job in waiting[:limit]], "the most urgent that are due, up to the limit"
+        assert priorities == [job.priority for job in waiting[:limit]], (
+            "the most urgent that are due, up to the limit"
+        )
         for job in got:
             known = self.model[job.id]
             assert known in waiting, "nobody else holds it, and it is due"
             known.token, known.attempts = known.token + 1, known.attempts + 1
             known.owner, known.expires = owner, self.clock + LEASE
-            assert (job.lease_token, job.attempts, job.max_attempts) == (known.token, known.attempts, known.max_attempts)
+            assert (job.lease_token, job.attempts, job.max_attempts) == (
+                known.token,
+                known.attempts,
+                known.max_attempts,
+            )
             self.rights.append(job)
 
     @rule(owner=st.sampled_from(OWNERS), limit=st.integers(1, 3), crash=st.booleans())
@@ -168,12 +207,17 @@ class Contract(RuleBasedStateMachine):
             self.claimed("one", got, limit, waiting)
         self.claimed("two", other, limit, [job for job in waiting if job.id not in taken])
 
-    # -- what owners do with their rights, whether they still have them or not (T3 to T7) -----------------------------
+    # -- what owners do with their rights, whether they still have them or not (T3 to T7) --------------------
 
     def held(self, job: ClaimedJob) -> Modelled | None:
         """The job as modelled, if this right to it is still good."""
         known = self.model.get(job.id)
-        good = known is not None and known.place == "jobs" and known.owner is not None and known.token == job.lease_token
+        good = (
+            known is not None
+            and known.place == "jobs"
+            and known.owner is not None
+            and known.token == job.lease_token
+        )
         return known if good else None
 
     def settle_in_model(self, known: Modelled, outcome: Outcome) -> None:
@@ -188,7 +232,11 @@ class Contract(RuleBasedStateMachine):
             case Retried(delay_ms):
                 known.due, known.errors = self.clock + delay_ms // HOUR, known.errors + 1
             case Released(delay_ms):
-                known.due, known.attempts, known.releases = self.clock + delay_ms // HOUR, known.attempts - 1, known.releases + 1
+                known.due, known.attempts, known.releases = (
+                    self.clock + delay_ms // HOUR,
+                    known.attempts - 1,
+                    known.releases + 1,
+                )
 
     outcomes = st.one_of(
         st.sampled_from([Completed("1"), Completed(None), Cancelled("no"), Failed("error", ERROR)]),
@@ -199,10 +247,14 @@ class Contract(RuleBasedStateMachine):
     @precondition(lambda self: self.rights)
     @rule(data=st.data(), crash=st.sampled_from([False, False, False, True]), reply_lost=st.booleans())
     def settle(self, data: st.DataObject, crash: bool, reply_lost: bool) -> None:
-        """One or several rights, good and bad, in one batch; after a lost reply the same batch comes again."""
+        """One or several rights, good and bad, in one batch; after a lost reply the same batch comes
+        again."""
         chosen = data.draw(
             st.lists(
-                st.sampled_from(self.rights), min_size=min(3, len(self.rights)), max_size=8, unique_by=lambda job: (job.id, job.lease_token)
+                st.sampled_from(self.rights),
+                min_size=min(3, len(self.rights)),
+                max_size=8,
+                unique_by=lambda job: (job.id, job.lease_token),
             )
         )
         batch = []
@@ -255,7 +307,7 @@ class Contract(RuleBasedStateMachine):
                 expected = Fate.HELD if known.owner is not None else Fate.SETTLED
             assert fates[job.id, job.lease_token] is expected
 
-    # -- rescue (T8, T9) ---------------------------------------------------------------------------------------------
+    # -- rescue (T8, T9) -------------------------------------------------------------------------------------
 
     @rule(limit=st.sampled_from([1, 500]), crash=st.booleans())
     def rescue(self, limit: int, crash: bool) -> None:
@@ -300,7 +352,7 @@ class Contract(RuleBasedStateMachine):
         self.rescue(500, crash=False)
         self.claim("two", 3, crash=False)
 
-    # -- the operator (T13, T15) ---------------------------------------------------------------------------------------
+    # -- the operator (T13, T15) -----------------------------------------------------------------------------
 
     @precondition(lambda self: any(job.place == "failed_jobs" for job in self.model.values()))
     @rule(data=st.data(), crash=st.booleans())
@@ -328,18 +380,27 @@ class Contract(RuleBasedStateMachine):
         for id in moved:
             job = self.model[id]
             self.model[id] = replace(
-                job, place="jobs", attempts=0, releases=0, losses=0, due=self.clock, errors=job.errors + 1, reason=None
+                job,
+                place="jobs",
+                attempts=0,
+                releases=0,
+                losses=0,
+                due=self.clock,
+                errors=job.errors + 1,
+                reason=None,
             )
 
     @precondition(lambda self: any(job.place == "failed_jobs" for job in self.model.values()))
     @rule(data=st.data())
     def forget_failed(self, data: st.DataObject) -> None:
-        id = data.draw(st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs")))
+        id = data.draw(
+            st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs"))
+        )
         with self.transaction() as conn:
             assert records.forget_failed(conn, records.Selection(ids=(id,))) == [id]
         del self.model[id]
 
-    # -- beside the model ----------------------------------------------------------------------------------------------
+    # -- beside the model ------------------------------------------------------------------------------------
 
     @invariant()
     def the_database_says_what_the_model_says(self) -> None:
@@ -350,14 +411,25 @@ class Contract(RuleBasedStateMachine):
                 live = table == "jobs"
                 columns = "reserved_by, losses" if live else "NULL, 0"
                 why = {"jobs": "NULL", "finished_jobs": "outcome", "failed_jobs": "reason"}[table]
-                rows = conn.execute(text(f"SELECT id, attempts, lease_token, releases, errors, {why}, {columns} FROM {table}"))
+                rows = conn.execute(
+                    text(f"SELECT id, attempts, lease_token, releases, errors, {why}, {columns} FROM {table}")
+                )
                 for id, attempts, token, releases, errors, reason, owner, losses in rows:
                     assert id not in found, "a job in two tables"
                     count = len(records._errors(errors))
                     found[id] = (table, attempts, token, releases, count, reason, owner, losses)
             states = {row.id: row.state for row in conn.execute(text("SELECT id, state FROM job_states"))}
         expected = {
-            j.id: (j.place, j.attempts, j.token, j.releases, j.errors, j.reason, j.owner, j.losses if j.place == "jobs" else 0)
+            j.id: (
+                j.place,
+                j.attempts,
+                j.token,
+                j.releases,
+                j.errors,
+                j.reason,
+                j.owner,
+                j.losses if j.place == "jobs" else 0,
+            )
             for j in self.model.values()
         }
         assert found == expected
@@ -365,8 +437,16 @@ class Contract(RuleBasedStateMachine):
 
     def state(self, job: Modelled) -> str:
         if job.place == "jobs":
-            return "running" if job.owner is not None else "available" if job.due <= self.clock else "scheduled"
-        return "failed" if job.place == "failed_jobs" else "cancelled" if job.reason == "cancelled" else "finished"
+            return (
+                "running" if job.owner is not None else "available" if job.due <= self.clock else "scheduled"
+            )
+        return (
+            "failed"
+            if job.place == "failed_jobs"
+            else "cancelled"
+            if job.reason == "cancelled"
+            else "finished"
+        )
 
 
 def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) -> None:
@@ -387,7 +467,11 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
         run_state_machine_as_test(here, settings=options)
         guard.check(engine)
     finally:
-        counted = {"cases": Contract.steps, "stale_settles_tried": Contract.stale_tried, "stale_settles_accepted": Contract.stale_accepted}
+        counted = {
+            "cases": Contract.steps,
+            "stale_settles_tried": Contract.stale_tried,
+            "stale_settles_accepted": Contract.stale_accepted,
+        }
         record("G2 to G4: every transition beside a model", seed=number, **counted)
     print(f"{Contract.steps} steps, {Contract.stale_tried} settles by somebody who had lost the job")
     assert Contract.stale_tried >= examples // 2, "too few rights were lost for this to prove anything"

@@ -1,4 +1,5 @@
-"""`sqlq work` as processes: a supervisor, the workers it watches, and theirs. They are killed, and nothing is lost."""
+"""`sqlq work` as processes: a supervisor, the workers it watches, and theirs. They are killed, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from sqlalchemy import text
 
@@ -30,6 +33,8 @@ from sqlalchemy import create_engine, text
 app = sqlq.App()
 if os.path.exists("broken"):
     os._exit(3)
+with open("imported.txt", "a") as file:
+    print(os.getpid(), file=file)
 
 def note(what):
     fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -113,7 +118,9 @@ class Play:
 
     def new(self, task: str, *args: Any) -> NewJob:
         if f"play.{task}" not in self.app.tasks:
-            attempts = {"poison": 3, "alone_too_long": 1, "alone_and_gone": 1, "stuck": 1, "pay": 50}.get(task, 5)
+            attempts = {"poison": 3, "alone_too_long": 1, "alone_and_gone": 1, "stuck": 1, "pay": 50}.get(
+                task, 5
+            )
             timeout = "500ms" if task in ("alone_too_long", "stuck") else None
             self.app.task(name=f"play.{task}", max_attempts=attempts, timeout=timeout)(lambda *args: None)
         return self.app.tasks[f"play.{task}"].new(*args)
@@ -165,7 +172,11 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" if Path("/proc").exists() else True
+    return (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        if Path("/proc").exists()
+        else True
+    )
 
 
 def reasons(job: JobDetails) -> list[str]:
@@ -173,7 +184,8 @@ def reasons(job: JobDetails) -> list[str]:
 
 
 def recover(play: Play, kills: int, *options: str) -> list[float]:
-    """Kill the process that runs a job, so many times; return the seconds from each kill to the job's next start."""
+    """Kill the process that runs a job, so many times; return the seconds from each kill to the job's next
+    start."""
     seconds = []
     with play.working("--lease", "30s", *options) as worker:
         for _ in range(kills):
@@ -196,7 +208,12 @@ def recover(play: Play, kills: int, *options: str) -> list[float]:
 def test_the_jobs_of_a_process_that_died_go_back_at_once(play: Play) -> None:
     """Not when the lease runs out, which takes 30 s here."""
     seconds = recover(play, 3)
-    record("recovery of a killed process", database=play.url.partition(":")[0], cases=len(seconds), recovery_seconds=seconds)
+    record(
+        "recovery of a killed process",
+        database=play.url.partition(":")[0],
+        cases=len(seconds),
+        recovery_seconds=seconds,
+    )
     assert seconds[-1] < 15
 
 
@@ -205,14 +222,56 @@ def test_the_jobs_of_a_process_that_died_go_back_at_once(play: Play) -> None:
 def test_recovery_many_times(play: Play, processes: str) -> None:
     seconds = recover(play, 25, "-p", processes)
     database = play.url.partition(":")[0]
-    record("recovery of a killed process", database=database, processes=processes, cases=len(seconds), recovery_seconds=seconds)
+    record(
+        "recovery of a killed process",
+        database=database,
+        processes=processes,
+        cases=len(seconds),
+        recovery_seconds=seconds,
+    )
     assert seconds[-1] < 15
+
+
+@on_sqlite
+def test_with_a_spare_the_jobs_of_a_process_that_died_wait_for_no_start_of_python(play: Play) -> None:
+    """They go on in processes that stood by when it died, each time anew."""
+    with play.working("--spare", "--log-level", "debug") as worker:
+        for times in (1, 2):
+            (play.folder / "go").unlink(missing_ok=True)
+            waiting = play.enqueue("wait")
+            wait_until(partial(play.starts, waiting), what="the job running")
+            ((pid, _),) = play.starts(waiting)
+            wait_until(partial(stand_by, play, worker, times), timeout=30, what="the spare processes")
+            ready = family(worker)
+            os.kill(pid, signal.SIGKILL)
+            wait_until(partial(play.started, waiting, 2), timeout=20, what="its next start")
+            assert play.starts(waiting)[1][0] in ready
+            play.touch("go")
+            play.wait_done()
+        assert worker.stop() == 0
+        wait_until(lambda: not any(map(is_alive, ready)), what="all of them gone")
+    assert "Traceback" not in worker.log.read_text()
+
+
+def family(worker: WorkerProcess) -> set[int]:
+    """The processes of a worker but for the supervisor."""
+    return {child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)}
+
+
+def stand_by(play: Play, worker: WorkerProcess, times: int) -> bool:
+    """Whether a worker process stands by for the n-th time, and one for a single job has imported the App,
+    too."""
+    imported = {int(pid) for pid in (play.folder / "imported.txt").read_text().split()}
+    said = worker.log.read_text().count("stands by")
+    return said >= times and len(family(worker)) >= 3 and family(worker) <= imported
 
 
 def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
     normal = [play.new("work").set(max_attempts=3) for _ in range(500)]
     poison = play.new("poison")
-    jobs = play.app.enqueue_many([*normal[:5], poison, *normal[5:200], poison, *normal[200:400], poison, *normal[400:]])
+    jobs = play.app.enqueue_many(
+        [*normal[:5], poison, *normal[5:200], poison, *normal[200:400], poison, *normal[400:]]
+    )
     poisons = {job.id for job in jobs if job.task == "play.poison"}
     with play.working():
         play.wait_done(timeout=120)
@@ -232,7 +291,8 @@ def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
 def test_what_had_not_started_is_given_back_without_counting(play: Play) -> None:
     play.touch("go")
     with play.working("-c", "1") as worker:
-        play.app.enqueue_many([play.new("work") for _ in range(200)])  # sets the pace, so that some are held ahead
+        # sets the pace, so that some are held ahead
+        play.app.enqueue_many([play.new("work") for _ in range(200)])
         jobs = play.app.enqueue_many([play.new("poison"), *[play.new("work") for _ in range(50)]])
         play.wait_done()
         assert worker.said("had not started are given back")
@@ -250,7 +310,7 @@ def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
         assert len(children) == 2
         worker.process.send_signal(signal.SIGKILL)
         worker.process.wait(10)
-        wait_until(lambda: not any(map(is_alive, children)), timeout=20, what="the children gone")
+        wait_until(lambda: not any(map(is_alive, children)), timeout=60, what="the children gone")
         assert worker.said("the supervisor is gone")
     row = play.app.get(running)
     assert (row.state, row.attempts) == ("available", 0)
@@ -260,7 +320,8 @@ def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
 def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> None:
     """The supervisor renews for it; another worker, which would rescue, finds nothing to.
 
-    On SQLite the interpreter may be held up while another thread of the child is inside a write, and with it the whole file.
+    On SQLite the interpreter may be held up while another thread of the child is inside a write, and with it
+    the whole file.
     """
     job = play.enqueue("starve")
     with play.working("--lease", "2s") as worker:
@@ -283,7 +344,7 @@ def test_an_isolated_handler_past_its_timeout_is_asked_and_then_killed(play: Pla
         assert (failed.state, failed.reason, failed.attempts) == ("failed", "timeout", 1)
         lost = play.app.get(gone)
         assert (lost.state, lost.reason) == ("failed", "worker_lost")
-        assert lost.message == "the process that ran this job alone exited with code 5"
+        assert lost.message == "the process of its own in which this job ran exited with code 5"
         ((pid, _),) = play.starts(late)
         assert pid != child
         assert not is_alive(pid)
@@ -313,7 +374,9 @@ def recycled(worker: WorkerProcess, times: int) -> bool:
 
 
 @on_sqlite
-@pytest.mark.parametrize("limit", [("--max-jobs", "20"), ("--max-lifetime", "1s")], ids=lambda limit: limit[0])
+@pytest.mark.parametrize(
+    "limit", [("--max-jobs", "20"), ("--max-lifetime", "1s")], ids=lambda limit: limit[0]
+)
 def test_children_are_recycled_and_no_job_notices(play: Play, limit: tuple[str, str]) -> None:
     with play.working(*limit) as worker:
         for times in range(4):
@@ -339,9 +402,55 @@ def test_a_terminal_that_signals_the_whole_group_stops_it_in_good_order(play: Pl
     assert "Traceback" not in worker.log.read_text()
 
 
+@on_sqlite
+def test_a_request_that_comes_twice_at_once_is_one(play: Play) -> None:
+    """`timeout` and some process managers signal their child and its group. Signals of the same number may be
+    merged on the way, so these differ."""
+    job = play.enqueue("wait")
+    with play.working() as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            os.killpg(worker.process.pid, number)
+        wait_until(lambda: worker.said("once more stops at once"), what="the signal noticed")
+        play.touch("go")
+        assert worker.process.wait(30) == 0
+    assert (play.app.get(job).state, play.app.get(job).attempts) == ("finished", 1)
+    assert not worker.said("stopped at once")
+
+
+@on_sqlite
+def test_a_stray_signal_takes_nobodys_grace_away(play: Play) -> None:
+    job = play.enqueue("wait")
+    with play.working() as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            os.killpg(worker.process.pid, number)
+            wait_until(partial(worker.said, f"{number.name} is passed over"), what="the signal noticed")
+        play.touch("go")
+        play.wait_done()
+        assert worker.stop() == 0
+    assert (play.app.get(job).state, play.app.get(job).attempts) == ("finished", 1)
+
+
+@on_sqlite
+def test_a_hang_up_that_nohup_ignores_is_ignored(play: Play) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with play.working() as worker:
+            signal.signal(signal.SIGHUP, before)
+            worker.process.send_signal(signal.SIGHUP)
+            play.touch("go")
+            play.enqueue("wait")
+            play.wait_done()
+            assert not worker.said("stopping")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("runs", ["nothing", "wait", "deaf"])
 def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
-    """What heeds `cancelled`, and what does not and cannot be stopped: both are given back, and keep nobody."""
+    """What heeds `cancelled`, and what does not and cannot be stopped: both are given back, and keep
+    nobody."""
     grace = 0 if runs == "nothing" else 1
     with play.working("--grace", "1s") as worker:
         given_back = [play.enqueue(runs)] if runs != "nothing" else []
@@ -350,7 +459,12 @@ def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
         told = time.monotonic()
         assert worker.stop() == 0
         seconds = time.monotonic() - told - grace
-    record("leaving when told to", database=play.url.partition(":")[0], runs=runs, exit_seconds=[max(0.0, seconds)])
+    record(
+        "leaving when told to",
+        database=play.url.partition(":")[0],
+        runs=runs,
+        exit_seconds=[max(0.0, seconds)],
+    )
     assert seconds < 15
     for job in given_back:
         row = play.app.get(job)
@@ -366,7 +480,12 @@ def test_a_second_signal_leaves_now(play: Play) -> None:
         (child,) = worker.children()
         worker.process.send_signal(signal.SIGTERM)
         wait_until(lambda: worker.said("once more stops at once"), what="the first signal noticed")
-        worker.process.send_signal(signal.SIGTERM)
+
+        def asked_again() -> bool:
+            worker.process.send_signal(signal.SIGTERM)
+            return worker.process.poll() is not None
+
+        wait_until(asked_again, what="it leaving, once the repeat is no part of the first request")
         assert worker.process.wait(10) == 128 + signal.SIGTERM
         wait_until(lambda: not is_alive(child), what="the child gone")
     assert play.app.get(job).state == "running", "until its lease runs out"
@@ -393,7 +512,12 @@ def test_an_app_that_cannot_be_imported_is_said_once(play: Play) -> None:
 @on_sqlite
 def test_the_health_file_tells_whether_the_loop_turns(play: Play) -> None:
     def healthy(*options: str) -> int:
-        return subprocess.run(["sqlq", "health", "alive", *options], cwd=play.folder, capture_output=True, check=False).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "sqlq", "health", "alive", *options],
+            cwd=play.folder,
+            capture_output=True,
+            check=False,
+        ).returncode
 
     assert healthy() == 1
     with play.working("--health-file", "alive") as worker:
@@ -406,7 +530,8 @@ def test_the_health_file_tells_whether_the_loop_turns(play: Play) -> None:
 
 
 def exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch, jobs: int, kills: int, seed: int = 7) -> None:
-    """Handlers complete in their own transactions while their processes are killed: as many effects as finished jobs."""
+    """Handlers complete in their own transactions while their processes are killed: as many effects as
+    finished jobs."""
     monkeypatch.setenv("SQLQ_TEST_EFFECTS", play.url)
     chance = random.Random(seed)
     with play.app.database.begin() as conn:
@@ -425,7 +550,14 @@ def exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch, jobs: int, kills: 
         finished = conn.scalar(text("SELECT count(*) FROM finished_jobs"))
     difference = sum(effects.values()) - int(finished or 0)
     lost = jobs - int(finished or 0)
-    record("exactly once", database=play.url.partition(":")[0], cases=jobs, kills=kills, effects_difference=abs(difference), lost=lost)
+    record(
+        "exactly once",
+        database=play.url.partition(":")[0],
+        cases=jobs,
+        kills=kills,
+        effects_difference=abs(difference),
+        lost=lost,
+    )
     assert finished == jobs
     assert effects == Counter(range(jobs))
 

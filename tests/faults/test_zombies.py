@@ -1,9 +1,10 @@
-"""A worker that was frozen past its lease wakes after others have taken its jobs: it changes nothing, however it ends.
+"""A worker that was frozen past its lease wakes after others have taken its jobs: it changes nothing, however
+it ends.
 
 `WAYS` is the list of ways to end. One line there adds one to every test of this file.
 
-The whole of `sqlq work` is frozen, as a machine is: a supervisor that lives goes on renewing for a child that is frozen, for
-it would see it die.
+The whole of `sqlq work` is frozen, as a machine is: a supervisor that lives goes on renewing for a child that
+is frozen, for it would see it die.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sqlalchemy.exc import OperationalError
 import sqlq
 from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, JobDetails, Outcome, Settlement
 from sqlq.store import jobs
+from sqlq.worker.chores import Chores, Sweep
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
@@ -41,9 +43,9 @@ WAYS = {
     "heartbeat": "wait_until(lambda: sqlq.current_job().cancelled, timeout=60)",
     "release": "threading.Event().wait(60)",
 }
-"""What a handler does once its worker has woken. "complete" writes and completes the job in a transaction of its own, and
-lets through the LeaseLostError that this raises. "heartbeat" ends when it is told that its lease is lost; "release" does not
-end: its worker is told to stop and gives the job back."""
+"""What a handler does once its worker has woken. "complete" writes and completes the job in a transaction of
+its own, and lets through the LeaseLostError that this raises. "heartbeat" ends when it is told that its lease
+is lost; "release" does not end: its worker is told to stop and gives the job back."""
 
 MODULE = """
 import os, threading
@@ -63,7 +65,9 @@ def {function}():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    handlers = [HANDLER.format(way=way, function=way.replace(" ", "_"), body=body) for way, body in WAYS.items()]
+    handlers = [
+        HANDLER.format(way=way, function=way.replace(" ", "_"), body=body) for way, body in WAYS.items()
+    ]
     folder = tmp_path / "zombies"
     folder.mkdir()
     (folder / "zombies.py").write_text(MODULE + textwrap.dedent("".join(handlers)))
@@ -80,23 +84,31 @@ def guarded(engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) 
 @contextmanager
 def frozen(app: sqlq.App, folder: Path, url: str) -> Iterator[WorkerProcess]:
     """A worker of another process that holds a job for each of the ways, frozen in the middle of them."""
-    with worker_process(folder, "zombies:app", url, "--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1)) as zombie:
+    with worker_process(
+        folder, "zombies:app", url, "--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1)
+    ) as zombie:
         tasks = [app.task(name=way, backoff="0s", max_attempts=4)(lambda: "by the owner") for way in WAYS]
         app.enqueue_many([task.new() for task in tasks])
-        wait_until(lambda: all((folder / f"started {way}").exists() for way in WAYS), timeout=60, what="every job running")
+        wait_until(
+            lambda: all((folder / f"started {way}").exists() for way in WAYS),
+            timeout=60,
+            what="every job running",
+        )
         wait_until(lambda: freeze(app, zombie), what="it freezing at a moment at which it holds no lock")
         yield zombie
 
 
 def freeze(app: sqlq.App, worker: WorkerProcess) -> bool:
-    """Freeze a worker with all its processes, unless one is in the middle of a transaction: then nobody could take its jobs
-    over."""
+    """Freeze a worker with all its processes, unless one is in the middle of a transaction: then nobody could
+    take its jobs over."""
     os.killpg(worker.process.pid, signal.SIGSTOP)
     try:
         with app.database.begin() as conn:
             if conn.dialect.name == "sqlite":
                 return True
-            free = conn.execute(text("SELECT count(*) FROM (SELECT id FROM jobs FOR UPDATE SKIP LOCKED) AS unlocked")).scalar_one()
+            free = conn.execute(
+                text("SELECT count(*) FROM (SELECT id FROM jobs FOR UPDATE SKIP LOCKED) AS unlocked")
+            ).scalar_one()
             if free == len(WAYS):
                 return True
     except OperationalError:  # SQLite: it holds the write lock
@@ -125,7 +137,9 @@ def claim_all(app: sqlq.App) -> list[ClaimedJob]:
 
 def settle_all(app: sqlq.App, held: list[ClaimedJob], outcome: Outcome) -> int:
     with app.database.begin() as conn:
-        return len(jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held]))
+        return len(
+            jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held])
+        )
 
 
 def wake(zombie: WorkerProcess, folder: Path) -> None:
@@ -133,7 +147,11 @@ def wake(zombie: WorkerProcess, folder: Path) -> None:
     (folder / "woken").touch()
     os.killpg(zombie.process.pid, signal.SIGCONT)
     dropped = len(WAYS) - 1  # all but "release"
-    wait_until(lambda: zombie.log.read_text().count("does not count") >= dropped, timeout=60, what="the zombie's outcomes being dropped")
+    wait_until(
+        lambda: zombie.log.read_text().count("does not count") >= dropped,
+        timeout=60,
+        what="the zombie's outcomes being dropped",
+    )
     assert zombie.stop() == 0
     log = zombie.log.read_text()
     record("G4: frozen past the lease", illegal_transitions=log.count(guard.ILLEGAL))
@@ -144,8 +162,15 @@ def wake(zombie: WorkerProcess, folder: Path) -> None:
 def unchanged(app: sqlq.App, before: list[JobDetails], how: str) -> None:
     after = app.list()
     stale = sum(job not in before for job in after)
-    written = effects.committed(app.database.engine)  # each would be a zombie's: owners here end their jobs without one
-    record("G4: frozen past the lease", cases=len(WAYS), meanwhile=how, stale_settles_accepted=stale, effects_difference=len(written))
+    # each would be a zombie's: owners here end their jobs without one
+    written = effects.committed(app.database.engine)
+    record(
+        "G4: frozen past the lease",
+        cases=len(WAYS),
+        meanwhile=how,
+        stale_settles_accepted=stale,
+        effects_difference=len(written),
+    )
     assert after == before
     assert written == []
 
@@ -159,7 +184,9 @@ MEANWHILE = [
 
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
-def test_a_frozen_worker_changes_nothing_when_it_wakes(app: sqlq.App, folder: Path, database_url: str, meanwhile: str) -> None:
+def test_a_frozen_worker_changes_nothing_when_it_wakes(
+    app: sqlq.App, folder: Path, database_url: str, meanwhile: str
+) -> None:
     held: list[ClaimedJob] = []
     with frozen(app, folder, database_url) as zombie:
         take_over(app)
@@ -181,10 +208,16 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(app: sqlq.App, folder: Pa
         assert settle_all(app, held, Completed()) == len(WAYS), "whoever has the job can end it"
 
 
-def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives(app: sqlq.App, folder: Path, database_url: str) -> None:
+def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives(
+    app: sqlq.App, folder: Path, database_url: str
+) -> None:
     def leases() -> tuple[Any, ...]:
         with app.database.read() as conn:
-            return tuple(conn.scalars(text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL ORDER BY id")))
+            return tuple(
+                conn.scalars(
+                    text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL ORDER BY id")
+                )
+            )
 
     with worker_process(folder, "zombies:app", database_url, "--lease", "1s", "-c", str(len(WAYS))) as worker:
         job = app.enqueue(app.task(name="success")(lambda: None).new())
@@ -207,7 +240,8 @@ def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_live
 
 
 def freeze_alone(app: sqlq.App, child: int) -> bool:
-    """Freeze one process, unless it is in the middle of a transaction, which would keep its supervisor from renewing."""
+    """Freeze one process, unless it is in the middle of a transaction, which would keep its supervisor from
+    renewing."""
     os.kill(child, signal.SIGSTOP)
     try:
         with app.database.begin() as conn:
@@ -223,10 +257,18 @@ def freeze_alone(app: sqlq.App, child: int) -> bool:
     return False
 
 
-def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its threads hang as a whole: neither its heartbeat nor its handlers get anywhere until another has done its jobs."""
+def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads hang as a whole: neither its heartbeat nor its handlers get anywhere until another has done
+    its jobs."""
     woken = threading.Event()
-    names: dict[str, Any] = {"sqlq": sqlq, "threading": threading, "wait_until": wait_until, "have_effect": effects.have_effect}
+    names: dict[str, Any] = {
+        "sqlq": sqlq,
+        "threading": threading,
+        "wait_until": wait_until,
+        "have_effect": effects.have_effect,
+    }
     started: list[str] = []
 
     def as_zombie_first(way: str) -> Any:
@@ -251,7 +293,7 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(app: sql
         monkeypatch.setattr(worker._claimer, "_owner", "the same name")
     beat = zombie._leases.beat
     monkeypatch.setattr(zombie._leases, "beat", lambda: woken.wait(60) and beat())
-    monkeypatch.setattr(zombie, "_rescue", lambda: None)
+    monkeypatch.setattr(zombie, "_chores", Chores([Sweep(app.database)]))  # but it rescues nothing
     monkeypatch.setattr(zombie._claimer, "demand", lambda *_: len(ways) if not zombie._claimed else 0)
     thread = threading.Thread(target=zombie.run)
     thread.start()
@@ -264,7 +306,9 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(app: sql
     finally:
         woken.set()
         try:
-            wait_until(lambda: zombie._settler.tally.lost == len(ways), what="the zombie's outcomes being dropped")
+            wait_until(
+                lambda: zombie._settler.tally.lost == len(ways), what="the zombie's outcomes being dropped"
+            )
         finally:
             zombie.stop()
             thread.join(30)

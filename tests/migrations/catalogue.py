@@ -1,4 +1,5 @@
-"""What a database says about itself: the tables, rules, indexes and views in it, as data that can be compared.
+"""What a database says about itself: the tables, rules, indexes and views in it, as data that can be
+compared.
 
 Not Alembic's comparison, which sees neither CHECKs nor views.
 """
@@ -7,9 +8,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, Engine, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn
 
 from sqlq.schema import migrate, tables, views
 
@@ -17,7 +21,8 @@ Catalogue = dict[str, list[tuple[object, ...]]]
 
 _POSTGRESQL = {
     "columns": """
-        SELECT table_name, column_name, ordinal_position, data_type, character_maximum_length, is_nullable, column_default,
+        SELECT table_name, column_name, ordinal_position, data_type, domain_name,
+               character_maximum_length, is_nullable, column_default,
                is_identity, identity_generation
           FROM information_schema.columns WHERE table_schema = :schema""",
     "constraints": """
@@ -34,23 +39,37 @@ _POSTGRESQL = {
 def catalogue(engine: Engine, schema: str | None = None) -> Catalogue:
     """Return everything a database holds but the version table, in an order of its own."""
     with engine.connect() as connection:
-        return _sqlite(connection) if engine.dialect.name == "sqlite" else _postgresql(connection, schema or "public")
+        return (
+            _sqlite(connection)
+            if engine.dialect.name == "sqlite"
+            else _postgresql(connection, schema or "public")
+        )
 
 
 def _postgresql(connection: Connection, schema: str) -> Catalogue:
-    # With the schema first in the search_path definitions name it nowhere, so that two schemas can be compared.
+    # With the schema first in the search_path definitions name it nowhere, so that two schemas can be
+    # compared.
     connection.exec_driver_sql(f"SET LOCAL search_path = {schema}")
-    rows = {what: connection.execute(text(query), {"schema": schema}).all() for what, query in _POSTGRESQL.items()}
+    rows = {
+        what: connection.execute(text(query), {"schema": schema}).all() for what, query in _POSTGRESQL.items()
+    }
     return {
         what: sorted(
-            (tuple(str(value).replace(f"{schema}.", "") for value in row) for row in found if "sqlq_version" not in str(row)), key=str
+            (
+                tuple(str(value).replace(f"{schema}.", "") for value in row)
+                for row in found
+                if "sqlq_version" not in str(row)
+            ),
+            key=str,
         )
         for what, found in rows.items()
     }
 
 
 def _sqlite(connection: Connection) -> Catalogue:
-    rows = connection.execute(text("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name <> 'sqlq_version'")).all()
+    rows = connection.execute(
+        text("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name <> 'sqlq_version'")
+    ).all()
     return {"objects": sorted((kind, name, table, _one_line(sql)) for kind, name, table, sql in rows)}
 
 
@@ -59,6 +78,30 @@ def _one_line(sql: str | None) -> str:
     line = re.sub(r"\s*([(),])\s*", r"\1", re.sub(r"\s+", " ", sql or "").strip())
     # SQLAlchemy 2.0 puts a second pair of brackets around a default that is an expression.
     return re.sub(r"DEFAULT\(\((CAST\(.*?AS INTEGER\))\)\)", r"DEFAULT(\1)", line)
+
+
+@compiles(CreateColumn, "postgresql")
+def _create_column(element: CreateColumn, compiler: Any, **kw: Any) -> str:
+    column = element.element
+    plain = str(compiler.visit_create_column(element, **kw))
+    name = "moment" if isinstance(column.type, tables.Moment) else column.info.get("domain")
+    if name is None or column.table.metadata is not tables.metadata:
+        return plain
+    words = compiler.dialect.type_compiler_instance.process(column.type, type_expression=column)
+    schema = compiler.preparer.schema_for_object(column.table)
+    before = f"{compiler.preparer.quote_schema(schema)}." if schema else ""
+    return plain.replace(f" {words}", f" {before}sqlq_{name}", 1)
+
+
+@event.listens_for(tables.metadata, "before_create")
+def _create_domains(target: MetaData, connection: Connection, **kw: Any) -> None:
+    if connection.dialect.name == "postgresql":
+        schema = connection.get_execution_options().get("schema_translate_map", {}).get(tables.TOKEN_SCHEMA)
+        before = f"{connection.dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
+        for name, (kind, rule) in tables.DOMAINS.items():
+            connection.exec_driver_sql(
+                f"CREATE DOMAIN {before}sqlq_{name} AS {kind} CONSTRAINT sqlq_{name}_check CHECK ({rule})"
+            )
 
 
 def build_from_models(engine: Engine, schema: str | None = None) -> None:
@@ -73,7 +116,11 @@ def build_from_models(engine: Engine, schema: str | None = None) -> None:
 def own_names(engine: Engine) -> set[str]:
     """Return which tables and views of sqlq's are in the default schema."""
     found = catalogue(engine)
-    names = {str(row[0]) for row in found["relations"]} if "relations" in found else {str(row[1]) for row in found["objects"]}
+    names = (
+        {str(row[0]) for row in found["relations"]}
+        if "relations" in found
+        else {str(row[1]) for row in found["objects"]}
+    )
     return names & migrate.OWN_NAMES
 
 

@@ -1,4 +1,5 @@
-"""A release of sqlq that is two revisions ahead: in this process for one test, or in a process of its own beside today's."""
+"""A release of sqlq that is two revisions ahead: in this process for one test, or in a process of its own
+beside today's."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def become(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Migrator:
-    """The later release's `sqlq migrate` in a process of its own; what it logs and what it returned are lines it says."""
+    """The later release's `sqlq migrate` in a process of its own; what it logs and what it returned are lines
+    it says."""
 
     def __init__(self, url: str, directory: Path, *, lock_timeout_ms: int = 300) -> None:
         self.process = subprocess.Popen(
@@ -71,7 +73,8 @@ class Migrator:
         self._lines.put(None)
 
     def says(self, beginning: str) -> bool:
-        """Wait for a line that begins so, and say whether one came before the end; hearing nothing for a minute fails the test."""
+        """Wait for a line that begins so, and say whether one came before the end; hearing nothing for a
+        minute fails the test."""
         while (line := self._lines.get(timeout=60)) is not None:
             if line.startswith(beginning):
                 return True

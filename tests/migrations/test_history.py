@@ -33,8 +33,16 @@ def test_the_history_is_one_line_without_gaps() -> None:
 
 def test_no_revision_imports_what_may_change() -> None:
     for file in migrate.location().glob("versions/*.py"):
-        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
-        modules = {node.module if isinstance(node, ast.ImportFrom) else alias.name for node in nodes for alias in node.names}
+        nodes = [
+            node
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        modules = {
+            node.module if isinstance(node, ast.ImportFrom) else alias.name
+            for node in nodes
+            for alias in node.names
+        }
         assert not [module for module in modules if module and module.partition(".")[0] == "sqlq"], file
 
 
@@ -54,7 +62,13 @@ def test_an_installed_package_brings_its_history(tmp_path: Path) -> None:
 
 def test_an_installation_without_its_history_says_so(tmp_path: Path) -> None:
     shutil.copytree(CHECKOUT / "sqlq", tmp_path / "sqlq", ignore=shutil.ignore_patterns("migrations"))
-    done = run(sys.executable, "-c", "from sqlq.schema import migrate; migrate.location()", place=tmp_path, check=False)
+    done = run(
+        sys.executable,
+        "-c",
+        "from sqlq.schema import migrate; migrate.location()",
+        place=tmp_path,
+        check=False,
+    )
     assert "install it again" in done.stderr.splitlines()[-1]
 
 
@@ -93,7 +107,17 @@ def run(
     *command: str, place: Path = CHECKOUT, check: bool = True, settings: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in the directory where it finds sqlq, and return what it printed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQLQ_")} | {"PYTHONPATH": str(place)}
-    done = subprocess.run(command, cwd=place, env=environment | (settings or {}), capture_output=True, text=True, timeout=60, check=False)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQLQ_")} | {
+        "PYTHONPATH": str(place)
+    }
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment | (settings or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert not check or done.returncode == 0, done.stderr
     return done

@@ -86,7 +86,15 @@ def upgrade():
 class Host:
     """A project with an Alembic of its own, whose first migration also builds sqlq's tables."""
 
-    def __init__(self, directory: Path, url: str, up: str = '"0001"', down: str = '"base"', then: str = "pass", **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        url: str,
+        up: str = '"0001"',
+        down: str = '"base"',
+        then: str = "pass",
+        **options: Any,
+    ) -> None:
         (directory / "versions").mkdir(parents=True)
         (directory / "env.py").write_text(ENV)
         (directory / "script.py.mako").write_text(MAKO)
@@ -119,7 +127,10 @@ def make_host(tmp_path: Path, empty_database_url: str) -> Callable[..., Host]:
 def without_host(found: Catalogue) -> Catalogue:
     """Leave out what is the host's own."""
     own = ("orders", "alembic_version")
-    return {what: [row for row in rows if not any(str(value).startswith(own) for value in row)] for what, rows in found.items()}
+    return {
+        what: [row for row in rows if not any(str(value).startswith(own) for value in row)]
+        for what, rows in found.items()
+    }
 
 
 def columns_of_orders(engine: Engine) -> list[str]:
@@ -127,7 +138,7 @@ def columns_of_orders(engine: Engine) -> list[str]:
         return list(connection.execute(text("SELECT * FROM orders")).keys())
 
 
-# ── Migrations ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Migrations ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_up_and_down_inside_the_hosts_migration(make_host: Callable[..., Host], engine: Engine) -> None:
@@ -143,7 +154,9 @@ def test_up_and_down_inside_the_hosts_migration(make_host: Callable[..., Host], 
     assert migrate.check(engine, None).standing == "up to date"
 
 
-def test_the_tables_are_those_of_sqlq_migrate(make_host: Callable[..., Host], engine: Engine, tmp_path: Path) -> None:
+def test_the_tables_are_those_of_sqlq_migrate(
+    make_host: Callable[..., Host], engine: Engine, tmp_path: Path
+) -> None:
     command.upgrade(make_host().config, "head")
     hosted = without_host(catalogue(engine))
     if engine.dialect.name == "sqlite":
@@ -166,7 +179,9 @@ def test_a_host_that_fails_takes_sqlqs_tables_along(make_host: Callable[..., Hos
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
-def test_a_schema_by_argument_or_by_setting(make_host: Callable[..., Host], engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_by_argument_or_by_setting(
+    make_host: Callable[..., Host], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = make_host(up='schema="queueing"', down='"base", schema="queueing"')
     command.upgrade(host.config, "head")
     assert migrate.check(engine, "queueing").standing == "up to date"
@@ -211,7 +226,7 @@ def in_a_context(engine: Engine, work: Callable[[Operations], None]) -> None:
         work(Operations(MigrationContext.configure(connection)))
 
 
-# ── Offline ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Offline ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_hosts_offline_sql_holds_sqlqs(make_host: Callable[..., Host], engine: Engine) -> None:
@@ -237,7 +252,7 @@ def test_offline_going_down_with_both_revisions(make_host: Callable[..., Host], 
     assert own_names(engine) == set()
 
 
-# ── Autogenerate ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Autogenerate ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_autogenerate_would_drop_sqlqs_tables(make_host: Callable[..., Host]) -> None:
@@ -271,7 +286,9 @@ def test_include_name_beside_a_function_of_the_hosts(make_host: Callable[..., Ho
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
-def test_include_name_knows_sqlqs_schema_from_the_hosts(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_include_name_knows_sqlqs_schema_from_the_hosts(
+    make_host: Callable[..., Host], engine: Engine
+) -> None:
     include_name = partial(sqlq.alembic.include_name, schema="queueing")
     host = make_host(up='schema="queueing"', include_schemas=True, include_name=include_name)
     command.upgrade(host.config, "head")

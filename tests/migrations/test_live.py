@@ -61,7 +61,7 @@ def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migr
         process.kill()
 
 
-# ── Step by step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Step by step ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_up_keeps_jobs_and_rewrites_nothing(later: Engine) -> None:
@@ -105,7 +105,10 @@ def test_grants_on_the_views_survive(later: Engine) -> None:
         connection.execute(text("CREATE ROLE sqlq_reader"))
         connection.execute(text("GRANT SELECT ON job_states TO PUBLIC"))
         connection.execute(text("GRANT SELECT ON job_states, queue_stats TO sqlq_reader WITH GRANT OPTION"))
-    grants = "SELECT string_agg(relname || relacl::text, ' ' ORDER BY relname) FROM pg_class WHERE relname IN ('job_states', 'queue_stats')"
+    grants = (
+        "SELECT string_agg(relname || relacl::text, ' ' ORDER BY relname) FROM pg_class WHERE relname "
+        "IN ('job_states', 'queue_stats')"
+    )
     before = execute(later, grants)
     migrate.upgrade(later, None)
     assert execute(later, grants) == before
@@ -115,7 +118,46 @@ def test_grants_on_the_views_survive(later: Engine) -> None:
         connection.execute(text("DROP ROLE sqlq_reader"))
 
 
-# ── Locks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+VIEWS = "SELECT relname, oid FROM pg_class WHERE relname IN ('job_states', 'queue_stats')"
+
+
+@on_postgresql
+def test_a_revision_recreates_the_views_that_it_names_and_no_others(later: Engine) -> None:
+    def step(move: Callable[[], object]) -> set[str]:
+        with later.connect() as connection:
+            before = set(connection.execute(text(VIEWS)))
+        move()
+        with later.connect() as connection:
+            return {row.relname for row in before ^ set(connection.execute(text(VIEWS)))}
+
+    for number in range(1, int(later_release.HEAD)):
+        following = migrate._following(f"{number:04}")
+        named = set(getattr(following.module, "views", ()))
+        assert step(lambda: migrate._step_up(later, None)) == named, following.revision
+    assert step(lambda: migrate.downgrade(later, None, "0001", force=True)) == {"queue_stats"}
+
+
+def test_a_view_of_the_users_own_survives_what_does_not_concern_it(later: Engine) -> None:
+    execute(later, "CREATE VIEW shop_jobs AS SELECT id, state FROM job_states WHERE task LIKE 'shop.%'")
+    migrate.upgrade(later, None)
+    assert execute(later, "SELECT count(note) FROM jobs") == 0
+    assert execute(later, "SELECT count(*) FROM shop_jobs WHERE state = 'available'") == 2
+    migrate.downgrade(later, None, "0001", force=True)
+    assert execute(later, "SELECT count(*) FROM shop_jobs") == 2
+
+
+@on_postgresql
+def test_a_view_of_the_users_own_that_is_in_the_way_is_named(later: Engine) -> None:
+    execute(later, "CREATE VIEW shop_queues AS SELECT queue FROM queue_stats")
+    words = "for view shop_queues depends on view queue_stats: drop that first"
+    with pytest.raises(ConfigurationError, match=words):
+        migrate.upgrade(later, None)
+    assert migrate.check(later, None).found == "0001"
+    with pytest.raises(ConfigurationError, match=words):
+        migrate.downgrade(later, None, "base", force=True)
+
+
+# ── Locks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @on_postgresql
@@ -141,14 +183,23 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
         with migrated.connect() as long_transaction:
             long_transaction.execute(text("SELECT count(*) FROM jobs"))
             migrator = start()
-            assert migrator.says("waiting for a moment in which nobody uses the tables in postgresql")
-            # All this while the migrator tries; behind a lock that it waited for without end nothing would get through.
+            assert migrator.says("waiting for a moment in which no session uses the tables in postgresql")
+            # All this while the migrator tries; behind a lock that it waited for without end nothing would
+            # get through.
             so_far, done = len(enqueued), finished(migrated)
-            wait_until(lambda: len(enqueued) > so_far + 50 and finished(migrated) > done + 50, timeout=60, what="jobs enqueued and done")
+            wait_until(
+                lambda: len(enqueued) > so_far + 50 and finished(migrated) > done + 50,
+                timeout=60,
+                what="jobs enqueued and done",
+            )
             assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0001"
         assert migrator.says("before: 0001")
         so_far, done = len(enqueued), finished(migrated)
-        wait_until(lambda: len(enqueued) > so_far + 20 and finished(migrated) > done + 20, timeout=60, what="today's code on later tables")
+        wait_until(
+            lambda: len(enqueued) > so_far + 20 and finished(migrated) > done + 20,
+            timeout=60,
+            what="today's code on later tables",
+        )
     finally:
         ended.set()
         threads[0].join()
@@ -161,13 +212,17 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
 
 
 @on_postgresql
-def test_patience_ends_in_a_sentence_and_changes_nothing(later: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_ends_in_a_sentence_and_changes_nothing(
+    later: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 20)
     monkeypatch.setattr(live, "PATIENCE_S", 0.2)
     before = catalogue(later)
     with later.connect() as long_transaction:
         long_transaction.execute(text("SELECT count(*) FROM jobs"))
-        with pytest.raises(ConfigurationError, match=r"were in use whenever the migration tried.*end the oldest transactions"):
+        with pytest.raises(
+            ConfigurationError, match=r"were in use whenever the migration tried.*end the oldest transactions"
+        ):
             migrate.upgrade(later, None)
         assert catalogue(later) == before
     migrate.upgrade(later, None)
@@ -175,17 +230,19 @@ def test_patience_ends_in_a_sentence_and_changes_nothing(later: Engine, monkeypa
 
 
 @on_postgresql
-def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
     with migrated.connect() as long_transaction:
         long_transaction.execute(text("SELECT count(*) FROM jobs"))
         killed = start(lock_timeout_ms=60_000)
-        wait_until(lambda: waiting(migrated, "ALTER TABLE"), timeout=30, what="the migrator waiting")
+        wait_until(lambda: waiting(migrated, "ALTER TABLE"), timeout=120, what="the migrator waiting")
         killed.kill()
     assert start().says("before: 0001")
     assert live_index(migrated) is True
 
 
-# ── Indexes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Indexes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -196,14 +253,18 @@ def building(engine: Engine, start: Callable[..., Migrator]) -> Iterator[Migrato
     with engine.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
         migrator = start()
-        wait_until(lambda: waiting(engine, "CREATE INDEX CONCURRENTLY"), timeout=30, what="the build waiting")
+        wait_until(
+            lambda: waiting(engine, "CREATE INDEX CONCURRENTLY"), timeout=120, what="the build waiting"
+        )
         assert live_index(engine) is False
         yield migrator
         long_transaction.commit()
 
 
 @on_postgresql
-def test_a_build_blocks_nobody(migrated: Engine, start: Callable[..., Migrator], empty_database_url: str) -> None:
+def test_a_build_blocks_nobody(
+    migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
+) -> None:
     app = sqlq.App(empty_database_url)
     task = app.task(name="t")(lambda: None)
     with building(migrated, start) as migrator:
@@ -227,11 +288,20 @@ def test_a_second_migrator_stays_out_of_a_build(migrated: Engine, start: Callabl
 
 
 @on_postgresql
-def test_an_index_of_an_aborted_build_is_built_again(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_an_index_of_an_aborted_build_is_built_again(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
     with building(migrated, start) as migrator:
-        execute(migrated, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONCURRENTLY%'")
+        execute(
+            migrated,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX "
+            "CONCURRENTLY%'",
+        )
         assert migrator.process.wait(30) == 1
-        assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (False, "0002")
+        assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (
+            False,
+            "0002",
+        )
         broken = index_oid(migrated)
     again = start()
     assert again.says("dropping the index jobs_by_task, whose build was broken off")
@@ -241,7 +311,9 @@ def test_an_index_of_an_aborted_build_is_built_again(migrated: Engine, start: Ca
 
 
 @on_postgresql
-def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
     with building(migrated, start) as killed:
         killed.kill()
         again = start()
@@ -253,7 +325,9 @@ def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(migrated: E
 
 
 @on_postgresql
-def test_a_build_outlives_timeouts_that_are_made_for_requests(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_a_build_outlives_timeouts_that_are_made_for_requests(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
     database = execute(migrated, "SELECT current_database()")
     with migrated.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -261,21 +335,29 @@ def test_a_build_outlives_timeouts_that_are_made_for_requests(migrated: Engine, 
             connection.execute(text(f"ALTER DATABASE {database} SET {name} = '300ms'"))
     with building(migrated, start) as migrator:
         old = """SELECT count(*) FROM pg_stat_activity
-                  WHERE datname = current_database() AND statement_timestamp() - state_change > interval '700ms'
+                  WHERE datname = current_database()
+                     AND statement_timestamp() - state_change > interval '700ms'
                     AND (state = 'idle in transaction' OR query LIKE 'CREATE INDEX CONCURRENTLY%')"""
-        wait_until(lambda: execute(migrated, old) == 3, what="the build and the transaction that guards it being old, and ours")
+        wait_until(
+            lambda: execute(migrated, old) == 3,
+            what="the build and the transaction that guards it being old, and ours",
+        )
     assert migrator.says("before: 0002")
     assert live_index(migrated) is True
 
 
 @on_postgresql
-def test_a_build_that_waits_too_long_gives_up_in_a_sentence(later: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_waits_too_long_gives_up_in_a_sentence(
+    later: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "INDEX_PATIENCE_MS", 100)
     monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 100)
     execute(later, "UPDATE sqlq_version SET version_num = '0002'")
     with later.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
-        with pytest.raises(ConfigurationError, match=r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"):
+        with pytest.raises(
+            ConfigurationError, match=r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"
+        ):
             migrate.upgrade(later, None)
     assert execute(later, "SELECT version_num FROM sqlq_version") == "0002"
     migrate.upgrade(later, None)
@@ -285,12 +367,18 @@ def test_a_build_that_waits_too_long_gives_up_in_a_sentence(later: Engine, monke
 @on_postgresql
 def test_a_unique_index_that_cannot_be_leaves_nothing_that_producers_meet(migrated: Engine) -> None:
     def unique(connection: Connection) -> None:
-        connection.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS one_queue ON public.jobs (queue)")
+        connection.exec_driver_sql(
+            "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS one_queue ON public.jobs (queue)"
+        )
 
     with pytest.raises(IntegrityError):
         live.build_index(migrated, "public", "jobs", "one_queue", unique)
     assert live_index(migrated, "one_queue") is None
-    with migrated.connect() as connection, pytest.raises(IntegrityError):  # what a killed build with duplicates leaves
+    # what a killed build with duplicates leaves
+    with (
+        migrated.connect() as connection,
+        pytest.raises(IntegrityError),
+    ):
         unique(connection.execution_options(isolation_level="AUTOCOMMIT"))
     assert live_index(migrated, "one_queue") is False
     execute(migrated, "DELETE FROM jobs WHERE task = 'shop.a'")
@@ -304,11 +392,13 @@ def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     assert migrate.upgrade(engine, None) == "0001"
     assert live_index(later) is True
     with engine.connect() as connection:
-        assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", "no setting of the build is left in the pool"
+        assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", (
+            "no setting of the build is left in the pool"
+        )
     engine.dispose()
 
 
-# ── What the tests look at ───────────────────────────────────────────────────────────────────────────────────────────
+# ── What the tests look at ──────────────────────────────────────────────────────────────────────────────────
 
 
 def execute(engine: Engine, statement: str) -> Any:
@@ -324,7 +414,9 @@ def another_database(like: Engine, file: Path) -> Iterator[Engine]:
     name = f"{like.url.database}_{file.stem}"
     if like.dialect.name == "postgresql":
         with like.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f'CREATE DATABASE "{name}"'))
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(
+                text(f'CREATE DATABASE "{name}"')
+            )
         engine = create_engine(like.url.set(database=name))
     else:
         engine = create_engine(f"sqlite:///{file}")
@@ -332,7 +424,9 @@ def another_database(like: Engine, file: Path) -> Iterator[Engine]:
     engine.dispose()
     if like.dialect.name == "postgresql":
         with like.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f'DROP DATABASE "{name}"'))
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(
+                text(f'DROP DATABASE "{name}"')
+            )
 
 
 def table_file(engine: Engine) -> int | None:
@@ -355,5 +449,8 @@ def index_oid(engine: Engine) -> int:
 
 def waiting(engine: Engine, statement: str) -> bool:
     """Whether a statement that begins so waits for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE"
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
+        "'Lock' AND query LIKE"
+    )
     return bool(execute(engine, f"{query} '{statement}%'"))

@@ -27,7 +27,7 @@ def migrated(empty: Engine) -> Engine:
     return empty
 
 
-# ── Up ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Up ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_upgrade_says_what_was_there_before(empty: Engine) -> None:
@@ -74,10 +74,13 @@ def test_upgrade_creates_the_file_but_not_its_directory(empty: Engine, tmp_path:
 @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
 def test_upgrade_takes_the_write_lock_first(empty: Engine, begin: str) -> None:
-    """Also on an engine whose own hook begins transactions, as SQLAlchemy's documentation recommends for SQLite."""
+    """Also on an engine whose own hook begins transactions, as SQLAlchemy's documentation recommends for
+    SQLite."""
     statements: list[str] = []
     event.listen(empty, "begin", lambda connection: connection.exec_driver_sql(begin))
-    event.listen(empty, "before_cursor_execute", lambda c, cursor, statement, *rest: statements.append(statement))
+    event.listen(
+        empty, "before_cursor_execute", lambda c, cursor, statement, *rest: statements.append(statement)
+    )
     migrate.upgrade(empty, None)
     assert statements[:3] == [begin, "ROLLBACK", "BEGIN IMMEDIATE"]
     assert migrate.check(empty, None).standing == "up to date"
@@ -95,13 +98,13 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
     engine.dispose()
 
 
-# ── Check ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Check ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_check_tells_missing_from_up_to_date(empty: Engine) -> None:
     found = migrate.check(empty, None)
     assert (found.standing, found.found, found.needed) == ("missing", None, version.HEAD)
-    assert found.message.endswith("create them with `sqlq migrate`")
+    assert found.message.endswith(f"create them with `sqlq migrate -d {empty.url.render_as_string()}`")
     if empty.dialect.name == "sqlite":
         assert not Path(empty.url.database or "").exists()
     migrate.upgrade(empty, None)
@@ -117,11 +120,12 @@ def test_check_tells_behind_from_newer(migrated: Engine, monkeypatch: pytest.Mon
     assert migrate.check(migrated, None).standing == "behind"
 
 
-# ── Refused ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Refused ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_newer_database_that_works_is_up_to_date_but_does_not_go_down(migrated: Engine) -> None:
-    """An older release that starts again after a newer one has migrated: `sqlq migrate && sqlq work` goes on."""
+    """An older release that starts again after a newer one has migrated: `sqlq migrate && sqlq work` goes
+    on."""
     execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
     before = catalogue(migrated)
     assert migrate.upgrade(migrated, None) == "0099"
@@ -153,7 +157,9 @@ def test_a_database_too_new_is_left_alone(migrated: Engine) -> None:
 def test_somebody_elses_table_is_refused_and_left_alone(empty: Engine, foreign: str) -> None:
     execute(empty, foreign)
     before = catalogue(empty)
-    with pytest.raises(ConfigurationError, match=r"SQLQ_SCHEMA=|another file in SQLQ_DATABASE_URL") as refusal:
+    with pytest.raises(
+        ConfigurationError, match=r"SQLQ_SCHEMA=|another file with -d or SQLQ_DATABASE_URL"
+    ) as refusal:
         migrate.upgrade(empty, None)
     assert foreign.split()[2] in str(refusal.value)
     assert catalogue(empty) == before
@@ -192,9 +198,12 @@ def test_sql_is_rendered_for_supported_databases_only() -> None:
         migrate.render_sql("mysql", None)
 
 
-# ── Down ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Down ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-MOVED = "id, queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until, releases, created_at"
+MOVED = (
+    "id, queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, "
+    "unique_until, releases, created_at"
+)
 
 
 @pytest.mark.parametrize("table", ["jobs", "finished_jobs", "failed_jobs"])
@@ -226,7 +235,9 @@ def test_down_to_an_unknown_revision_says_so(migrated: Engine) -> None:
 
 
 @pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
-def test_down_does_not_queue_behind_a_long_transaction(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_does_not_queue_behind_a_long_transaction(
+    migrated: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 50)
     with migrated.connect() as other:
         other.execute(text("SELECT count(*) FROM jobs"))
@@ -235,7 +246,7 @@ def test_down_does_not_queue_behind_a_long_transaction(migrated: Engine, monkeyp
     assert own_names(migrated) == migrate.OWN_NAMES
 
 
-# ── At once ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── At once ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MIGRATOR = """
 import logging, sys
@@ -257,7 +268,11 @@ def migrators(empty_database_url: str) -> Iterator[list[subprocess.Popen[str]]]:
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", MIGRATOR, empty_database_url], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", MIGRATOR, empty_database_url],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for _ in range(4)
     ]
@@ -288,8 +303,13 @@ def test_a_second_process_waits_for_the_first(migrators: list[subprocess.Popen[s
 
 def test_waiting_ends(empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PATIENCE_S", 0.0)
-    other = create_engine(empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {})
-    with migrate.transaction(empty, None), pytest.raises(ConfigurationError, match="perhaps by another migration"):
+    other = create_engine(
+        empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {}
+    )
+    with (
+        migrate.transaction(empty, None),
+        pytest.raises(ConfigurationError, match="perhaps by another migration"),
+    ):
         migrate.upgrade(other, None)
     other.dispose()
 

@@ -1,4 +1,5 @@
-"""How connections are used past SQLAlchemy: which statement gets which, and what is done with one that met an error."""
+"""How connections are used past SQLAlchemy: which statement gets which, and what is done with one that met an
+error."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def counting(engine: Engine, what: str) -> list[object]:
 
 def backend(database: Database) -> int:
     """The server process that answers a statement past SQLAlchemy."""
-    ((pid,),) = database.run_alone("SELECT pg_backend_pid()", None)
+    ((pid,),) = database.run_statement("SELECT pg_backend_pid()", None)
     return int(pid)
 
 
@@ -63,7 +64,9 @@ def test_statements_that_follow_each_other_ask_the_pool_once(app: sqlq.App, cloc
 
 
 @on_postgresql
-def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(app: sqlq.App, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(
+    app: sqlq.App, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[object] = []
 
     def answers(connection: object) -> bool:
@@ -72,13 +75,20 @@ def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(app: sqlq.App
 
     monkeypatch.setattr(app.database.engine.dialect, "do_ping", answers)
     pid = backend(app.database)
-    for seconds, pings in ((0.01, 0), (postgresql.IDLE_SECONDS / 2, 0), (2 * postgresql.IDLE_SECONDS, 1), (0.01, 1)):
+    for seconds, pings in (
+        (0.01, 0),
+        (postgresql.IDLE_SECONDS / 2, 0),
+        (2 * postgresql.IDLE_SECONDS, 1),
+        (0.01, 1),
+    ):
         clock.now += seconds
         assert (backend(app.database), len(asked)) == (pid, pings), seconds
 
 
 @on_postgresql
-def test_a_connection_cut_off_between_two_statements_is_replaced(app: sqlq.App, clock: Clock, engine: Engine) -> None:
+def test_a_connection_cut_off_between_two_statements_is_replaced(
+    app: sqlq.App, clock: Clock, engine: Engine
+) -> None:
     pid = backend(app.database)
     with engine.connect() as conn:
         # waits until that process is gone, which has said so on its connection by then
@@ -102,7 +112,9 @@ def test_a_connection_of_no_use_is_given_up_with_those_that_rest(app: sqlq.App, 
 
 
 @on_postgresql
-def test_a_connection_that_cannot_be_rolled_back_is_given_up(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_cannot_be_rolled_back_is_given_up(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it was broken off by is raised, and not what came of that."""
 
     def interrupted(connection: Any, statement: str, parameters: Any) -> None:
@@ -119,7 +131,9 @@ def test_a_connection_that_cannot_be_rolled_back_is_given_up(app: sqlq.App, monk
 
 def test_no_more_than_one_connection_rests(app: sqlq.App) -> None:
     """Two could be all that a small pool has, and whoever waits for the pool would wait in vain."""
-    app.database.run_past_sqlalchemy(lambda ask: app.database.run_alone("SELECT 1", ()) + ask("SELECT 1", ()))
+    app.database.run_past_sqlalchemy(
+        lambda ask: app.database.run_statement("SELECT 1", ()) + ask("SELECT 1", ())
+    )
     assert app.database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]  # a QueuePool's
 
 

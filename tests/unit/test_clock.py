@@ -37,16 +37,37 @@ def test_durations(given: Any, ms: int) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["", "5", "m", "5 minutes", "-5m", "5m-1s", "1e3s", "five", ".5s", 5, 5.0, True, None, b"5m", ["5m"], datetime(2030, 1, 1, tzinfo=UTC)],
+    [
+        "",
+        "5",
+        "m",
+        "5 minutes",
+        "-5m",
+        "5m-1s",
+        "1e3s",
+        "five",
+        ".5s",
+        5,
+        5.0,
+        True,
+        None,
+        b"5m",
+        ["5m"],
+        datetime(2030, 1, 1, tzinfo=UTC),
+    ],
 )
 def test_what_is_no_duration_is_refused_by_its_name(given: Any) -> None:
     with pytest.raises(EnqueueError, match=r"^delay is .*: give a timedelta or text such as"):
         milliseconds(given, "delay", EnqueueError)
 
 
-@pytest.mark.parametrize("given", ["36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta(days=-1), timedelta.max])
+@pytest.mark.parametrize(
+    "given", ["36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta(days=-1), timedelta.max]
+)
 def test_durations_out_of_range_are_refused(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^delay is .*: it must lie between zero and a hundred years$"):
+    with pytest.raises(
+        ConfigurationError, match=r"^delay is .*: it must lie between zero and a hundred years$"
+    ):
         milliseconds(given, "delay")
 
 
@@ -86,7 +107,15 @@ def test_other_moments_are_refused(given: Any, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(0, "0 ms"), (850, "850 ms"), (12_500, "12.5 s"), (119_000, "119 s"), (180_000, "3 min"), (9_000_000, "2.5 h"), (345_600_000, "4 d")],
+    [
+        (0, "0 ms"),
+        (850, "850 ms"),
+        (12_500, "12.5 s"),
+        (119_000, "119 s"),
+        (180_000, "3 min"),
+        (9_000_000, "2.5 h"),
+        (345_600_000, "4 d"),
+    ],
 )
 def test_durations_for_people(ms: int, text: str) -> None:
     assert readable(ms) == text

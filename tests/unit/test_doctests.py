@@ -27,5 +27,7 @@ def test_there_are_examples() -> None:
 def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs={"sqlq": sqlq, "create_engine": create_engine}, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(
+        module, extraglobs={"sqlq": sqlq, "create_engine": create_engine}, optionflags=doctest.ELLIPSIS
+    )
     assert result.failed == 0

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sqlq.errors import EnqueueError
+from sqlq.app import App
+from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.job import NewJob, State
 
 JOB = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
@@ -18,7 +19,13 @@ SOON = datetime(2030, 1, 1, tzinfo=UTC)
 
 def test_set_returns_another_job() -> None:
     changed = JOB.set(
-        queue="slow", priority=-100, max_attempts=1, timeout="30s", unique_key="order:7", unique_until="start", delay=timedelta(minutes=5)
+        queue="slow",
+        priority=-100,
+        max_attempts=1,
+        timeout="30s",
+        unique_key="order:7",
+        unique_until="start",
+        delay=timedelta(minutes=5),
     )
     assert changed == NewJob(
         task="shop.send_receipt",
@@ -57,7 +64,10 @@ def test_a_job_cannot_be_changed_in_place() -> None:
         ({"delay": 5}, "delay is 5: give a timedelta"),
         ({"delay": "-5m"}, "delay is '-5m': give a timedelta"),
         ({"delay": timedelta(seconds=-5)}, "delay is .*: it must lie between zero and a hundred years"),
-        ({"available_at": datetime(2030, 1, 1)}, "available_at is 2030-01-01 00:00:00, which has no time zone"),  # noqa: DTZ001
+        (
+            {"available_at": datetime(2030, 1, 1)},  # noqa: DTZ001 - naive on purpose
+            "available_at is 2030-01-01 00:00:00, which has no time zone",
+        ),
         ({"available_at": "tomorrow"}, "available_at is 'tomorrow': give a datetime with a time zone"),
         ({"priority": 101}, "priority is 101: it must be a whole number from -100 to 100"),
         ({"priority": -101}, "priority is -101"),
@@ -75,7 +85,10 @@ def test_a_job_cannot_be_changed_in_place() -> None:
         ({"queue": "q" * 256}, "queue has 256 characters: at most 255"),
         ({"queue": "a\0b"}, "queue is 'a\\\\x00b': it holds a NUL"),
         ({"unique_key": ""}, "unique_key is ''"),
-        ({"unique_key": "k" * 256}, "unique_key has 256 characters: at most 255 are possible; for a long key enqueue a hash"),
+        (
+            {"unique_key": "k" * 256},
+            "unique_key has 256 characters: at most 255 are possible; for a long key enqueue a hash",
+        ),
         ({"unique_key": "\ud800"}, "unique_key is .*: it holds a NUL or a lone surrogate"),
         ({"unique_key": 7}, "unique_key is 7"),
         ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish" or "start"'),
@@ -117,3 +130,14 @@ def test_names_may_be_members_of_text_enums() -> None:
 def test_states_compare_as_text() -> None:
     assert str(State.AVAILABLE) == "available"
     assert f"{State.RUNNING}" == "running"
+
+
+def test_a_queue_has_no_comma_in_its_name() -> None:
+    """It would be two queues to `sqlq work -q`."""
+    app = App("sqlite:///none.db")
+    with pytest.raises(ConfigurationError, match="queue is 'a,b': a comma separates queues"):
+        app.task(name="t", queue="a,b")(print)
+    with pytest.raises(EnqueueError, match="queue is 'a,b': a comma separates queues"):
+        app.task(name="t")(print).new().set(queue="a,b")
+    with pytest.raises(ConfigurationError, match="queue is 'a,b': a comma separates queues"):
+        app.worker(["a,b"])

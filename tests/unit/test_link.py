@@ -73,7 +73,10 @@ def test_a_word_cut_off_is_no_message() -> None:
 
 
 def test_a_new_process_does_not_meet_the_terminals_signals_half_started() -> None:
-    program = "import threading; from sqlq.worker.link import ignore_signals; ignore_signals(); threading.Event().wait(60)"
+    program = (
+        "import threading; from sqlq.worker.link import ignore_signals; ignore_signals(); "
+        "threading.Event().wait(60)"
+    )
     process = spawn([sys.executable, "-c", program], ())
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -112,7 +115,7 @@ def test_the_box_outlives_a_process_that_is_killed() -> None:
 
 
 def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blackbox, "PLACES", 2)
+    monkeypatch.setattr(blackbox, "CELLS", 2)
     box, fd = BlackBox.create()
     os.close(fd)
     for n in range(2):

@@ -7,7 +7,9 @@ from sqlq.store.patience import Patience
 
 def test_patience_grows_with_what_is_slow_and_not_with_what_is_gone() -> None:
     patience = Patience(4.0, 20.0)
-    assert patience.seconds() == float("inf"), "outside of the block there is no end: a migration may take its time"
+    assert patience.seconds() == float("inf"), (
+        "outside of the block there is no end: a migration may take its time"
+    )
     with patience:
         assert patience.seconds() == 4.0
         patience.gave_up()

@@ -23,6 +23,7 @@ def test_the_names_are_those_promised() -> None:
         "Cancel",
         "Job",
         "JobDetails",
+        "JobEvent",
         "NewJob",
         "Retry",
         "RunningJob",
@@ -62,12 +63,19 @@ def test_every_error_is_a_sqlq_error() -> None:
     ("program", "absent"),
     [
         ("import sqlq", ["sqlalchemy", "alembic", "asyncio", "sqlq.app"]),
-        ("import sqlq; sqlq.App('sqlite:///shop.db')", ["alembic", "sqlalchemy.ext.asyncio", "asyncpg", "click", "rich", "sqlq.worker"]),
+        (
+            "import sqlq; sqlq.App('sqlite:///shop.db')",
+            ["alembic", "sqlalchemy.ext.asyncio", "asyncpg", "click", "rich", "sqlq.worker"],
+        ),
     ],
 )
 def test_an_import_brings_no_more_than_is_needed(program: str, absent: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}; import sys; print([name for name in {absent} if name in sys.modules])"],
+        [
+            sys.executable,
+            "-c",
+            f"{program}; import sys; print([name for name in {absent} if name in sys.modules])",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,4 +1,5 @@
-"""What becomes of an attempt: backoffs within their bounds for ever, every exception storable, each signal its outcome."""
+"""What becomes of an attempt: backoffs within their bounds for ever, every exception storable, each signal
+its outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ from sqlq.retry import (
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES
 
 SOME = datetime(2030, 1, 1, tzinfo=UTC)
-JOB = ClaimedJob(id=7, lease_token=1, queue="mail", task="shop.send_receipt", payload="{}", attempts=1, max_attempts=3)
+JOB = ClaimedJob(
+    id=7, lease_token=1, queue="mail", task="shop.send_receipt", payload="{}", attempts=1, max_attempts=3
+)
 LAST = JOB._replace(attempts=3)
 
 HOUR = 3_600_000
@@ -45,7 +48,7 @@ def ms(wait: Duration) -> int:
     return milliseconds(wait, "the wait")
 
 
-# -- backoff ---------------------------------------------------------------------------------------------------------
+# -- backoff -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -81,8 +84,15 @@ def test_no_attempt_leaves_the_bounds(kind: Callable[..., Backoff], jitter: floa
 
 
 @given(waits, waits, st.floats(0, 1), st.integers(1, 10_000))
-def test_whatever_the_options_a_wait_is_a_duration(first: timedelta, cap: timedelta, jitter: float, attempts: int) -> None:
-    for backoff in (exponential(first, cap, jitter), linear(first, cap, jitter), fibonacci(first, cap, jitter), fixed(first, jitter)):
+def test_whatever_the_options_a_wait_is_a_duration(
+    first: timedelta, cap: timedelta, jitter: float, attempts: int
+) -> None:
+    for backoff in (
+        exponential(first, cap, jitter),
+        linear(first, cap, jitter),
+        fibonacci(first, cap, jitter),
+        fixed(first, jitter),
+    ):
         assert 0 <= ms(backoff(attempts)) <= LONGEST_MS
 
 
@@ -129,14 +139,18 @@ def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.Log
 
     wrong: Any = lambda attempts: 5  # noqa: E731
     past: Backoff = lambda attempts: timedelta(-1)  # noqa: E731
-    for backoff, said in ((failing, "no wait"), (wrong, "what the backoff callable returned is 5"), (past, "between zero")):
+    for backoff, said in (
+        (failing, "no wait"),
+        (wrong, "what the backoff callable returned is 5"),
+        (past, "between zero"),
+    ):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "sqlq.worker"):
             assert 1_600 <= RetryPolicy(backoff=backoff).wait_ms(2) <= 2_400
         assert said in caplog.text
 
 
-# -- the decision ----------------------------------------------------------------------------------------------------
+# -- the decision --------------------------------------------------------------------------------------------
 
 
 def test_a_failed_attempt_is_followed_by_another_until_they_are_spent() -> None:
@@ -160,7 +174,9 @@ def test_listed_exceptions_only_or_never() -> None:
 
 
 def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
-    assert decide(JOB, Retry("5m")) == Retried(300_000, ErrorText("sqlq.retry.Retry", "the handler asked for a retry in 5m"))
+    assert decide(JOB, Retry("5m")) == Retried(
+        300_000, ErrorText("sqlq.retry.Retry", "the handler asked for a retry in 5m")
+    )
     asked = Retry("5m")
     asked.__cause__ = OSError("mail server down")
     assert decide(JOB, asked) == Retried(300_000, ErrorText("OSError", "mail server down"))
@@ -174,7 +190,7 @@ def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
 
 
 def test_snooze_gives_the_attempt_back_but_not_for_ever() -> None:
-    assert decide(LAST, Snooze("1h")) == Released(HOUR)
+    assert decide(LAST, Snooze("1h")) == Released(HOUR, snoozed=True)
     circling = JOB._replace(releases=MAX_RELEASES)
     assert isinstance(decide(circling, Snooze("1h")), Retried)
     assert isinstance(decide(circling._replace(attempts=3), Snooze("1h")), Failed)
@@ -200,10 +216,14 @@ def test_signals_take_durations_only(signal: Any) -> None:
         signal(5)
 
 
-# -- errors as text --------------------------------------------------------------------------------------------------
+# -- errors as text ------------------------------------------------------------------------------------------
 
 
-@given(st.text(st.characters()) | st.text("\0\ud800\udfffaä€😀", min_size=1), st.integers(32, 400), st.integers(1, 60))
+@given(
+    st.text(st.characters()) | st.text("\0\ud800\udfffaä€😀", min_size=1),
+    st.integers(32, 400),
+    st.integers(1, 60),
+)
 def test_scrubbed_text_fits_and_can_be_stored(value: str, limit: int, times: int) -> None:
     text = scrubbed(value * times, limit)
     assert len(text.encode()) <= limit
@@ -268,5 +288,11 @@ def test_frame_locals_are_not_kept() -> None:
 
 def test_an_errors_record_is_one_json_object() -> None:
     record = json.loads(error_record(2, "timeout", ErrorText("OSError", "m" * 9_999)))
-    assert {**record, "at": None} == {"attempt": 2, "at": None, "reason": "timeout", "exception": "OSError", "message": "m" * 500}
+    assert {**record, "at": None} == {
+        "attempt": 2,
+        "at": None,
+        "reason": "timeout",
+        "exception": "OSError",
+        "message": "m" * 500,
+    }
     assert datetime.fromisoformat(record["at"]).utcoffset() == timedelta(0)

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(url: str, *statements: str) -> object:
-    """Run the statements in one transaction of a connection of their own and return the last one's first value, if it has rows."""
+    """Run the statements in one transaction of a connection of their own and return the last one's first
+    value, if it has rows."""
     with create_engine(url, poolclass=NullPool).begin() as connection:
         for statement in statements[:-1]:
             connection.execute(text(statement))
@@ -68,12 +69,15 @@ def test_nothing_is_left_of_a_run_that_was_ended_by_a_signal(end: signal.Signals
     program = """if True:
         import signal
         from tests.servers import OwnPostgreSQL
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+        # a shell's background job starts with it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         server = OwnPostgreSQL()
         print(server.directory, server.port, flush=True)
         signal.pause()
     """
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
         try:
             assert child.stdout
             directory, port = child.stdout.readline().split()
@@ -90,7 +94,10 @@ def test_nothing_is_left_of_a_run_that_was_ended_by_a_signal(end: signal.Signals
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("postgresql+psycopg://postgres:secret@127.0.0.1:5432/shop", "postgresql+asyncpg://postgres:secret@127.0.0.1:5432/shop"),
+        (
+            "postgresql+psycopg://postgres:secret@127.0.0.1:5432/shop",
+            "postgresql+asyncpg://postgres:secret@127.0.0.1:5432/shop",
+        ),
         ("sqlite:////tmp/shop.db", "sqlite+aiosqlite:////tmp/shop.db"),
     ],
 )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import StaticPool
 
 import sqlq
+from sqlq.cli.context import Context
 from sqlq.settings import DEFAULT_URL, database_url, listen_url, masked, schema_name
 from sqlq.store.database import ends
+from sqlq.testing import on_database
 
 
-def test_the_argument_counts_before_the_environment_and_that_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_argument_counts_before_the_environment_and_that_before_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("SQLQ_DATABASE_URL", raising=False)
     assert database_url() == make_url(DEFAULT_URL)
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///from_environment.db")
@@ -48,7 +54,9 @@ def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(listen_url()) == "postgresql+psycopg://direct/d"
     assert str(listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
     for wrong in ("sqlite:///y.db", "postgresql+psycopg2://h/d"):
-        with pytest.raises(sqlq.ConfigurationError, match=r"the URL to listen at is .*, so it has the form postgresql://"):
+        with pytest.raises(
+            sqlq.ConfigurationError, match=r"the URL to listen at is .*, so it has the form postgresql://"
+        ):
             sqlq.App("postgresql://h/d", listen_url=wrong)
 
 
@@ -72,7 +80,9 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
 
 @pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d", 7])
 def test_what_is_no_url_is_refused(given: Any) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"):
+    with pytest.raises(
+        sqlq.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
+    ):
         sqlq.App(given)
 
 
@@ -83,6 +93,7 @@ def test_what_is_no_url_is_refused(given: Any) -> None:
         ("oracle+cx_oracle://u:secret@h/d", "not on 'oracle'"),
         ("postgresql+pg99://u:secret@h/d", "SQLAlchemy knows no driver 'postgresql\\+pg99'"),
         ("sqlite+sqlite99:///a.db", "SQLAlchemy knows no driver"),
+        ("postgresql+pg8000://u:secret@h/d", "by psycopg or psycopg2, not by 'postgresql\\+pg8000'"),
     ],
 )
 def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
@@ -102,24 +113,40 @@ def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
         "sqlite:///file::memory:?cache=shared&uri=true",
     ],
 )
-def test_a_database_in_memory_is_refused(given: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match="in memory is seen by one connection only"):
-        sqlq.App(given)
+def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given: str) -> None:
+    async_engine = given.startswith("sqlite+aiosqlite")
+    engine: Any = (create_async_engine if async_engine else create_engine)(given, poolclass=StaticPool)
+    for app in (sqlq.App(given), sqlq.App(engine=engine)):
+        app.close()
+        for use in (
+            app.migrate,
+            app.list,
+            app.admin.status,
+            app.worker().run,
+            app.worker(drain=True).run,
+            lambda app=app: app.enqueue(sqlq.NewJob("t", "{}", "default", 1)),
+            lambda app=app: app.database.engine.connect(),
+        ):
+            with pytest.raises(
+                sqlq.ConfigurationError,
+                match=r"in memory is seen by one connection only, .* name a file, as in sqlite:///sqlq\.db",
+            ):
+                use()
 
 
 def test_an_engine_is_judged_when_it_is_given() -> None:
-    with pytest.raises(sqlq.ConfigurationError, match="in memory is seen by one connection only"):
-        sqlq.App(engine=create_engine("sqlite://"))
-    with pytest.raises(sqlq.ConfigurationError, match="in memory is seen by one connection only"):
-        sqlq.App(engine=create_async_engine("sqlite+aiosqlite://"))
-    with pytest.raises(sqlq.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"):
+    with pytest.raises(
+        sqlq.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
+    ):
         sqlq.App(engine="sqlite:///a.db")  # type: ignore[arg-type]
     with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
         sqlq.App("sqlite:///a.db", engine=create_engine("sqlite:///a.db"))
 
 
 def test_asyncpg_parameters_are_said_in_psycopgs_words() -> None:
-    url = database_url("postgresql+asyncpg://h/d?ssl=require&prepared_statement_cache_size=0&application_name=shop")
+    url = database_url(
+        "postgresql+asyncpg://h/d?ssl=require&prepared_statement_cache_size=0&application_name=shop"
+    )
     assert url.query == {"sslmode": "require", "application_name": "shop"}
 
 
@@ -136,3 +163,87 @@ def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> No
     for wrong in ("Queue", "a-b", "1a", "", 'a"b', "x" * 42, "a.b"):
         with pytest.raises(sqlq.ConfigurationError, match="a schema is named by lower-case letters"):
             schema_name(wrong)
+
+
+def test_a_wrong_schema_is_named_by_what_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match=r"^schema is 'A B': a schema is named by lower-case"):
+        sqlq.App("postgresql://localhost/shop", schema="A B")
+    monkeypatch.setenv("SQLQ_SCHEMA", "A B")
+    with pytest.raises(sqlq.ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
+        sqlq.App("postgresql://localhost/shop")
+
+
+def test_a_schema_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    where = f"sqlite:///{tmp_path}/shop.db"
+    no_schemas = r"^schema is 'queue', but SQLite has no schemas \(sqlite:///.*shop.db\): leave it out"
+    app = sqlq.App("postgresql://localhost/shop", schema="queue")
+    for ask in (
+        lambda: sqlq.App(where, schema="queue"),
+        lambda: sqlq.App(engine=create_engine(where), schema="queue"),
+        lambda: app.use(where, schema="queue"),
+        lambda: on_database(app, where, schema="queue").__enter__(),
+    ):
+        with pytest.raises(sqlq.ConfigurationError, match=no_schemas):
+            ask()
+    assert app.address.schema == "queue"
+    with on_database(app, where):  # the schema is the App's own database's
+        assert app.list() == []
+
+
+def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SQLQ_SCHEMA", "queue")
+    monkeypatch.chdir(tmp_path)
+    app = sqlq.App()  # it may be told of its database later
+    for ask in (app.list, app.migrate, app.worker):
+        with pytest.raises(
+            sqlq.ConfigurationError,
+            match=r"^SQLQ_SCHEMA is 'queue', but SQLite has no schemas \(sqlite:///sqlq.db\): unset it",
+        ):
+            ask()
+    app.use("postgresql://localhost/shop")
+    assert app.database.requested_schema == "queue"
+    with on_database(app, f"sqlite:///{tmp_path}/test.db"):
+        assert app.list() == []
+    assert not (tmp_path / "sqlq.db").exists()
+
+
+def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://env/shop")
+    app = sqlq.App("postgresql://pooler/shop", listen_url="postgresql://direct/shop")
+
+    def host() -> str | None:
+        url = app.address.listen_url
+        return url and url.host
+
+    assert host() == "direct"
+    with on_database(app, f"sqlite:///{tmp_path}/test.db"):
+        assert host() is None
+    assert host() == "direct"
+    app.use("postgresql://pooler/other")
+    assert host() == "env"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("postgresql://pooler/shop", "direct"),
+        ("postgresql+psycopg://pooler/shop?application_name=x", "direct"),
+        ("postgresql://pooler/other", "env"),
+    ],
+)
+def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_listen_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, host: str
+) -> None:
+    monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://env/shop")
+    monkeypatch.setenv("SQLQ_DATABASE_URL", "")  # the command sets it
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"shop_{host}.py").write_text(
+        "import sqlq\n"
+        "app = sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')\n"
+    )
+    address = Context(url, f"shop_{host}:app").app().address
+    assert (address.place, address.schema) == (database_url(url), "q")
+    assert address.listen_url is not None
+    assert address.listen_url.host == host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import json
 from collections import OrderedDict, namedtuple
@@ -19,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlq
+from sqlq.codec import check_json, decode, encode
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.settings import PAYLOAD_BYTES
-from sqlq.task import Registry, check_json, decode, encode, make_task
+from sqlq.task import Registry, make_task
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", int)
@@ -66,7 +68,7 @@ class Sender:
         return order_id
 
 
-# -- names and options -------------------------------------------------------------------------------------------------
+# -- names and options ---------------------------------------------------------------------------------------
 
 
 def test_a_task_is_named_after_its_function() -> None:
@@ -93,17 +95,25 @@ def test_functions_no_worker_could_find_are_refused(handler: Callable[..., Any],
 def test_nested_functions_and_those_of_main_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def nested() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"nested is defined inside another function, where no worker can find it: define"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"nested is defined inside another function, where no worker can find it: define",
+    ):
         make_task(nested)
     monkeypatch.setattr(send, "__module__", "__main__")
-    with pytest.raises(ConfigurationError, match=r"^send is defined in __main__, a module that no worker can import: define it at"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^send is defined in __main__, a module that no worker can import: define it at",
+    ):
         make_task(send)
     assert make_task(send, name="shop.send").name == "shop.send"
 
 
 @pytest.mark.parametrize("handler", [generate, generate_async, functools.partial(generate)])
 def test_generators_are_refused(handler: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"^shop.generate is a generator function: calling it runs none of its body"):
+    with pytest.raises(
+        ConfigurationError, match=r"^shop.generate is a generator function: calling it runs none of its body"
+    ):
         make_task(handler, name="shop.generate")
 
 
@@ -159,9 +169,17 @@ def test_bad_options_are_refused_at_import(options: dict[str, Any], message: str
 
 def test_options_are_what_a_tasks_jobs_start_from() -> None:
     several: Any = [ValueError]
-    task = make_task(send, queue="mail", max_attempts=9, priority=10, timeout="30s", retry_on=OSError, fail_on=several)
+    task = make_task(
+        send, queue="mail", max_attempts=9, priority=10, timeout="30s", retry_on=OSError, fail_on=several
+    )
     job = task.new(7, copy=True)
-    assert (job.task, job.queue, job.max_attempts, job.priority, job.timeout_ms) == (task.name, "mail", 9, 10, 30_000)
+    assert (job.task, job.queue, job.max_attempts, job.priority, job.timeout_ms) == (
+        task.name,
+        "mail",
+        9,
+        10,
+        30_000,
+    )
     assert (task.retry.retry_on, task.retry.fail_on) == ((OSError,), (ValueError,))
     assert decode(job.payload) == ([7], {"copy": True})
 
@@ -179,7 +197,10 @@ def test_both_forms_of_the_decorator_and_a_call_of_the_task() -> None:
 def test_a_name_is_registered_once() -> None:
     registry = Registry()
     registry.add(make_task(send, name="shop.send"))
-    with pytest.raises(ConfigurationError, match=r"two tasks are named 'shop.send' \(.*test_task.py:\d+ and .*test_task.py:\d+\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"two tasks are named 'shop.send' \(.*test_task.py:\d+ and .*test_task.py:\d+\)",
+    ):
         registry.add(make_task(send_async, name="shop.send"))
     assert registry["shop.send"].handler is send
 
@@ -206,14 +227,18 @@ def test_an_alias_finds_its_task_and_is_not_listed() -> None:
 def test_names_and_aliases_share_one_namespace(options: dict[str, Any], twice: str) -> None:
     registry = Registry()
     registry.add(make_task(send, name="shop.send", aliases=["mail.send"]))
-    with pytest.raises(ConfigurationError, match=rf"two tasks are named '{twice}' \(.*or take the alias away"):
+    with pytest.raises(
+        ConfigurationError, match=rf"two tasks are named '{twice}' \(.*or take the alias away"
+    ):
         registry.add(make_task(send_async, **options))
     assert "new" not in registry
 
 
 def test_a_name_that_is_missing_brings_the_nearest_ones() -> None:
     registry = Registry()
-    with pytest.raises(UnknownTaskError, match=r"no task is named 'shop.sent': the App has no tasks; import the modules"):
+    with pytest.raises(
+        UnknownTaskError, match=r"no task is named 'shop.sent': the App has no tasks; import the modules"
+    ):
         registry.find("shop.sent")
     registry.add(make_task(send, name="shop.send"))
     with pytest.raises(UnknownTaskError, match=r"no task is named 'shop.sent'; did you mean shop.send\?"):
@@ -221,12 +246,16 @@ def test_a_name_that_is_missing_brings_the_nearest_ones() -> None:
     assert registry.find("shop.send").handler is send
 
 
-# -- new ---------------------------------------------------------------------------------------------------------------
+# -- new -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"coppy": True})])
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"coppy": True})]
+)
 def test_arguments_must_fit_the_signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentsError, match=r"test_task\.send\(order_id: 'int', \*, copy: 'bool' = False\) -> 'str': "):
+    with pytest.raises(
+        ArgumentsError, match=r"test_task\.send\(order_id: 'int', \*, copy: 'bool' = False\) -> 'str': "
+    ):
         make_task(send).new(*args, **kwargs)
 
 
@@ -277,7 +306,9 @@ def unknown_annotation(a: "NoSuchType") -> None: ...  # type: ignore[name-define
 @pytest.mark.parametrize("name", list("abcdefg"))
 def test_none_is_refused_where_it_is_annotated_as_impossible(name: str) -> None:
     none: dict[str, Any] = {name: None}
-    with pytest.raises(ArgumentsError, match=rf"never_none: {name} is None, .* call session.flush\(\) first$"):
+    with pytest.raises(
+        ArgumentsError, match=rf"never_none: {name} is None, .* call session.flush\(\) first$"
+    ):
         make_task(never_none).new(**none)
 
 
@@ -294,7 +325,8 @@ def test_an_annotation_nobody_can_read_refuses_nothing() -> None:
 def test_none_may_be_an_item_of_variable_arguments() -> None:
     def variable(*numbers: int, **named: int) -> None: ...
 
-    assert decode(make_task(variable, name="shop.variable").new(None, x=None).payload) == ([None], {"x": None})  # type: ignore[arg-type]
+    new = make_task(variable, name="shop.variable").new(None, x=None)  # type: ignore[arg-type]
+    assert decode(new.payload) == ([None], {"x": None})
 
 
 def test_later_changes_to_what_was_passed_do_not_matter() -> None:
@@ -304,12 +336,16 @@ def test_later_changes_to_what_was_passed_do_not_matter() -> None:
     assert decode(job.payload) == ([[1]], {})
 
 
-# -- the codec ---------------------------------------------------------------------------------------------------------
+# -- the codec -----------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(texts, inner, max_size=4), max_leaves=20
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(texts, inner, max_size=4)
+    ),
+    max_leaves=20,
 )
 
 
@@ -333,7 +369,14 @@ def test_what_is_accepted_arrives_equal(args: tuple[Any, ...], kwargs: dict[str,
 
 
 anything_at_all = st.recursive(
-    leaves | st.floats() | st.text("\0\ud800a") | st.binary() | st.datetimes() | st.decimals() | st.complex_numbers() | st.uuids(),
+    leaves
+    | st.floats()
+    | st.text("\0\ud800a")
+    | st.binary()
+    | st.datetimes()
+    | st.decimals()
+    | st.complex_numbers()
+    | st.uuids(),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(texts | st.integers() | st.none() | st.booleans(), inner, max_size=3)
@@ -353,7 +396,9 @@ def test_a_value_arrives_equal_or_is_refused(value: Any) -> None:
     assert decode(payload) == ([arrives_as(value)], {})
 
 
-bad_leaves = st.sampled_from([float("nan"), float("inf"), "a\0b", "\udfff", b"x", {1}, object(), 10**5_000, Decimal(1), {7: 1}, 1j])
+bad_leaves = st.sampled_from(
+    [float("nan"), float("inf"), "a\0b", "\udfff", b"x", {1}, object(), 10**5_000, Decimal(1), {7: 1}, 1j]
+)
 
 
 @given(bad_leaves, st.lists(st.integers(0, 3) | texts, max_size=8))
@@ -373,13 +418,20 @@ def test_what_is_refused_is_named_by_its_path(leaf: Any, steps: list[int | str])
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (b"x", r"args\[0\] is b'x' of type bytes, which is not JSON: pass text, for example base64"),
-        ({1}, r"args\[0\] is \{1\} of type set, which is not JSON: pass a list"),
-        (datetime(2030, 1, 1, tzinfo=UTC), r"type datetime, .* pass value.isoformat\(\)"),
-        (date(2030, 1, 1), r"type date, .* pass value.isoformat\(\)"),
-        (Decimal("1.10"), r"type Decimal, .* pass str\(value\)"),
-        (UUID(int=1), r"type UUID, .* pass str\(value\)"),
-        ({"a": {"b": [1, {7: 1}]}}, r"args\[0\]\['a'\]\['b'\]\[1\] has the key 7, but JSON's keys are text: use '7'"),
+        (
+            b"x",
+            r"args\[0\] is b'x' of type bytes, which is not JSON: annotate the parameter as bytes, and pass",
+        ),
+        ({1}, r"args\[0\] is \{1\} of type set, .*: annotate the parameter as set, and pass it as it is$"),
+        (datetime(2030, 1, 1, tzinfo=UTC), "annotate the parameter as datetime, and"),
+        (date(2030, 1, 1), "annotate the parameter as date, and"),
+        (Decimal("1.10"), "annotate the parameter as Decimal, and"),
+        (UUID(int=1), "annotate the parameter as UUID, and"),
+        ([UUID(int=1)], r"annotate the parameter by what it holds, as in list\[UUID\], and pass it as it is"),
+        (
+            {"a": {"b": [1, {7: 1}]}},
+            r"args\[0\]\['a'\]\['b'\]\[1\] has the key 7, but JSON's keys are text: use '7'",
+        ),
         ({"a\0": 1}, r"args\[0\], key 'a\\x00', holds a NUL or a lone surrogate"),
         ({True: 1}, "has the key True"),
         ({None: 1}, "has the key None"),
@@ -402,7 +454,10 @@ def test_names_of_variable_arguments_are_checked_like_keys() -> None:
 def test_cycles_and_depth_are_refused() -> None:
     cycle: list[Any] = []
     cycle.append({"again": cycle})
-    with pytest.raises(ArgumentsError, match=r"args\[0\]\[0\]\['again'\].* is nested deeper than 100 levels, or contains itself"):
+    with pytest.raises(
+        ArgumentsError,
+        match=r"args\[0\]\[0\]\['again'\].* is nested deeper than 100 levels, or contains itself",
+    ):
         encode((cycle,), {})
     deep: list[Any] = []
     for _ in range(99):
@@ -417,7 +472,9 @@ def test_what_is_too_large_is_refused() -> None:
     assert len(encode(("x" * room,), {})) == PAYLOAD_BYTES
     assert encode(("ä" * (room // 2),), {})
     for large in ("x" * (room + 1), "ä" * (room // 2 + 1), [0] * 1_000_000):
-        with pytest.raises(ArgumentsError, match=r"the arguments take .* bytes as JSON, more than the 1,048,576 allowed"):
+        with pytest.raises(
+            ArgumentsError, match=r"the arguments take .* bytes as JSON, more than the 1,048,576 allowed"
+        ):
             encode((large,), {})
 
 
@@ -473,7 +530,19 @@ def test_no_arguments(payload: str) -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    ["", "nonsense", "[7]", "7", "null", '{"arg": [7]}', '{"args": 7}', '{"args": {}}', '{"kwargs": [7]}', '{"args": null}', "[" * 200_000],
+    [
+        "",
+        "nonsense",
+        "[7]",
+        "7",
+        "null",
+        '{"arg": [7]}',
+        '{"args": 7}',
+        '{"args": {}}',
+        '{"kwargs": [7]}',
+        '{"args": null}',
+        "[" * 200_000,
+    ],
     ids=lambda payload: payload[:20],
 )
 def test_payloads_nobody_can_run_are_refused(payload: str) -> None:
@@ -498,3 +567,12 @@ def test_a_value_that_is_small_in_memory_and_endless_as_json_is_refused() -> Non
         value = [value, value]
     with pytest.raises(ArgumentsError, match="more than the 1,048,576 bytes allowed as JSON"):
         check_json(value, "args[0]")
+
+
+def test_a_task_keeps_the_ways_of_an_object() -> None:
+    task = make_task(print, name="shop.print")
+    assert copy.copy(task) == task
+    assert not hasattr(task, "send")
+    with pytest.raises(AttributeError, match="'Task' object has no attribute 'quue'") as caught:
+        _ = task.quue  # type: ignore[attr-defined]  # a slip
+    assert caught.value.name == "quue"

@@ -17,8 +17,10 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
@@ -53,6 +55,61 @@ async def named_async(order_id: int, address: str) -> None: ...
 def called() -> None: ...
 
 
+@app.task
+def typed(id: UUID, *, at: datetime | None = None) -> UUID:
+    return id
+@app.around
+def traced(running: sqlq.RunningJob) -> Iterator[None]:
+    assert_type(running.id, int)
+    yield
+
+
+@app.around
+async def atraced(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    yield
+
+
+@app.around  # wrong
+def untraced(running: str) -> Iterator[None]:
+    yield
+
+
+@app.task(around=[traced])
+def surrounded() -> None: ...
+
+
+@app.task(around=None)
+def declined() -> None: ...
+
+
+@app.lifespan
+async def clients() -> AsyncIterator[dict[str, int]]:
+    yield {}
+
+
+@app.lifespan  # wrong
+def takes(app: sqlq.App) -> Iterator[None]:
+    yield
+
+
+@app.on("failed", "retried")
+def listen(events: list[sqlq.JobEvent]) -> None:
+    assert_type(events[0].id, int)
+    assert_type(events[0].seconds, float | None)
+
+
+@app.on("finnished")  # wrong
+def deaf(events: list[sqlq.JobEvent]) -> None: ...
+
+
+@app.on("failed")  # wrong
+def singly(event: sqlq.JobEvent) -> None: ...
+
+
+@app.task(around=traced)  # wrong
+def wrong_around() -> None: ...
+
+
 @app.task(queue=7)  # wrong
 def wrong_queue() -> None: ...
 
@@ -73,11 +130,12 @@ def wrong_backoff() -> None: ...
 def wrong_exceptions() -> None: ...
 
 
-assert_type(plain.new(7, copy=True), NewJob)
+assert_type(plain.new(7, copy=True), NewJob[str])
 assert_type(plain(7), str)
-assert_type(named.new(order_id=7), NewJob)
-assert_type(plain_async.new(7), NewJob)
-assert_type(named_async.new(7, "a@example.org"), NewJob)
+assert_type(named.new(order_id=7), NewJob[None])
+assert_type(typed.new(UUID(int=7), at=datetime.now(UTC)), NewJob[UUID])
+not_typed: NewJob = plain_async.new(7)
+not_typed = named_async.new(7, "a@example.org")
 plain.new()  # wrong
 plain.new("7")  # wrong
 plain.new(7, True)  # wrong
@@ -88,10 +146,12 @@ plain_async.new("7")  # wrong
 named_async.new(7)  # wrong
 named_async.new(7, address=7)  # wrong
 called.new(7)  # wrong
+typed.new("7")  # wrong
+wrong_result: NewJob[str] = typed.new(UUID(int=7))  # wrong
 
 job = named.new(7)
-assert_type(job.set(queue="mail", delay="5m", priority=10, max_attempts=3, timeout=timedelta(seconds=30)), NewJob)
-assert_type(job.set(available_at=datetime.now(UTC), unique_key="k", unique_until="start"), NewJob)
+assert_type(job.set(queue="mail", delay="5m", priority=10, max_attempts=3, timeout=timedelta(seconds=30)), NewJob[None])
+assert_type(job.set(available_at=datetime.now(UTC), unique_key="k", unique_until="start"), NewJob[None])
 job.set(delay=5)  # wrong
 job.set(available_at="tomorrow")  # wrong
 job.set(priority="high")  # wrong
@@ -102,12 +162,16 @@ job.queue = "mail"  # wrong
 
 
 def sync(one: Session, two: scoped_session[Session], three: Connection, engine: Engine) -> None:
-    assert_type(app.enqueue(job), Job)
-    assert_type(app.enqueue(job, session=one), Job)
+    assert_type(app.enqueue(job), Job[None])
+    assert_type(app.enqueue(job, session=one), Job[None])
     app.enqueue(job, session=two)
     app.enqueue(job, session=three)
-    assert_type(app.enqueue_many([job for _ in range(3)], session=one), list[Job])
+    assert_type(app.enqueue_many([job for _ in range(3)], session=one), list[Job[None]])
+    some: list[Job] = app.enqueue_many([plain.new(7), typed.new(UUID(int=7))])
     assert_type(app.enqueue(job).created, bool)
+    assert_type(app.result(app.enqueue(typed.new(UUID(int=7)))), UUID)
+    assert_type(app.result(app.enqueue(plain_async.new(7))), str)
+    assert_type(app.result(some[0].id), Any)
     assert_type(app.get(7), JobDetails)
     assert_type(app.list(state="failed"), list[JobDetails])
     assert_type(app.retry_failed([7]), list[int])
@@ -122,11 +186,12 @@ def sync(one: Session, two: scoped_session[Session], three: Connection, engine: 
 
 async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_scoped_session[AsyncSession], engine: AsyncEngine) -> None:
     assert_type(await plain_async(7), str)
-    assert_type(await app.aenqueue(job), Job)
-    assert_type(await app.aenqueue(job, session=one), Job)
+    assert_type(await app.aenqueue(job), Job[None])
+    assert_type(await app.aenqueue(job, session=one), Job[None])
     await app.aenqueue(job, session=two)
     await app.aenqueue(job, session=three)
-    assert_type(await app.aenqueue_many([job], session=one), list[Job])
+    assert_type(await app.aenqueue_many([job], session=one), list[Job[None]])
+    assert_type(app.result(await app.aenqueue(plain_async.new(7))), str)
     sqlq.App(engine=engine)
     app.enqueue(job, session=one)  # wrong
     await app.aenqueue(job, session=engine)  # wrong
@@ -144,16 +209,30 @@ def program(tmp_path: Path) -> Path:
 
 def test_mypy_reports_the_wrong_lines_only(program: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--output=json", f"--cache-dir={program.parent / 'cache'}", program],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file=",
+            "--output=json",
+            f"--cache-dir={program.parent / 'cache'}",
+            program,
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert not done.stderr
-    reports = [report for report in map(json.loads, done.stdout.splitlines()) if report["severity"] == "error"]
+    reports = [
+        report for report in map(json.loads, done.stdout.splitlines()) if report["severity"] == "error"
+    ]
     elsewhere = {report["file"] for report in reports} - {str(program)}
-    assert {report["line"] for report in reports if Path(report["file"]).name == program.name} == WRONG, (elsewhere, done.stdout)
+    assert {report["line"] for report in reports if Path(report["file"]).name == program.name} == WRONG, (
+        elsewhere,
+        done.stdout,
+    )
 
 
 def test_pyright_reports_the_wrong_lines_only(program: Path) -> None:
@@ -161,11 +240,22 @@ def test_pyright_reports_the_wrong_lines_only(program: Path) -> None:
         json.dumps({"typeCheckingMode": "strict", "extraPaths": [str(ROOT)], "include": [program.name]})
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", program.parent],
+        [
+            sys.executable,
+            "-m",
+            "pyright",
+            "--outputjson",
+            "--pythonpath",
+            sys.executable,
+            "-p",
+            program.parent,
+        ],
         cwd=program.parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    reports = [report for report in json.loads(done.stdout)["generalDiagnostics"] if report["severity"] == "error"]
+    reports = [
+        report for report in json.loads(done.stdout)["generalDiagnostics"] if report["severity"] == "error"
+    ]
     assert {report["range"]["start"]["line"] + 1 for report in reports} == WRONG, reports

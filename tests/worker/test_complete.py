@@ -70,7 +70,9 @@ def test_the_effect_and_the_completion_commit_together(app: sqlq.App, shop: Engi
 
 
 @pytest.mark.parametrize("convenient", [True, False])
-def test_async_handlers_complete_too(app: sqlq.App, shop: Engine, database_url: str, convenient: bool) -> None:
+def test_async_handlers_complete_too(
+    app: sqlq.App, shop: Engine, database_url: str, convenient: bool
+) -> None:
     async def pay() -> None:
         engine = create_async_engine(async_database_url(database_url))
         if convenient:
@@ -184,7 +186,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
 
     def complete() -> None:
         with shop.begin() as conn:
-            done.append(jobs.complete(conn, right, None, schema="public", keep_finished=True))
+            done.append(jobs.complete(conn, right, Completed(), schema="public", keep_finished=True))
 
     with app.database.begin() as heartbeat:
         assert list(jobs.extend(heartbeat, [right], lease_ms=30_000)) == [right]
@@ -202,7 +204,9 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
     with app.database.begin() as conn:
         (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     with shop.begin() as conn:
-        assert jobs.complete(conn, (claimed.id, claimed.lease_token), None, schema="public", keep_finished=True)
+        assert jobs.complete(
+            conn, (claimed.id, claimed.lease_token), Completed(), schema="public", keep_finished=True
+        )
         with app.database.begin() as heartbeat:
             assert jobs.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
             settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
@@ -241,11 +245,13 @@ def test_inline_mode_completes_with_the_session(app: sqlq.App, shop: Engine) -> 
     assert paid(shop) == [1]
 
 
-# -- cancellation, seen by the heartbeat -----------------------------------------------------------------------------------
+# -- cancellation, seen by the heartbeat ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
-def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelled(app: sqlq.App, engine: Engine, kind: str) -> None:
+def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelled(
+    app: sqlq.App, engine: Engine, kind: str
+) -> None:
     import asyncio
 
     began = threading.Event()
@@ -274,7 +280,9 @@ def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelle
     assert app.get(job.id).reason == "cancelled by an operator"
 
 
-def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(app: sqlq.App, engine: Engine) -> None:
+def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(
+    app: sqlq.App, engine: Engine
+) -> None:
     ran: list[int] = []
     job = app.enqueue(app.task(name="t")(lambda: ran.append(1)).new())
     with engine.begin() as conn:

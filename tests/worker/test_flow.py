@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.worker import wake
+from sqlq.worker.chores import Prune
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
@@ -22,11 +26,20 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
     order: list[str] = []
     task = app.task(name="t")(order.append)
     soon = [task.new(f"p0-{i}") for i in range(5)]
-    app.enqueue_many([*soon, task.new("p9").set(priority=9), task.new("p-100").set(priority=-100), task.new("p100").set(priority=100)])
+    app.enqueue_many(
+        [
+            *soon,
+            task.new("p9").set(priority=9),
+            task.new("p-100").set(priority=-100),
+            task.new("p100").set(priority=100),
+        ]
+    )
     early = app.enqueue(task.new("p0-early"))
     minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
     with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id"), {"id": early.id})
+        conn.execute(
+            text(f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id"), {"id": early.id}
+        )
     drain(app, concurrency=1)
     assert order == ["p100", "p9", "p0-early", *(f"p0-{i}" for i in range(5)), "p-100"]
 
@@ -34,7 +47,13 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
 def test_queues_are_served_in_the_order_given(app: sqlq.App) -> None:
     order: list[str] = []
     task = app.task(name="t")(order.append)
-    app.enqueue_many([task.new(q).set(queue=q, priority=p) for q, p in [("low", 100), ("high", 0), ("mid", 50)] for _ in range(3)])
+    app.enqueue_many(
+        [
+            task.new(q).set(queue=q, priority=p)
+            for q, p in [("low", 100), ("high", 0), ("mid", 50)]
+            for _ in range(3)
+        ]
+    )
     drain(app, queues=["high", "mid", "low"], concurrency=1)
     assert order == ["high"] * 3 + ["mid"] * 3 + ["low"] * 3
 
@@ -116,25 +135,36 @@ def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> No
         other = sqlq.App(database_url)
         other.task(name="t")(lambda: release.wait(30))
         with working(other, concurrency=5):
-            wait_until(lambda: len(app.list(state="running")) == 10, what="the second worker taking its share")
+            wait_until(
+                lambda: len(app.list(state="running")) == 10, what="the second worker taking its share"
+            )
             release.set()
             wait_until(lambda: len(app.list(state="finished")) == 10, what="all jobs finished")
         other.close()
 
 
 def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
-    """After a run of short jobs a worker claims ahead; when the jobs turn long it gives back what it cannot start."""
+    """After a run of short jobs a worker claims ahead; when the jobs turn long it gives back what it cannot
+    start."""
     release = threading.Event()
     quick = app.task(name="quick")(lambda: None)
-    slow = app.task(name="slow")(lambda: release.wait(30))
+    slow = app.task(name="slow")(lambda: release.wait(120))
     app.enqueue_many([quick.new() for _ in range(1_000)] + [slow.new() for _ in range(300)])
     with working(app, concurrency=2):
-        wait_until(lambda: len(app.list(state="finished", limit=2_000)) == 1_000, timeout=30, what="the quick jobs finished")
+        wait_until(
+            lambda: len(app.list(state="finished", limit=2_000)) == 1_000,
+            timeout=120,
+            what="the quick jobs finished",
+        )
         wait_until(lambda: len(app.list(state="running", limit=2_000)) == 2, what="only what runs being held")
         given_back = [job for job in app.list(state="available", limit=2_000) if job.releases]
         assert all(job.attempts == 0 for job in given_back)
         release.set()
-        wait_until(lambda: len(app.list(state="finished", limit=2_000)) == 1_300, timeout=30, what="all jobs finished")
+        wait_until(
+            lambda: len(app.list(state="finished", limit=2_000)) == 1_300,
+            timeout=120,
+            what="all jobs finished",
+        )
 
 
 def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
@@ -159,7 +189,9 @@ def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(app: sqlq.App, asynchronous: bool) -> None:
+def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(
+    app: sqlq.App, asynchronous: bool
+) -> None:
     release, began = threading.Event(), threading.Event()
 
     async def sleeps() -> None:
@@ -256,19 +288,58 @@ def test_bad_options_are_one_sentence(app: sqlq.App, options: dict[str, Any], me
         app.worker(**options)
 
 
-def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(app: sqlq.App, engine: Engine) -> None:
-    """The hint comes from a transaction of the caller's own: on PostgreSQL by NOTIFY, on SQLite by data_version."""
+def test_an_idle_worker_starts_a_new_job_without_waiting_for_its_next_look(
+    app: sqlq.App, engine: Engine
+) -> None:
+    """The hint comes from a transaction of the caller's own: on PostgreSQL by NOTIFY, on SQLite by
+    data_version."""
     started: list[int] = []
     task = app.task(name="t")(started.append)
     with working(app) as worker:
         app.enqueue(task.new(0))
         wait_until(lambda: started == [0], what="the worker being at work")
         worker._wake._interval = 3600.0  # it will not look again by itself
-        wait_until(lambda: worker._wake._interval > 1 and not worker._wake._called.is_set(), what="the worker sleeping")
+        wait_until(
+            lambda: worker._wake._interval > 1 and not worker._wake._called.is_set(),
+            what="the worker sleeping",
+        )
         with engine.connect() as conn:
             app.enqueue(task.new(1), session=conn)
             conn.commit()
         wait_until(lambda: started == [0, 1], timeout=5, what="the job started by a hint")
+
+
+def test_an_idle_worker_starts_a_delayed_job_at_its_moment(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks once, when it is told of the job, and sees when that is due."""
+    monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(wake, "LOOK_AFTER_HINT_SECONDS", 3600.0)
+    started: list[tuple[int, float]] = []
+    task = app.task(name="t")(lambda number: started.append((number, time.time())))
+    with working(app, queues=["default"]) as worker:
+        app.enqueue(task.new(0))
+        wait_until(lambda: bool(started), what="the worker being at work")
+        worker._wake._interval = 3600.0
+        wait_until(
+            lambda: worker._wake._interval > 1 and not worker._wake._called.is_set(),
+            what="the worker sleeping",
+        )
+        due = datetime.now(UTC) + timedelta(seconds=1)
+        with engine.connect() as conn:
+            app.enqueue(task.new(2).set(delay="1h"), session=conn)
+            app.enqueue(task.new(1).set(available_at=due, priority=-5), session=conn)
+            conn.commit()
+
+        def knows() -> bool:
+            worker._wake.call()  # the hint may have come before the commit was to be seen
+            return bool(worker._claimer.next_due < time.monotonic() + 60) or len(started) == 2
+
+        wait_until(knows, what="the worker knowing when the next job is due")
+        wait_until(lambda: len(started) == 2, timeout=20, what="the delayed job started")
+    number, at = started[1]
+    assert number == 1
+    assert at >= due.timestamp() - 0.002, "not before it was due"
 
 
 def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> None:
@@ -276,10 +347,10 @@ def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> Non
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(5)])
     drain(app)
-    worker = app.worker()
+    prune = Prune(app.database, retention_ms=1)
 
     def pruned() -> bool:
-        worker._prune()
+        prune.run()
         return not app.list()
 
     wait_until(pruned, what="the finished jobs gone")

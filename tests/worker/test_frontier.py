@@ -1,4 +1,5 @@
-"""Claims that go on where the last one ended, while it is dear to begin at the head of a queue (PostgreSQL)."""
+"""Claims that go on where the last one ended, while it is dear to begin at the head of a queue
+(PostgreSQL)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 
 def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
     blank: dict[str, Any] = dict.fromkeys(ClaimedJob._fields)
-    return [ClaimedJob(**blank | {"queue": q, "priority": p, "due_ms": due, "id": id}) for q, p, due, id in levels]
+    return [
+        ClaimedJob(**blank | {"queue": q, "priority": p, "due_ms": due, "id": id}) for q, p, due, id in levels
+    ]
 
 
 def test_it_begins_anew_each_time_unless_that_was_dear_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +54,17 @@ def test_places_are_those_of_the_last_claim_in_each_queue_and_priority() -> None
     frontier = Frontier()
     frontier.went_on(jobs_of([("b", 0, 5.0, 1), ("a", 3, 1.5, 2), ("a", 3, 1.5, 3), ("a", 0, 0.001, 4)]))
     frontier.went_on(jobs_of([("b", 0, 7.25, 9)]))
-    assert frontier.places(["a", "b", "c"]) == [("a", 3, 1_500, 3), ("a", 0, 1, 4), ("b", 0, 7_250, 9)]
-    assert frontier.places(["b"]) == [("b", 0, 7_250, 9)]
+    assert frontier.positions(["a", "b", "c"]) == [("a", 3, 1_500, 3), ("a", 0, 1, 4), ("b", 0, 7_250, 9)]
+    assert frontier.positions(["b"]) == [("b", 0, 7_250, 9)]
 
 
 @on_postgresql
-def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = app.task(name="t")(lambda: None)
-    one_transaction = app.enqueue_many([task.new() for _ in range(8)])  # all due at the same moment: ids tell them apart
+    # all due at the same moment: ids tell them apart
+    one_transaction = app.enqueue_many([task.new() for _ in range(8)])
     urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
     claimer = Claimer(app.database.for_loops, "somebody", ["default"], 10, 30_000)
     assert [job.id for job in claimer.claim(4)] == [*(job.id for job in urgent), one_transaction[0].id]
@@ -67,7 +73,9 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(app: sqlq.App,
     later = app.enqueue(task.new().set(delay="1h"))
     with app.database.begin() as conn:
         conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": one_transaction[2].id})
-        assert [job.id for job in claimer.claim(3)] == [one_transaction[i].id for i in (1, 3, 4)], "what is locked is somebody else's"
+        assert [job.id for job in claimer.claim(3)] == [one_transaction[i].id for i in (1, 3, 4)], (
+            "what is locked is somebody else's"
+        )
     last = app.enqueue(task.new().set(priority=5))
     assert [job.id for job in claimer.claim(2)] == [last.id, one_transaction[5].id]
     app.pause("default")
@@ -76,13 +84,17 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(app: sqlq.App,
     assert [job.id for job in claimer.claim(10)] == [one_transaction[i].id for i in (6, 7)]
     assert claimer.claim(10) == []
     monkeypatch.undo()
-    assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, "the head is not forgotten"
+    assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, (
+        "the head is not forgotten"
+    )
     assert app.get(later.id).attempts == 0
 
 
 @on_postgresql
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_worker_for_which_every_claim_is_dear_does_everything(app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
+def test_a_worker_for_which_every_claim_is_dear_does_everything(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool
+) -> None:
     monkeypatch.setattr(claim_module, "DEAR_SECONDS", -1.0)
     monkeypatch.setattr(claim_module, "DEAR_SECONDS_A_JOB", 0.0)
     if drain:  # it may not end because the next claim from the head is not due yet
@@ -93,7 +105,11 @@ def test_a_worker_for_which_every_claim_is_dear_does_everything(app: sqlq.App, m
     def task(n: int) -> None:
         if n == 1_900:
             early = datetime.now(UTC) - timedelta(hours=1)
-            others = [task.new(2_000).set(available_at=early), task.new(2_001).set(priority=9), task.new(2_002).set(queue="other")]
+            others = [
+                task.new(2_000).set(available_at=early),
+                task.new(2_001).set(priority=9),
+                task.new(2_002).set(queue="other"),
+            ]
             app.enqueue_many(others)
         ran.append(n)
 

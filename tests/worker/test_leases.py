@@ -1,4 +1,5 @@
-"""Leases: renewed while a job is held, rescued when nobody renews, and worth nothing to those who lost them."""
+"""Leases: renewed while a job is held, rescued when nobody renews, and worth nothing to those who lost
+them."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine
 
     def expires() -> Any:
         with engine.connect() as conn:
-            return conn.execute(text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL")).scalar()
+            return conn.execute(
+                text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL")
+            ).scalar()
 
     with working(app, lease="1s"):
         first = wait_until(expires, what="the job running")
@@ -102,9 +105,16 @@ def test_what_nobody_renews_is_rescued_and_counted(app: sqlq.App, engine: Engine
         assert rescue(app) == [], "the lease has not run out"
         expire(engine)
         (rescued,) = rescue(app)
-        assert (rescued.id, rescued.attempts, rescued.owner, rescued.failed) == (job.id, losses + 1, f"worker-{losses}", False)
+        assert (rescued.id, rescued.attempts, rescued.owner, rescued.failed) == (
+            job.id,
+            losses + 1,
+            f"worker-{losses}",
+            False,
+        )
         row = app.get(job.id)
-        assert row.state == ("available" if losses == 0 else "scheduled"), "due at once after the first loss, with backoff after the second"
+        assert row.state == ("available" if losses == 0 else "scheduled"), (
+            "due at once after the first loss, with backoff after the second"
+        )
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET available_at = created_at"))
     claim(app)
@@ -133,7 +143,9 @@ def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outc
     assert app.get(owner.id).state == "finished"
 
 
-def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(app: sqlq.App, noop: Any) -> None:
+def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(
+    app: sqlq.App, noop: Any
+) -> None:
     job = app.enqueue(noop.new())
     (zombie,) = claim(app)
     settle(app, zombie, Failed("error", ERROR))
@@ -166,7 +178,9 @@ def test_expiry_alone_revokes_nothing(app: sqlq.App, engine: Engine, noop: Any) 
     assert settle(app, job, Completed(None)) == {job.id}
 
 
-def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[int] = []
     task = app.task(name="t")(lambda: started.append(1))
     job = app.enqueue(task.new())
@@ -178,7 +192,9 @@ def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(app: sqlq.App, monk
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
 
 
-def test_a_handler_whose_lease_is_lost_is_told(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_whose_lease_is_lost_is_told(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     told = threading.Event()
 
     @app.task(name="t")
@@ -199,7 +215,9 @@ def test_a_handler_whose_lease_is_lost_is_told(app: sqlq.App, engine: Engine, ca
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("verb", ["settle", "extend"])
-def test_a_locked_row_does_not_keep_the_others_back(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
+def test_a_locked_row_does_not_keep_the_others_back(
+    app: sqlq.App, engine: Engine, noop: Any, verb: str
+) -> None:
     app.enqueue_many([noop.new(), noop.new(), noop.new()])
     first, second, third = claim(app)
     write = partial(settle_all if verb == "settle" else extend_all, app, [first, second, third])
@@ -212,7 +230,9 @@ def test_a_locked_row_does_not_keep_the_others_back(app: sqlq.App, engine: Engin
 
 def settle_all(app: sqlq.App, held: list[Any]) -> set[int]:
     with app.database.begin() as conn:
-        return ids(jobs.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held]))
+        return ids(
+            jobs.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held])
+        )
 
 
 def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
@@ -232,7 +252,10 @@ def test_an_outcome_kept_back_by_a_row_lock_keeps_no_other_back(app: sqlq.App, e
             first.set()
             wait_until(lambda: worker._executors.ended == 1, what="the locked job's handler ending")
             others.set()
-            wait_until(lambda: {str(app.get(job.id).state) for job in free} == {"finished"}, what="the others finished")
+            wait_until(
+                lambda: {str(app.get(job.id).state) for job in free} == {"finished"},
+                what="the others finished",
+            )
         wait_until(lambda: app.get(locked.id).state == "finished", what="the locked job finished")
 
 
@@ -260,8 +283,11 @@ def test_each_claim_raises_the_token_and_counts_the_attempt(app: sqlq.App, noop:
     assert (job.lease_token, job.attempts) == (5, 2)
 
 
-def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(app: sqlq.App, engine: Engine, noop: Any) -> None:
-    """A job put back may be claimed again by the same worker before it has noted the end of the attempt before."""
+def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
+    app: sqlq.App, engine: Engine, noop: Any
+) -> None:
+    """A job put back may be claimed again by the same worker before it has noted the end of the attempt
+    before."""
     app.enqueue(noop.new())
     leases = app.worker()._leases
     (first,) = (RunningJob(job, noop, 0.0) for job in claim(app))
@@ -289,7 +315,9 @@ def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) ->
     assert (app.get(job.id).state, app.get(job.id).attempts) == ("available", 0)
 
 
-def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at(app: sqlq.App, noop: Any, engine: Engine) -> None:
+def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at(
+    app: sqlq.App, noop: Any, engine: Engine
+) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     kept, lost = (RunningJob(job, None, 5.0) for job in claim(app))
     for job in (kept, lost):
@@ -300,5 +328,23 @@ def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_lo
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id"), {"id": lost.id})
     leases.renewed_for_us({kept.right: True}, 100.0)
-    assert (kept.trusted_until, kept.cancel_requested, kept.asked_to_stop) == (leases.trusted_until(100.0), True, True)
+    assert (kept.trusted_until, kept.cancel_requested, kept.asked_to_stop) == (
+        leases.trusted_until(100.0),
+        True,
+        True,
+    )
     assert (lost.trusted_until, lost.asked_to_stop, len(leases)) == (0.0, True, 1)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("columns", ["reserved_at", "reserved_at, reserved_by"])
+def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engine, columns: str) -> None:
+    """SQLite refuses such a row."""
+    values = ", ".join({"reserved_at": "now()", "reserved_by": "'me'"}[name] for name in columns.split(", "))
+    with engine.begin() as conn:
+        conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
+    with app.database.begin() as conn:
+        (rescued,) = jobs.rescue(conn)
+    assert not rescued.failed
+    assert app.get(rescued.id).state in ("available", "scheduled")
+    assert app.admin.workers() == []

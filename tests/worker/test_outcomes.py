@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import threading
@@ -41,15 +42,29 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
     job = app.enqueue(handler.new(1, b=[2, 3]))
     assert drain(app).completed == 1
     done = app.get(job.id)
-    assert (done.state, done.result, done.attempts) == ("finished", {"sum": 6, "job": job.id, "attempts": 1}, 1)
+    assert (done.state, done.result, done.attempts) == (
+        "finished",
+        {"sum": 6, "job": job.id, "attempts": 1},
+        1,
+    )
     assert done.lease_token == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration(7), asyncio.CancelledError(), GeneratorExit()]
+    "error",
+    [
+        ValueError("no"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        StopIteration(7),
+        asyncio.CancelledError(),
+        GeneratorExit(),
+    ],
 )
-def test_whatever_a_handler_raises_is_an_error_of_its_attempt(app: sqlq.App, error: BaseException, asynchronous: bool) -> None:
+def test_whatever_a_handler_raises_is_an_error_of_its_attempt(
+    app: sqlq.App, error: BaseException, asynchronous: bool
+) -> None:
     def fails() -> None:
         raise error
 
@@ -84,7 +99,11 @@ def test_an_exception_that_cannot_be_shown_is_recorded_all_the_same(app: sqlq.Ap
     assert app.get(job.id).message == "<its __str__ raised RuntimeError>"
 
 
-def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(app: sqlq.App) -> None:
+def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "sqlq")  # of a failed test nobody wants to see 50 megabytes
+
     @app.task(name="t", max_attempts=1)
     def wordy() -> None:
         raise ValueError("head\0\ud800" + "x" * 50_000_000 + "tail")
@@ -195,7 +214,8 @@ def test_backoff(app: sqlq.App, backoff: Any, seconds: tuple[float, float]) -> N
     worker = app.worker(max_jobs=1)
     worker.run()
     job = app.list()[0]
-    # the error is noted by this machine's clock just before the database adds the wait to its own; here they are one
+    # the error is noted by this machine's clock just before the database adds the wait to its own; here they
+    # are one
     failed_at = datetime.fromisoformat(job.errors[0]["at"])
     waited = (job.available_at - failed_at).total_seconds()
     assert seconds[0] - 0.01 <= waited <= seconds[1] + 2.0
@@ -213,12 +233,18 @@ def test_a_backoff_that_fails_does_not_lose_the_job(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", ["not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "", "[" * 100_000]
+    "payload",
+    ["not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "", "[" * 100_000],
 )
-def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(app: sqlq.App, engine: Engine, payload: str) -> None:
+def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
+    app: sqlq.App, engine: Engine, payload: str
+) -> None:
     task = app.task(name="t")(lambda: "ok")
     with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', :payload)"), {"payload": payload})
+        conn.execute(
+            text("INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', :payload)"),
+            {"payload": payload},
+        )
     behind = app.enqueue(task.new())
     tally = drain(app)
     assert (tally.failed, tally.completed) == (1, 1)
@@ -233,7 +259,10 @@ def test_a_moment_that_no_worker_could_read_is_refused(engine: Engine, column: s
     if engine.dialect.name == "sqlite":
         moment = {"-infinity": "-1", "infinity": "9e999"}.get(moment, moment)
     with pytest.raises(IntegrityError), engine.begin() as conn:
-        conn.execute(text(f"INSERT INTO jobs (queue, task, {column}) VALUES ('default', 't', :moment)"), {"moment": moment})
+        conn.execute(
+            text(f"INSERT INTO jobs (queue, task, {column}) VALUES ('default', 't', :moment)"),
+            {"moment": moment},
+        )
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -251,7 +280,10 @@ def test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day(
 
     app.task(name="t", max_attempts=1)(coroutine if asynchronous else plain)
     with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (task, payload) VALUES ('t', :p)"), {"p": '{"args": [1], "kwargs": {"new": 2}}'})
+        conn.execute(
+            text("INSERT INTO jobs (task, payload) VALUES ('t', :p)"),
+            {"p": '{"args": [1], "kwargs": {"new": 2}}'},
+        )
     id = app.list()[0].id
     for released in (1, 2):
         assert drain(app).released == 1
@@ -298,7 +330,10 @@ def test_a_job_under_an_alias_runs(app: sqlq.App, engine: Engine) -> None:
     app.task(name="shop.send_receipt", aliases=["mail.send", "mail.receipt"])(lambda n: n)
     with engine.begin() as conn:
         for name in ("mail.send", "mail.receipt", "shop.send_receipt"):
-            conn.execute(text("INSERT INTO jobs (task, payload) VALUES (:name, :p)"), {"name": name, "p": '{"args": [7]}'})
+            conn.execute(
+                text("INSERT INTO jobs (task, payload) VALUES (:name, :p)"),
+                {"name": name, "p": '{"args": [7]}'},
+            )
     assert drain(app).completed == 3
 
 
@@ -314,7 +349,9 @@ def test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day(
     assert "no task is named 'no.such'" in caplog.text
     day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
     with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}"))
+        conn.execute(
+            text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
+        )
     assert drain(app).failed == 1
     assert app.get(job.id).reason == "unknown_task"
 
@@ -361,7 +398,12 @@ def test_logs_say_what_happened_in_one_line(app: sqlq.App, caplog: pytest.LogCap
     drain(app)
     (record,) = [r for r in caplog.records if getattr(r, "event", "") == "failed"]
     fields = record.__dict__
-    assert (fields["job_id"], fields["task"], fields["queue"], fields["attempt"]) == (job.id, "shop.ship", "mail", 1)
+    assert (fields["job_id"], fields["task"], fields["queue"], fields["attempt"]) == (
+        job.id,
+        "shop.ship",
+        "mail",
+        1,
+    )
     assert "duration_ms" in fields
     assert "ZeroDivisionError: division by zero" in record.getMessage()
     assert "\n" not in record.getMessage()
@@ -408,3 +450,112 @@ def test_errors_of_many_attempts_stay_bounded(app: sqlq.App, engine: Engine) -> 
     assert (done.state, done.attempts) == ("failed", 300)
     assert len(json.dumps(done.errors)) < 2 * ERROR_BYTES
     assert done.errors[0]["attempt"] == 1
+
+
+# -- what a handler returns ----------------------------------------------------------------------------------
+
+
+def logged(function: Any) -> Any:
+    """A decorator as people write them: nothing tells that it calls an `async def` function."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def test_an_async_handler_under_an_ordinary_decorator_is_awaited(app: sqlq.App) -> None:
+    loops: list[Any] = []
+
+    async def send(n: int) -> dict[str, int]:
+        await asyncio.sleep(0)
+        loops.append(asyncio.get_running_loop())
+        return {"job": sqlq.current_job().id, "n": n}
+
+    async def on_the_loop() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    wrapped = app.task(name="wrapped")(logged(send))
+    plain = app.task(name="plain")(on_the_loop)
+    job = app.enqueue(wrapped.new(7))
+    app.enqueue(plain.new())
+    assert drain(app).completed == 2
+    assert app.get(job.id).result == {"job": job.id, "n": 7}
+    assert loops[0] is loops[1], "clients and pools of the handlers' own belong to one loop"
+
+
+def test_what_a_handler_returns_is_awaited_to_its_end(app: sqlq.App) -> None:
+    async def inner() -> str:
+        return "done"
+
+    async def outer() -> Any:
+        return inner()
+
+    def calls_it() -> Any:
+        return outer()
+
+    tasks = [app.task(name="a")(calls_it), app.task(name="b")(outer)]
+    jobs = app.enqueue_many([task.new() for task in tasks])
+    assert drain(app).completed == 2
+    assert [app.get(job.id).result for job in jobs] == ["done", "done"]
+
+
+def test_a_coroutine_that_a_thread_waits_for_meets_its_timeout_and_ends_before_it_is_settled(
+    app: sqlq.App,
+) -> None:
+    ended: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(app.get(job.id).state)
+
+    task = app.task(name="t", timeout="200ms", max_attempts=1)(logged(slow))
+    job = app.enqueue(task.new())
+    assert drain(app).failed == 1
+    assert app.get(job.id).reason == "timeout"
+    assert ended == ["running"]
+
+
+def generator() -> Any:
+    yield 1
+
+
+async def agenerator() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, agenerator])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, asynchronous: bool) -> None:
+    async def from_a_loop() -> Any:
+        return function()
+
+    def from_a_thread() -> Any:
+        return function()
+
+    handler = from_a_loop if asynchronous else from_a_thread
+    job = app.enqueue(app.task(name="t", max_attempts=1)(handler).new())
+    assert drain(app).failed == 1
+    done = app.get(job.id)
+    assert done.exception == "TypeError"
+    assert "generator, of whose body nothing has run" in (done.message or "")
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [(object(), "is not JSON"), (float("nan"), "is not JSON"), ("x" * 1_100_000, "more than 1,048,576")],
+)
+def test_a_result_that_cannot_be_stored_is_said_in_the_row(app: sqlq.App, result: Any, why: str) -> None:
+    job = app.enqueue(app.task(name="t")(lambda: result).new())
+    assert drain(app).completed == 1
+    done = app.get(job.id)
+    assert (done.state, done.result) == ("finished", None)
+    assert done.reason is not None
+    assert why in done.reason
+    with app.database.read() as conn:
+        schema = f"{app.database.schema}." if app.database.schema else ""
+        seen = conn.execute(text(f"SELECT error FROM {schema}job_states WHERE id = :id"), {"id": job.id})
+        assert seen.scalar_one() == done.reason

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.schema import migrate, version
-from sqlq.worker import worker as worker_module
+from sqlq.worker import chores
 from tests.waiting import wait_until
 
 NEWER = "UPDATE sqlq_version SET version_num = '0002'"
@@ -45,18 +45,26 @@ class Running:
 @pytest.fixture(autouse=True)
 def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "HEAD", "0001")
-    monkeypatch.setattr(worker_module, "SCHEMA_SECONDS", 0.0)
-    monkeypatch.setattr(worker_module, "RESCUE_MS", 20)
+    monkeypatch.setattr(chores, "SCHEMA_SECONDS", 0.02)
 
 
-def test_a_newer_revision_is_one_line_in_the_log(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newer_revision_is_one_line_in_the_log(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "sqlq")
     task = app.task(name="t")(lambda: None)
     running = Running(app)
     try:
-        wait_until(lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there")
+        wait_until(
+            lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there"
+        )
         execute(engine, NEWER)
-        wait_until(lambda: "at revision 0002, newer than the 0001 of this sqlq, which works with them" in caplog.text, what="the line")
+        wait_until(
+            lambda: (
+                "at revision 0002, newer than the 0001 of this sqlq, which works with them" in caplog.text
+            ),
+            what="the line",
+        )
         job = app.enqueue(task.new())
         wait_until(lambda: app.get(job.id).state == "finished", what="a job done after that")
     finally:
@@ -68,13 +76,23 @@ def test_a_newer_revision_is_one_line_in_the_log(app: sqlq.App, engine: Engine, 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda engine: execute(engine, TOO_NEW), "at revision 0003, newer than the 0001 this sqlq knows: install the newer sqlq here"),
-        (lambda engine: execute(engine, "UPDATE sqlq_version SET version_num = '0000'"), "older than the 0001 this sqlq needs: run"),
+        (
+            lambda engine: execute(engine, TOO_NEW),
+            "at revision 0003, newer than the 0001 this sqlq knows: install the newer sqlq here",
+        ),
+        (
+            lambda engine: execute(engine, "UPDATE sqlq_version SET version_num = '0000'"),
+            "older than the 0001 this sqlq needs: run",
+        ),
     ],
     ids=["too new", "too old"],
 )
 def test_a_worker_left_behind_stops_in_good_order(
-    app: sqlq.App, engine: Engine, change: Callable[[Engine], None], sentence: str, caplog: pytest.LogCaptureFixture
+    app: sqlq.App,
+    engine: Engine,
+    change: Callable[[Engine], None],
+    sentence: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     began, go = threading.Event(), threading.Event()
 
@@ -91,7 +109,7 @@ def test_a_worker_left_behind_stops_in_good_order(
         change(engine)
         wait_until(lambda: "stopping:" in caplog.text, what="the worker stopping")
         go.set()
-        wait_until(running.ended, timeout=20, what="the worker's end")
+        wait_until(running.ended, timeout=60, what="the worker's end")
     finally:
         go.set()
         running.stop()
@@ -102,21 +120,29 @@ def test_a_worker_left_behind_stops_in_good_order(
     assert app.get(job.id).result == "done all the same"
 
 
-def test_a_worker_whose_tables_are_gone_says_so(app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at once when its chores fail: else it would wait, for an hour here, for a database that does answer."""
-    monkeypatch.setattr(worker_module, "SCHEMA_SECONDS", 3600.0)
+def test_a_worker_whose_tables_are_gone_says_so(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at once when its chores fail: else it would wait, for an hour here, for a database that does
+    answer."""
+    monkeypatch.setattr(chores, "SCHEMA_SECONDS", 3600.0)
+    monkeypatch.setattr(chores, "RESCUE_MS", 20)
     running = Running(app)
     try:
-        wait_until(lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there")
+        wait_until(
+            lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there"
+        )
         migrate.downgrade(engine, None, "base", force=True)
-        wait_until(running.ended, timeout=20, what="the worker's end")
+        wait_until(running.ended, timeout=60, what="the worker's end")
     finally:
         running.stop()
     assert isinstance(running.raised, sqlq.SchemaVersionError)
     assert "does not hold sqlq's tables yet" in str(running.raised)
 
 
-def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "sqlq")
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     execute(engine, NEWER)
@@ -138,7 +164,9 @@ def test_enqueue_goes_by_the_same_rule(app: sqlq.App, engine: Engine, database_u
     with engine.connect() as connection, connection.begin():
         with pytest.raises(sqlq.SchemaVersionError, match="newer than"):
             other.enqueue(task.new(), session=connection)
-        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 1, "the caller's transaction is still usable"
+        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 1, (
+            "the caller's transaction is still usable"
+        )
     other.close()
 
 

@@ -1,4 +1,5 @@
-"""What stands between a handler that dies and its job: the supervisor's decisions, in this process and without its loop."""
+"""What stands between a handler that dies and its job: the supervisor's decisions, in this process and
+without its loop."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from sqlq.store.jobs import Fate
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import ORPHANED_MS, Supervised
 from sqlq.worker.isolates import Isolates
+from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link
-from sqlq.worker.running import Home, RunningJob
-from sqlq.worker.supervisor import Keeper
+from sqlq.worker.running import CompletionTarget, RunningJob
 from tests.waiting import wait_until
 
 LEASE_MS = 1_000
@@ -46,40 +47,51 @@ def enter(app: sqlq.App, worker: str) -> None:
         cluster.register(conn, id=worker, host="here", pid=1, version="0", queues=None, concurrency=1)
 
 
-# -- when a worker has died ------------------------------------------------------------------------------------------------
+# -- when a worker has died ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def bereaved(app: sqlq.App) -> Callable[..., bool]:
-    keeper = Keeper(LEASE_MS)
+def dead_worker(app: sqlq.App) -> Callable[..., bool]:
+    keeper = LeaseKeeper(LEASE_MS)
     keeper._database = app.database
     return keeper._give_back_of
 
 
-def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(app: sqlq.App, noop: Any, bereaved: Callable[..., bool]) -> None:
+def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(
+    app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
+) -> None:
     app.enqueue_many([noop.new() for _ in range(3)])
     started, unstarted = claim(app, "dead", limit=2)
     (others,) = claim(app, "alive")
-    assert bereaved("dead", {right(started)}, "died")
+    assert dead_worker("dead", {right(started)}, "died")
     lost, given_back, left = (app.get(job.id) for job in (started, unstarted, others))
     assert (lost.state, lost.attempts, lost.releases, lost.lease_token) == ("available", 1, 0, 2)
     assert [error["reason"] for error in lost.errors] == ["worker_lost"]
-    assert (given_back.state, given_back.attempts, given_back.releases, given_back.errors) == ("available", 0, 1, [])
+    assert (given_back.state, given_back.attempts, given_back.releases, given_back.errors) == (
+        "available",
+        0,
+        1,
+        [],
+    )
     assert (left.state, left.reserved_by) == ("running", "alive")
     assert {job.id: job.losses for job in claim(app, "next")} == {started.id: 1, unstarted.id: 0}
 
 
-def test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started(app: sqlq.App, noop: Any, bereaved: Callable[..., bool]) -> None:
+def test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started(
+    app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
+) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     held = claim(app, "dead")
-    assert bereaved("dead", None, "died")
+    assert dead_worker("dead", None, "died")
     assert [(app.get(job.id).attempts, app.get(job.id).releases) for job in held] == [(1, 0), (1, 0)]
 
 
-def test_a_worker_taken_for_dead_can_settle_nothing(app: sqlq.App, noop: Any, bereaved: Callable[..., bool]) -> None:
+def test_a_worker_taken_for_dead_can_settle_nothing(
+    app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
+) -> None:
     app.enqueue(noop.new())
     (job,) = claim(app, "dead")
-    assert bereaved("dead", {right(job)}, "died")
+    assert dead_worker("dead", {right(job)}, "died")
     with app.database.begin() as conn:
         assert jobs.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
         assert jobs.fates(conn, [right(job)]) == {right(job): Fate.LOST}
@@ -87,37 +99,44 @@ def test_a_worker_taken_for_dead_can_settle_nothing(app: sqlq.App, noop: Any, be
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_row_that_is_locked_is_given_back_later(app: sqlq.App, engine: Engine, noop: Any, bereaved: Callable[..., bool]) -> None:
+def test_a_row_that_is_locked_is_given_back_later(
+    app: sqlq.App, engine: Engine, noop: Any, dead_worker: Callable[..., bool]
+) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     locked, free = claim(app, "dead")
     enter(app, "dead")
     both = {right(locked), right(free)}
     with engine.begin() as rival:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
-        assert not bereaved("dead", both, "died"), "there is something left to do"
+        assert not dead_worker("dead", both, "died"), "there is something left to do"
         assert [app.get(job.id).state for job in (locked, free)] == ["running", "available"]
-    assert bereaved("dead", both, "died")
+    assert dead_worker("dead", both, "died")
     assert app.get(locked.id).state == "available"
 
 
-# -- while it lives --------------------------------------------------------------------------------------------------------
+# -- while it lives ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    keeper = Keeper(LEASE_MS)
+def keeper() -> Iterator[LeaseKeeper]:
+    keeper = LeaseKeeper(LEASE_MS)
     yield keeper
     keeper.close()
 
 
-def test_it_renews_what_its_worker_holds_and_tells_it(app: sqlq.App, engine: Engine, noop: Any, keeper: Keeper, database_url: str) -> None:
+def test_it_renews_what_its_worker_holds_and_tells_it(
+    app: sqlq.App, engine: Engine, noop: Any, keeper: LeaseKeeper, database_url: str
+) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     mine, others = claim(app, "mine", limit=1)[0], claim(app, "other")[0]
     enter(app, "mine")
 
     def leases() -> dict[int, Any]:
         with engine.connect() as conn:
-            return {row.id: row.lease_expires_at for row in conn.execute(text("SELECT id, lease_expires_at FROM jobs"))}
+            return {
+                row.id: row.lease_expires_at
+                for row in conn.execute(text("SELECT id, lease_expires_at FROM jobs"))
+            }
 
     before = leases()
     here, there = Link.pair()
@@ -134,7 +153,9 @@ def test_it_renews_what_its_worker_holds_and_tells_it(app: sqlq.App, engine: Eng
     child.close()
 
 
-def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(app: sqlq.App, keeper: Keeper, database_url: str) -> None:
+def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(
+    app: sqlq.App, keeper: LeaseKeeper, database_url: str
+) -> None:
     """An engine with a creator of its own may lead to another database than its URL."""
     here, there = Link.pair()
     keeper.keep("elsewhere", here, database_url, app.database.schema)
@@ -151,7 +172,7 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     here, there = Link.pair()
     supervisor = Link(there)
     stops: list[int | None] = []
-    Supervised(here, box).listen(stop=stops.append, renewed=lambda *args: None)
+    Supervised(here, box).listen(stop=stops.append, renewed=lambda *args: None, told=lambda event: None)
     supervisor.send(stop=True)
     wait_until(lambda: stops, what="being told to stop")
     assert stops == [None], "within its own grace time"
@@ -175,7 +196,7 @@ def test_the_box_says_what_runs(app: sqlq.App) -> None:
         seen.append(box.read() == {(job.id, job.lease_token)})
 
     app.enqueue(looks.new())
-    assert app.worker(drain=True, ties=Supervised(here, box)).run().completed == 1
+    assert app.worker(drain=True, supervision=Supervised(here, box)).run().completed == 1
     assert seen == [True]
     assert box.read() == set(), "and is forgotten when it is settled"
     here.close()
@@ -183,7 +204,7 @@ def test_the_box_says_what_runs(app: sqlq.App) -> None:
     box.close()
 
 
-# -- processes for one job at a time -----------------------------------------------------------------------------------------
+# -- processes for one job at a time -------------------------------------------------------------------------
 
 
 class Recorded(Isolates):
@@ -198,7 +219,9 @@ class Recorded(Isolates):
         return Completed()
 
 
-def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(app: sqlq.App, engine: Engine, noop: Any) -> None:
+def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(
+    app: sqlq.App, engine: Engine, noop: Any
+) -> None:
     alone = app.task(name="alone", isolate=True)(lambda: None)
     usual, lost, isolated = app.enqueue_many([noop.new(), noop.new(), alone.new()])
     with engine.begin() as conn:
@@ -239,7 +262,13 @@ def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
         return processes[-1]
 
     def job(id: int) -> Killable:
-        return Killable(ClaimedJob(id, 1, "q", "t", "{}", 1, 3), None, float("inf"), Home(None, keep_finished=True), isolated=True)
+        return Killable(
+            ClaimedJob(id, 1, "q", "t", "{}", 1, 3),
+            None,
+            float("inf"),
+            CompletionTarget(None, keep_finished=True),
+            isolated=True,
+        )
 
     isolates = Isolates(spawn)
     first, second = job(1), job(2)
@@ -253,17 +282,21 @@ def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
     assert isinstance(isolates.execute(job(3)), Released)
 
 
-# -- complete() --------------------------------------------------------------------------------------------------------------
+# -- complete() ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_finished", [True, False])
-def test_completing_is_the_owners_alone_and_once(app: sqlq.App, engine: Engine, noop: Any, keep_finished: bool) -> None:
+def test_completing_is_the_owners_alone_and_once(
+    app: sqlq.App, engine: Engine, noop: Any, keep_finished: bool
+) -> None:
     app.enqueue(noop.new())
     (job,) = claim(app, "me")
 
     def complete(token: int) -> bool:
         with engine.begin() as conn:
-            return jobs.complete(conn, (job.id, token), None, schema=app.database.schema, keep_finished=keep_finished)
+            return jobs.complete(
+                conn, (job.id, token), Completed(), schema=app.database.schema, keep_finished=keep_finished
+            )
 
     assert not complete(job.lease_token - 1)
     assert not complete(job.lease_token + 1)
@@ -272,7 +305,9 @@ def test_completing_is_the_owners_alone_and_once(app: sqlq.App, engine: Engine, 
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(app: sqlq.App, database_url: str) -> None:
+def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
+    app: sqlq.App, database_url: str
+) -> None:
     """Its RELEASE would commit what the outer ROLLBACK should undo."""
     engine = create_engine(database_url)
 

@@ -35,6 +35,7 @@ def test_an_old_transaction_before_many_dead_rows_is_named(
         old.execute(text("SELECT count(*) FROM jobs"))
         with engine.begin() as conn:
             conn.execute(text("DELETE FROM jobs"))
+            conn.execute(text("SELECT pg_stat_force_next_flush()"))
         wait_until(lambda: dead() > 10, what="the statistics")
         with caplog.at_level(logging.WARNING, "sqlq.worker"):
             watch.look(10)

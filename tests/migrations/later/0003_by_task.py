@@ -13,7 +13,14 @@ concurrently = ("jobs", "jobs_by_task")
 
 def upgrade(op: Operations, schema: str | None) -> None:
     live = op.get_context().opts["live"]
-    op.create_index("jobs_by_task", "jobs", ["task", "id"], schema=schema, if_not_exists=True, postgresql_concurrently=live)
+    op.create_index(
+        "jobs_by_task",
+        "jobs",
+        ["task", "id"],
+        schema=schema,
+        if_not_exists=True,
+        postgresql_concurrently=live,
+    )
 
 
 def downgrade(op: Operations, schema: str | None) -> None:

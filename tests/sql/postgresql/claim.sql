@@ -10,7 +10,8 @@ WITH due AS MATERIALIZED (
                     ORDER BY priority DESC LIMIT 1)
                   UNION ALL
                   SELECT (SELECT j.priority FROM public.jobs j
-                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL AND j.priority < levels.priority
+                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
+                             AND j.priority < levels.priority
                            ORDER BY j.priority DESC LIMIT 1)
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level
@@ -26,8 +27,9 @@ UPDATE public.jobs
    SET reserved_at = statement_timestamp(),
        reserved_by = %(owner)s,
        lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
-       lease_token = lease_token + 1,
-       attempts = attempts + 1
+       lease_token = CASE WHEN lease_token < 4000000000000000000 THEN lease_token + 1 ELSE 1 END,
+       attempts = least(attempts + 1, 1000000000),
+       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))
  WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, jobs.max_attempts, jobs.releases, jobs.timeout_ms, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.unknown_since) * 1000 AS BIGINT), jobs.cancel_requested_at, jobs.losses, jobs.priority, CAST(EXTRACT(EPOCH FROM jobs.available_at) * 1000 AS DOUBLE PRECISION);
+RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.unknown_since) * 1000 AS BIGINT), jobs.cancel_requested_at, jobs.losses, jobs.priority, CAST(EXTRACT(EPOCH FROM jobs.available_at) * 1000 AS DOUBLE PRECISION);
 

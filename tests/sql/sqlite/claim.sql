@@ -13,8 +13,9 @@ UPDATE main.jobs
    SET reserved_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER),
        reserved_by = ?,
        lease_expires_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?,
-       lease_token = lease_token + 1,
-       attempts = attempts + 1
+       lease_token = CASE WHEN lease_token < 4000000000000000000 THEN lease_token + 1 ELSE 1 END,
+       attempts = min(attempts + 1, 1000000000),
+       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))
  WHERE id IN (SELECT value FROM json_each(?))
-RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, jobs.max_attempts, jobs.releases, jobs.timeout_ms, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - jobs.unknown_since), jobs.cancel_requested_at, jobs.losses, jobs.priority, jobs.available_at;
+RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - jobs.unknown_since), jobs.cancel_requested_at, jobs.losses, jobs.priority, jobs.available_at;
 

@@ -1,0 +1,118 @@
+"""What surrounds an attempt (`App.around`) or the life of a worker process (`App.lifespan`).
+
+Each is a function of the user's, checked when it is registered, that makes a context manager each time it is
+called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlq.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A function that makes context managers, and whether these are asynchronous."""
+
+    name: str
+    function: Callable[..., Any]
+    """As it was registered."""
+    open: Callable[..., Any]
+    """Returns a context manager."""
+    is_async: bool
+
+
+def around_scope(function: Any) -> Scope:
+    """Return the scope of a function that is called with the running job. Raises `ConfigurationError` for
+    what cannot be one."""
+    scope = _scope(function, "around", "takes one argument, the running job", "lambda running: tracing()")
+    _check_takes(scope, "an around takes one argument, the running job", object())
+    return scope
+
+
+def lifespan_scope(function: Any) -> Scope:
+    """Return the scope of a function that is called without arguments. Raises `ConfigurationError` for what
+    cannot be one."""
+    scope = _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
+    _check_takes(scope, "a lifespan takes no arguments")
+    return scope
+
+
+def task_arounds(given: Any, task: str, is_async: bool) -> tuple[Scope, ...] | None:
+    """Return a task's own arounds, None where it declines all. Raises `ConfigurationError` for what cannot
+    be one, and for one that would never run around this task."""
+    if given is None:
+        return None
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ConfigurationError(
+            f"around of {task} is {given!r}: it is a list of functions, as in around=[tracing], or None for "
+            "nothing around this task, the App's included"
+        )
+    scopes = tuple(map(around_scope, given))
+    for scope in scopes:
+        if scope.is_async and not is_async:  # guard: async-around-needs-async-def
+            raise ConfigurationError(
+                f"around of {task} has the asynchronous {scope.name}, but {task} is a def, so it would never "
+                "run: make one of them what the other is"
+            )
+    return scopes
+
+
+def surrounding(scopes: Iterable[Scope], is_async: bool) -> tuple[Scope, ...]:
+    """Return those that surround an `async def` handler, which is all, or a `def` handler."""
+    return tuple(scope for scope in scopes if is_async or not scope.is_async)
+
+
+def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
+    name = _name(function)
+    if not callable(function) or (
+        not isinstance(function, type) and _any_attribute(type(function), "__enter__", "__aenter__")
+    ):
+        raise ConfigurationError(
+            f"{what} is {name}, not a function: it {takes}, and makes a context manager each time it is "
+            f"called, as in app.{what}({example})"
+        )
+    if isinstance(function, type):
+        if not _any_attribute(function, "__enter__", "__aenter__"):
+            raise ConfigurationError(f"{what} is the class {name}, whose objects are no context managers")
+        return Scope(name, function, function, is_async=not hasattr(function, "__enter__"))
+    if _is(function, inspect.iscoroutinefunction):
+        raise ConfigurationError(
+            f"{what} is {name}, a coroutine function: it has to yield once, where what it surrounds runs"
+        )
+    if _is(function, inspect.isasyncgenfunction):
+        return Scope(name, function, asynccontextmanager(function), is_async=True)
+    if _is(function, inspect.isgeneratorfunction):
+        return Scope(name, function, contextmanager(function), is_async=False)
+    # decorated with asynccontextmanager, perhaps
+    is_async = inspect.isasyncgenfunction(inspect.unwrap(function))
+    return Scope(name, function, function, is_async)
+
+
+def _check_takes(scope: Scope, rule: str, *args: object) -> None:
+    try:
+        signature = inspect.signature(scope.function)
+    except (TypeError, ValueError):  # written in C, perhaps
+        return
+    try:
+        signature.bind(*args)
+    except TypeError:
+        raise ConfigurationError(f"{scope.name}{signature} cannot be called: {rule}") from None
+
+
+def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+    return kind(function) or kind(type(function).__call__)
+
+
+def _any_attribute(kind: type, *names: str) -> bool:
+    return any(hasattr(kind, name) for name in names)
+
+
+def _name(function: Any) -> str:
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return repr(function) if module is None or qualname is None else f"{module}.{qualname}"

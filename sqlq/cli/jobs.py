@@ -1,0 +1,243 @@
+"""`sqlq jobs` and `sqlq show`: see any job, in whatever state it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.looks import (
+    queue_name,
+    show_block,
+    show_field,
+    show_heading,
+    show_rows,
+    show_wrapped,
+)
+from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
+from sqlq.commandline import command
+
+if TYPE_CHECKING:
+    from sqlq.job import JobDetails
+
+STATES = ("scheduled", "available", "running", "finished", "failed", "cancelled")
+STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
+
+
+@click.command()
+@click.option("--state", type=click.Choice(STATES), help="In one state only.")
+@click.option("--queue", help="Of one queue only.")
+@click.option("--task", help="Of one task only.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="At most so many, the newest.",
+)
+@click.option(
+    "--exact", is_flag=True, help="Look through all jobs, and not only the newest 100,000 of each kind."
+)
+@json_option
+@click.pass_obj
+def jobs(
+    context: Context,
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    limit: int,
+    exact: bool,
+    as_json: bool,
+) -> None:
+    """List jobs, the newest first, in whatever state they are.
+
+    Finished jobs are listed as long as they are kept: 7 days, or what your App says (retention=).
+    """
+    admin = context.app().admin
+    how: dict[str, Any] = {"within": None} if exact else {}
+    found, complete = admin.listing(state=state, queue=queue, task=task, limit=limit + 1, **how)
+    more, found = len(found) > limit, found[:limit]
+    if as_json:
+        show_json([as_object(job) for job in found])
+    elif found:
+        columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
+        show_rows([*columns, Column("attempts", right=True), Column("time")], [_row(job) for job in found])
+    else:
+        click.echo(f"no {state + ' ' if state else ''}jobs{of(task, queue)}")
+    if more and not as_json:
+        click.echo(
+            f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"
+        )
+    if not complete:
+        click.echo("\nonly the newest 100,000 jobs of each kind were looked at; --exact goes on", err=as_json)
+
+
+def _row(job: JobDetails) -> list[Cell]:
+    state: Cell = (job.state.value, STYLES.get(job.state, ""))
+    return [str(job.id), state, queue_name(job.queue), job.task, attempts(job, "/"), _time(job)]
+
+
+def attempts(job: JobDetails, separator: str) -> str:
+    """Say how many attempts were made, of how many; "?" where only the task can say that."""
+    return f"{job.attempts}{separator}{'?' if job.max_attempts is None else job.max_attempts}"
+
+
+def _time(job: JobDetails) -> str:
+    """Say since when a job is in its state, or when it is due."""
+    if job.state == "scheduled":
+        return f"due in {span((job.available_at - datetime.now(UTC)).total_seconds())}"
+    if job.state == "available":
+        return f"due {ago(job.available_at)}"
+    return str(ago(job.reserved_at if job.state == "running" else job.ended_at))
+
+
+def as_object(job: JobDetails) -> dict[str, Any]:
+    """Return a job as a JSON object."""
+    return {**asdict(job), "error": job.error}
+
+
+@click.command()
+@click.argument("id", type=int)
+@json_option
+@click.pass_obj
+def show(context: Context, id: int, as_json: bool) -> None:
+    """Show all about one job, in whatever state it is.
+
+    Its arguments, result, times and errors, and what may be done with it next.
+    """
+    show_job(context, context.app().get(id), as_json)
+
+
+def show_job(context: Context, job: JobDetails, as_json: bool) -> None:
+    """Print all about a job."""
+    if as_json:
+        show_json(as_object(job))
+        return
+    show_heading(f"job {job.id}: {job.state}")
+    for name, value in _fields(context, job):
+        show_field(name, value)
+    if job.state == "failed":
+        _show_error(job.exception, job.message, job.reason)
+    if job.errors:
+        click.echo()
+        show_heading("earlier attempts")
+        for record in job.errors:
+            _show_attempt(record)
+    if job.traceback:
+        click.echo()
+        show_heading("traceback")
+        show_block(plain_lines(job.traceback))
+    if steps := list(_next(context, job)):
+        click.echo()
+        show_heading("next")
+        width = max(len(command) for command, _ in steps)
+        for command, why in steps:
+            show_wrapped(f"{command:<{width}}  ", why, before="  ")
+
+
+def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
+    yield "task", job.task
+    yield "queue", queue_name(job.queue)
+    yield "arguments", json.dumps(job.payload, ensure_ascii=False)
+    if job.result is not None:
+        yield "result", json.dumps(job.result, ensure_ascii=False)
+    if job.state != "failed" and job.error:
+        yield "reason", job.error
+    back = f", given back {counted(job.releases, 'time')}" if job.releases else ""
+    yield "attempts", f"{attempts(job, ' of ')}{back}"
+    yield "timeout", _timeout(context, job)
+    if job.priority:
+        yield "priority", str(job.priority)
+    if job.unique_key is not None:
+        until = "it starts" if job.unique_until == "start" else "it has ended"
+        yield "unique key", f"{plain(job.unique_key)} (until {until})"
+    yield "created", _moment(job.created_at)
+    if job.state == "scheduled":
+        yield "due", f"{_moment(job.available_at, said=False)} ({_time(job).removeprefix('due ')})"
+    else:
+        yield "due", _moment(job.available_at)
+    if job.reserved_at is not None:
+        yield "last started", _moment(job.reserved_at)
+    if job.state == "running":
+        yield "worker", _worker(context, job)
+    if job.cancel_requested_at is not None:
+        yield "to cancel", f"asked to stop {_moment(job.cancel_requested_at)}"
+    if job.ended_at is not None:
+        yield job.state, _moment(job.ended_at)
+
+
+def _moment(moment: datetime, *, said: bool = True) -> str:
+    from sqlq.clock import written
+
+    return f"{written(moment)} ({ago(moment)})" if said else written(moment)
+
+
+def _timeout(context: Context, job: JobDetails) -> str:
+    """Say how long an attempt may take: as its row says, or else its task, where the App is known."""
+    from sqlq.clock import readable
+
+    if job.timeout_ms is not None:
+        return readable(job.timeout_ms) if job.timeout_ms else "none"
+    task = context.app().tasks.get(job.task)
+    if task is not None and task.timeout_ms is not None:
+        return f"{readable(task.timeout_ms)}, as its task says"
+    return "none"
+
+
+def _worker(context: Context, job: JobDetails) -> str:
+    for worker in context.app().admin.workers(silent=True):
+        if worker.id == job.reserved_by:
+            silent = "" if worker.alive else f", silent for {span(worker.silent_seconds)}"
+            return f"{worker.host} pid {worker.pid}{silent}"
+    return f"{job.reserved_by}, which is gone"
+
+
+def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:
+    click.echo()
+    show_heading("error" if reason == "error" else f"error ({reason})")
+    text = ": ".join(part for part in (exception, (message or "").strip()) if part)
+    for line in plain_lines(text).splitlines() or ["-"]:
+        show_wrapped("", line, before="  ")
+
+
+def _show_attempt(record: Any) -> None:
+    """Print an error record, which another program may have written: nothing in it is certain."""
+    from sqlq.clock import written
+
+    at = str(record.get("at", "?"))
+    try:
+        at = written(datetime.fromisoformat(at))
+    except ValueError:
+        pass
+    said = {
+        name: plain(str(record.get(name) or "")) for name in ("attempt", "reason", "exception", "message")
+    }
+    text = ": ".join(part for part in (said["exception"], said["message"]) if part) or said["reason"] or "?"
+    if said["reason"] not in ("error", "", text):
+        text = f"{said['reason']}: {text}"
+    show_wrapped(f"{said['attempt'] or '?':>3}  {at}  ", text, before="  ")
+
+
+def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
+    """What may be done with a job, each as a command and what it does."""
+    if job.state == "failed":
+        yield command(f"failed retry {job.id}"), "run it again, with all its attempts"
+        yield command(f"failed forget {job.id}"), "delete it"
+    if job.state in ("scheduled", "available"):
+        queue = next((each for each in context.app().admin.status() if each.queue == job.queue), None)
+        if queue is not None and queue.paused:
+            yield command(f"resume {shlex.quote(job.queue)}"), "its queue is paused"
+        elif queue is not None and not queue.served:
+            words = f"work -q {shlex.quote(job.queue)}"
+            yield command(words, needs_app=True), "no worker serves its queue"
+        yield command(f"cancel {job.id}"), "end it without running it"
+    if job.state == "running":
+        yield command(f"cancel {job.id}"), "ask it to stop; --force ends it here and now"
+        yield command("workers"), "see what each worker runs"

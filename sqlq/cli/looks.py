@@ -1,0 +1,103 @@
+"""What the commands that look have in common: names, counts and moments as text, and rows that stay legible
+on a narrow terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from sqlq.cli.output import Cell, Column, console, plain, show_table
+
+if TYPE_CHECKING:
+    from sqlq.admin import QueueStatus
+
+NARROW = 60
+"""On fewer columns a row is a block of `name: value` lines."""
+LABEL = 13
+INDENT = "  "
+
+exact_option = click.option("--exact", is_flag=True, help="Count every job, however many there are.")
+
+
+def queue_name(name: str) -> str:
+    """Return a queue's name such that it can be seen, also where it is blank."""
+    return plain(name) or repr(name)
+
+
+def number(queue: QueueStatus, name: str) -> str:
+    """Return one of a queue's counts, with "+" where there may be more."""
+    return f"{getattr(queue, name):,}{'+' if name in queue.capped else ''}"
+
+
+def is_narrow() -> bool:
+    """Whether lines are to be short."""
+    return console().width < NARROW
+
+
+def show_rows(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None:
+    """Print a table of rows, or where the terminal is too narrow for one a block for each row."""
+    if not is_narrow():
+        show_table(columns, rows)
+        return
+    for place, row in enumerate(rows):
+        if place:
+            click.echo()
+        for column, cell in zip(columns, row, strict=True):
+            text = cell[0] if isinstance(cell, tuple) else cell
+            if text is not None and text != "":
+                show_wrapped(f"{column.name}: ", f"{text:,}" if isinstance(text, int) else plain(text))
+
+
+def show_field(name: str, value: str) -> None:
+    """Print a label and its value, which goes on below itself where it is too long for the line."""
+    show_wrapped(f"{name:<{LABEL}} ", plain(value), before=INDENT)
+
+
+def show_heading(text: str) -> None:
+    """Print a line that stands over others, bold on a terminal."""
+    from rich.text import Text
+
+    _print(Text(plain(text), style="bold"))
+
+
+def show_block(lines: str) -> None:
+    """Print lines, each indented once more."""
+    for line in lines.splitlines():
+        text = line.lstrip()
+        show_wrapped("", text, before=INDENT + " " * (len(line) - len(text)))
+
+
+def show_wrapped(label: str, text: str, *, before: str = "") -> None:
+    """Print text after a label that is bold on a terminal; what does not fit goes on below the text's first
+    character, or where that leaves too little room, a little indented on lines of its own."""
+    from rich.text import Text
+
+    out = console()
+    hanging = len(before) + len(label)
+    if out.width - hanging < NARROW // 3:
+        hanging = len(before) + 2
+    lines = list(_wrapped(text, out.width - hanging))
+    first = Text(before) + Text(label, style="bold")
+    if hanging < len(before) + len(label) and first.cell_len + Text(lines[0]).cell_len > out.width:
+        _print(first)
+    else:
+        _print(first + Text(lines.pop(0)))
+    for line in lines:
+        _print(Text(" " * hanging + line))
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    from rich.text import Text
+
+    for line in Text(text).wrap(console(), max(width, 10)) if text else [Text()]:
+        yield line.plain.rstrip()
+
+
+def _print(text: object) -> None:
+    from rich.text import Text
+
+    assert isinstance(text, Text)
+    text.rstrip()
+    console().print(text, soft_wrap=True)

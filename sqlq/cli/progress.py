@@ -1,0 +1,154 @@
+"""What `sqlq work --drain` shows while it works: on a terminal a line that changes, else one a minute."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqlq.cli.logs import ERASE
+from sqlq.errors import SqlqError
+from sqlq.store import records
+from sqlq.store.database import LOOPS, Database
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlq.store.records import Waiting
+    from sqlq.worker.supervisor import Supervisor
+
+log = logging.getLogger("sqlq.worker")
+
+DRAW_SECONDS = 0.25
+COUNT_SECONDS = 3.0
+COUNTED = 20_000
+"""Up to so many waiting jobs are counted."""
+SHARE = 0.05
+"""What part of the time counting may take at most."""
+SUMMARY_SECONDS = 60.0
+WINDOW_SECONDS = 15.0
+"""The rate on a terminal is that of the last seconds."""
+FIRST = ("completed", "retried", "failed")
+
+
+def on_terminal() -> bool:
+    """Say whether stderr is a terminal on which a line can be erased."""
+    from sqlq.cli.output import console
+
+    err = console(err=True)
+    return err.is_terminal and not err.is_dumb_terminal and sys.stderr.isatty()
+
+
+class Progress:
+    """Looks at a supervisor from a thread of its own, and asks the database how much waits, seldom."""
+
+    def __init__(self, supervisor: Supervisor, queues: Sequence[str] | None, *, drawn: bool) -> None:
+        self._supervisor = supervisor
+        self._queues = queues
+        self._drawn = drawn
+        self._over = threading.Event()
+        self._seen: deque[tuple[float, int]] = deque()
+        self._database: Database | None = None
+        self._waiting: Waiting | None = None
+        self._count_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="sqlq-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        """End, and leave the terminal as it was."""
+        self._over.set()
+        self._thread.join(1.0)
+        if self._database is not None:
+            self._database.close()
+        if self._drawn:
+            _write(ERASE)
+
+    def _run(self) -> None:
+        every = DRAW_SECONDS if self._drawn else SUMMARY_SECONDS
+        while not self._over.wait(every):
+            self._count()
+            said = self._line()
+            if self._drawn:
+                _write(f"{ERASE}{_fitted(said)}\r")
+            else:
+                log.info("%s", said, extra={"event": "progress"})
+
+    def _count(self) -> None:
+        place, began = self._supervisor.place, time.monotonic()
+        if place is None or began < self._count_at:
+            return
+        try:
+            self._database = self._database or Database.open(make_url(place[0]), place[1], use=LOOPS)
+            with self._database.read() as conn:
+                self._waiting = records.waiting(conn, self._queues, COUNTED)
+        except (SQLAlchemyError, SqlqError) as error:  # the workers say it, if it lasts
+            log.debug("what waits could not be counted: %s", error)
+            self._waiting = None
+        took = time.monotonic() - began
+        self._count_at = began + max(COUNT_SECONDS, took / SHARE)
+
+    def _line(self) -> str:
+        moment, tally = time.monotonic(), self._supervisor.tally
+        done = tally["completed"]
+        self._seen.append((moment, done))
+        while len(self._seen) > 2 and self._seen[1][0] < moment - WINDOW_SECONDS:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        if not self._drawn or moment == since:
+            since, before = self._supervisor.ready_since or moment, 0
+        rate = (done - before) / (moment - since) if moment > since else 0.0
+        parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
+        if self._waiting is not None:
+            parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
+        parts += [f"{tally[name]:,} {name}" for name in ("retried", "failed") if tally[name]]
+        if self._waiting is not None and self._waiting.exact and rate > 0:
+            left = (self._waiting.number + self._supervisor.running) / rate
+            parts.append(f"about {spent(left)} left")
+        return ", ".join(parts)
+
+
+def stopped(tally: Counter[str], seconds: float | None) -> str:
+    """Say what became of all attempts, how long that took, and how many completed in a second."""
+    names = (*FIRST, *sorted(tally.keys() - set(FIRST)))
+    ended = ", ".join(f"{tally[name]:,} {name}" for name in names if tally[name])
+    if not ended or seconds is None:
+        return ended or "no jobs"
+    rate = f" ({tally['completed'] / max(seconds, 0.001):,.1f}/s)" if tally["completed"] else ""
+    return f"{ended} in {spent(seconds)}{rate}"
+
+
+def spent(seconds: float) -> str:
+    """Say a duration in two units at most: "0.8 s", "42 s", "3 min 12 s", "2 h 5 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _fitted(text: str) -> str:
+    from rich.text import Text
+
+    from sqlq.cli.output import console
+
+    line = Text(text)
+    line.truncate(max(1, console(err=True).width - 1), overflow="ellipsis")
+    return line.plain
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:  # the terminal is gone
+        pass

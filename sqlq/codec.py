@@ -1,0 +1,163 @@
+"""The payload of a job: arguments as JSON text, and back.
+
+What goes in is checked when the job is made, because that is the last moment at which the mistake and its
+author are in one place: what JSON would lose or change is refused by its path. What annotations say of values
+that JSON does not have is in `sqlq.conversion`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+from sqlq.errors import ArgumentsError
+from sqlq.settings import PAYLOAD_BYTES
+
+
+class MisfitError(ArgumentsError):
+    """Arguments do not fit the handler here, but another release's may take them."""
+
+
+def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> str:
+    """Return arguments as the JSON text of a payload: `{"args": […], "kwargs": {…}}`, what is empty left out.
+
+    Decoding it gives equal values (tuples as lists). Raises `ArgumentsError` naming the path of what would
+    not survive.
+    """
+    for i, value in enumerate(args):
+        check_json(value, f"{where}args[{i}]")
+    for key, value in kwargs.items():
+        check_json(key, f"{where}the argument name {key!r}")
+        check_json(value, f"{where}{key}")
+    payload = _encoder.encode({**({"args": args} if args else {}), **({"kwargs": kwargs} if kwargs else {})})
+    size = len(payload) if payload.isascii() else len(payload.encode())
+    if size > PAYLOAD_BYTES:
+        raise ArgumentsError(
+            f"{where}the arguments take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} allowed: "
+            "store the data and pass its id"
+        )
+    return payload
+
+
+_encoder = json.JSONEncoder(ensure_ascii=False)
+
+
+def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentsError(f"the payload is not JSON: {error}") from None
+    if not isinstance(value, dict) or not value.keys() <= {"args", "kwargs"}:
+        raise ArgumentsError(
+            'the payload is not an object with "args" and "kwargs" only, as in '
+            '{"args": [7], "kwargs": {"copy": true}}'
+        )
+    args, kwargs = value.get("args", []), value.get("kwargs", {})
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise ArgumentsError('in the payload "args" must be an array and "kwargs" an object')
+    return args, kwargs
+
+
+_DEEPEST = 100
+_LARGEST_INT = 10**4000
+"""Python itself refuses to read integers of more than 4,300 digits from text."""
+
+
+def check_json(value: Any, path: str, mend: str | None = None) -> None:
+    """Raise `ArgumentsError` naming the path of the first thing in `value` that JSON would lose or change.
+
+    `mend` is what to say of a type that JSON does not have, if not how to annotate it.
+    """
+    # A list that holds itself twice, sixty times over, is small in memory and endless as JSON; each item
+    # takes a byte.
+    _check_json(value, path, 0, iter(range(PAYLOAD_BYTES)), mend)
+
+
+def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], mend: str | None) -> None:
+    if next(bytes_left, None) is None:
+        raise ArgumentsError(
+            f"{path[:200]}… and what comes before it take more than the {PAYLOAD_BYTES:,} bytes allowed as "
+            "JSON"
+        )
+    kind = type(value)
+    if kind is str:
+        # isascii() is a flag of the string: the usual text costs no scan for surrogates
+        if "\0" in value or (not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value)):
+            raise ArgumentsError(
+                f"{path} holds a NUL or a lone surrogate, which databases cannot store: clean the text first"
+            )
+    elif value is None or kind is bool:
+        pass
+    elif isinstance(value, int):
+        if not -_LARGEST_INT < value < _LARGEST_INT:
+            raise ArgumentsError(f"{path} is an integer of more than 4,000 digits: pass it as text")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ArgumentsError(f"{path} is {value!r}, which JSON does not have: pass None or text")
+    elif depth >= _DEEPEST:
+        raise ArgumentsError(f"{path[:200]}… is nested deeper than {_DEEPEST} levels, or contains itself")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _check_json(item, f"{path}[{i}]", depth + 1, bytes_left, mend)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ArgumentsError(
+                    f"{path} has the key {key!r}, but JSON's keys are text: use {str(key)!r}"
+                )
+            _check_json(key, f"{path}, key {key!r},", depth + 1, bytes_left, mend)
+            _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left, mend)
+    elif isinstance(value, str):
+        _check_json(str.__str__(value), path, depth, bytes_left, mend)
+    else:
+        raise not_json(value, path, mend or _mend(kind, is_nested=depth > 0))
+
+
+def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:
+    """Return the error for a value of a type that JSON does not have."""
+    kind = type(value)
+    return ArgumentsError(
+        f"{path} is {_shown(value)} of type {kind.__name__}, which is not JSON: "
+        f"{mend or _mend(kind, is_nested=True)}"
+    )
+
+
+def _mend(kind: type, *, is_nested: bool) -> str:
+    if hasattr(kind, "__mapper__") or not _may_be_annotated(kind):
+        return "pass an id, or build it from text, numbers, lists and dicts"
+    if is_nested:
+        return f"annotate the parameter by what it holds, as in list[{kind.__name__}], and pass it as it is"
+    return f"annotate the parameter as {kind.__name__}, and pass it as it is"
+
+
+def _may_be_annotated(kind: type) -> bool:
+    """Whether an annotation lets values of this type through; see `sqlq.conversion`."""
+    return (
+        issubclass(kind, _ANNOTATED)
+        or dataclasses.is_dataclass(kind)
+        or hasattr(kind, "__struct_fields__")  # msgspec's
+        or hasattr(kind, "model_validate")  # pydantic's
+    )
+
+
+_ANNOTATED = (
+    *(bytes, bytearray, set, frozenset, Enum, UUID, Decimal, PurePath),
+    *(dt.date, dt.time, dt.timedelta),
+)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return "a value"
+    return text if len(text) <= 60 else text[:57] + "..."

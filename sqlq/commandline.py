@@ -1,0 +1,47 @@
+"""A command of sqlq as messages quote it: pasted, it acts on the App and database the message is about."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+
+class CommandLine(Protocol):
+    """The command line that runs, and how it names its App and database."""
+
+    def url(self) -> URL | None:
+        """Return where its database is; None while that is not known."""
+
+    def options(self, *, needs_app: bool) -> list[str]:
+        """Return the options that name the same App and database in another command."""
+
+
+current: CommandLine | None = None
+"""None in programs other than `sqlq`."""
+
+
+def command(words: str, url: URL | None = None, *, schema: str | None = None, needs_app: bool = False) -> str:
+    """Return `sqlq WORDS` with the options that name the App and the database.
+
+    On the command line these are the ones that were typed. In other programs, and in a message about another
+    database than the command line's, `url` and `schema` say where; a password is masked there, as in all
+    messages, and the variable named that can hold it.
+    """
+    from sqlq.settings import shown
+
+    if current is not None and (url is None or current.url() in (None, url)):
+        schema = os.environ.get("SQLQ_SCHEMA")
+        options, variables = current.options(needs_app=needs_app), {}
+    else:
+        named = None if url is None else shown(url)
+        hidden = url is not None and url.password is not None
+        options = ["-a", "module:attribute"] if needs_app else []
+        options += [] if named is None or hidden else ["-d", shlex.quote(named)]
+        variables = {"SQLQ_DATABASE_URL": named} if hidden else {}
+    variables |= {"SQLQ_SCHEMA": schema} if schema else {}
+    before = [f"{name}={shlex.quote(value or '')}" for name, value in variables.items()]
+    return " ".join([*before, "sqlq", words, *options])

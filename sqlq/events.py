@@ -1,0 +1,317 @@
+"""What has become of jobs, told to those who listen (`App.on`): after the fact, in batches, never in the way.
+
+Each listener has a thread and a bounded queue of its own, so that a slow one delays neither jobs nor other
+listeners.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from sqlalchemy import Connection, Engine, event
+
+from sqlq.errors import ConfigurationError
+from sqlq.job import ErrorText, Job, NewJob
+
+log = logging.getLogger("sqlq")
+
+EventName: TypeAlias = Literal[
+    "enqueued",
+    "started",
+    "finished",
+    "retried",
+    "failed",
+    "snoozed",
+    "released",
+    "cancelled",
+    "lost",
+    "rescued",
+]
+NAMES: Final[tuple[EventName, ...]] = get_args(EventName)
+
+LARGEST_BATCH = 1_000
+MOST_WAITING = 100_000
+"""How many events may wait for one listener; later ones are dropped."""
+GATHER_SECONDS = 0.1
+"""How long events gather before a listener gets them."""
+IDLE_SECONDS = 10.0
+"""After so long without an event the thread of a listener ends."""
+COMPLAINT_SECONDS = 60.0
+LAST_WORDS_SECONDS = 1.0
+"""How long a process that ends waits for its listeners."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """What has become of a job. `name` says what, and is one of those `App.on` takes; `at` is when, by this
+    machine's clock.
+
+    `seconds` is how long the attempt ran, `delay_seconds` after how long the next one is due. `reason` is
+    what `failed_jobs` has: error, timeout, worker_lost, unknown_task or bad_payload; of a cancelled job it is
+    the text given to `sqlq.Cancel`, of a lost or rescued one what happened. `error` is the exception as text:
+    `error.exception` its class, `error.message`, `error.traceback`. `exception` is the exception itself where
+    this process has met it, else one that stands for it. `worker` is the id of the worker that lost the job.
+    """
+
+    name: str
+    id: int
+    task: str
+    queue: str
+    attempt: int
+    max_attempts: int | None = None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seconds: float | None = None
+    delay_seconds: float | None = None
+    reason: str | None = None
+    error: ErrorText | None = None
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    worker: str | None = None
+
+
+Hear = Callable[[list[JobEvent]], object]
+
+
+class Listener:
+    """A function that is told of events in a thread of its own, some at a time."""
+
+    def __init__(self, names: frozenset[str], hear: Hear) -> None:
+        self.names = names
+        self._hear = hear
+        self._name = getattr(hear, "__qualname__", repr(hear))
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: deque[JobEvent] = deque()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._flushing = 0
+        self._dropped = self._failed = 0
+        self._complained_at = float("-inf")
+
+    def tell(self, told: JobEvent) -> None:
+        """Let the function hear of an event soon; returns at once."""
+        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
+            self._start_anew()
+        complaint = None
+        with self._changed:
+            if len(self._waiting) >= MOST_WAITING:  # guard: events-are-bounded
+                self._dropped += 1
+                complaint = self._complaint()
+            else:
+                self._waiting.append(told)
+                if self._thread is None:
+                    self._start()
+                elif len(self._waiting) in (1, LARGEST_BATCH):
+                    self._changed.notify_all()
+        if complaint:
+            log.warning("%s", complaint)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="sqlq-listener", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had now; the next event tries again
+            return
+        self._thread = thread
+
+    def flush(self, seconds: float) -> bool:
+        """Let the function hear of all that waits; say whether it has, within so many seconds."""
+        if self._pid != os.getpid():
+            return True
+        with self._changed:
+            if self._waiting and self._thread is None:
+                self._start()
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
+            finally:
+                self._flushing -= 1
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._waiting, IDLE_SECONDS):
+                    self._thread = None
+                    return
+                self._changed.wait_for(
+                    lambda: self._flushing or len(self._waiting) >= LARGEST_BATCH, GATHER_SECONDS
+                )
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
+                self._busy = True
+            raised: BaseException | None = None
+            try:
+                self._hear(batch)
+            except BaseException as error:
+                raised = error
+            with self._changed:
+                self._failed += raised is not None
+                complaint = self._complaint()
+            if complaint:
+                log.error("%s", complaint, exc_info=raised)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _complaint(self) -> str | None:
+        """Return what is to be said of this listener now, at most once a minute."""
+        moment = time.monotonic()
+        if not (self._dropped or self._failed) or moment < self._complained_at + COMPLAINT_SECONDS:
+            return None
+        said = []
+        if self._failed:
+            times = f" {self._failed:,} times" if self._failed > 1 else ""
+            said.append(f"the listener {self._name} failed{times}")
+        if self._dropped:
+            said.append(f"the listener {self._name} is too slow: {self._dropped:,} events were dropped")
+        self._complained_at, self._dropped, self._failed = moment, 0, 0
+        return "; ".join(said)
+
+
+@dataclass
+class _Uncommitted:
+    """Events of a transaction that is open, and how many there were when each of its open savepoints was set;
+    without those set before the first event."""
+
+    told: list[JobEvent] = field(default_factory=list)
+    savepoints: list[int] = field(default_factory=list)
+
+
+class Events:
+    """The listeners of an App."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._wanted: frozenset[str] = frozenset()
+        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._uncommitted: weakref.WeakKeyDictionary[Connection, _Uncommitted] = weakref.WeakKeyDictionary()
+
+    def add(self, names: Sequence[EventName], hear: Hear) -> None:
+        """Have a function told of events of these names. Raises `ConfigurationError` for what cannot be
+        told."""
+        wanted: frozenset[str] = frozenset(checked_names(names))
+        _check_hears(hear)
+        if not self._listeners:
+            atexit.register(_finish, weakref.ref(self))
+        self._listeners = (*self._listeners, Listener(wanted, hear))
+        self._wanted |= wanted
+
+    def wants(self, name: str) -> bool:
+        """Say whether anything listens to events of this name."""
+        return name in self._wanted
+
+    def tell(self, told: JobEvent) -> None:
+        """Tell the listeners of an event; returns at once, and raises nothing."""
+        for listener in self._listeners:
+            if told.name in listener.names:
+                listener.tell(told)
+
+    def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
+        """Tell of jobs that were enqueued, when the transaction of `conn` commits, or now."""
+        told = [
+            JobEvent(
+                name="enqueued",
+                id=job.id,
+                task=job.task,
+                queue=job.queue,
+                attempt=0,
+                max_attempts=asked.max_attempts,
+                delay_seconds=asked.delay_ms / 1000 or None,
+            )
+            for asked, job in zip(new, done, strict=True)
+            if job.created
+        ]
+        if conn is None:
+            for one in told:
+                self.tell(one)
+            return
+        self._uncommitted.setdefault(conn, _Uncommitted()).told.extend(told)
+        if conn.engine not in self._listening:
+            self._listening.add(conn.engine)
+            for name in ("commit", "commit_twophase"):
+                event.listen(conn.engine, name, self._commits)
+            for name in ("rollback", "rollback_twophase"):
+                event.listen(conn.engine, name, self._rolls_back)
+            event.listen(conn.engine, "savepoint", self._saves)
+            event.listen(conn.engine, "release_savepoint", self._releases)
+            event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
+
+    def _commits(self, conn: Connection, *args: Any) -> None:
+        for told in self._uncommitted.pop(conn, _Uncommitted()).told:
+            self.tell(told)
+
+    def _rolls_back(self, conn: Connection, *args: Any) -> None:
+        self._uncommitted.pop(conn, None)  # guard: no-word-of-what-is-rolled-back
+
+    # Savepoints have no names yet when SQLAlchemy tells of them; the newest ends first.
+
+    def _saves(self, conn: Connection, *args: Any) -> None:
+        if (uncommitted := self._uncommitted.get(conn)) is not None:
+            uncommitted.savepoints.append(len(uncommitted.told))
+
+    def _releases(self, conn: Connection, *args: Any) -> int:
+        uncommitted = self._uncommitted.get(conn)
+        return uncommitted.savepoints.pop() if uncommitted is not None and uncommitted.savepoints else 0
+
+    def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
+        before = self._releases(conn)
+        if (uncommitted := self._uncommitted.get(conn)) is not None:
+            del uncommitted.told[before:]  # guard: no-word-of-savepoints-undone
+
+    def flush(self, seconds: float) -> bool:
+        """Let every listener hear of what waits for it; say whether all have, within so many seconds."""
+        until = time.monotonic() + seconds
+        return all(listener.flush(max(0.0, until - time.monotonic())) for listener in self._listeners)
+
+
+def checked_names(names: Sequence[Any]) -> Sequence[EventName]:
+    """Return names of events. Raises `ConfigurationError` for those that are none."""
+    known = ", ".join(NAMES)
+    if not names:
+        raise ConfigurationError(f"on() names no event: name some of {known}")
+    for name in names:
+        if name not in NAMES:
+            hint = ", as in @app.on('failed')" if callable(name) else ""
+            raise ConfigurationError(f"on() got {name!r}, which is no event: name some of {known}{hint}")
+    return names
+
+
+def _check_hears(hear: Any) -> None:
+    if not callable(hear):
+        raise ConfigurationError(f"{hear!r} cannot listen: it is no function of a list of events")
+    for kind in (
+        inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    ):
+        if kind(hear) or kind(type(hear).__call__):
+            raise ConfigurationError(
+                f"{hear!r} cannot listen: listeners run in a thread, so they are plain def functions"
+            )
+    try:
+        inspect.signature(hear).bind([])
+    except TypeError:
+        raise ConfigurationError(
+            f"{hear!r} cannot listen: a listener takes one argument, a list of events"
+        ) from None
+    except ValueError:  # written in C, perhaps
+        pass
+
+
+def _finish(reference: weakref.ref[Events]) -> None:
+    events = reference()
+    if events is not None:
+        events.flush(LAST_WORDS_SECONDS)

@@ -1,0 +1,175 @@
+"""The caller's session: the connection it writes on, whether that has a transaction to join, and who has to
+hear of a write.
+
+Everything here is told without a question to the database.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+
+from sqlq.errors import EnqueueError, UnsupportedDatabaseError
+from sqlq.schema.tables import jobs as jobs_table
+from sqlq.store.jobs import DIALECTS
+from sqlq.store.sqlite import savepoint_may_be_outermost
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+SyncSession: TypeAlias = "Session | scoped_session[Any] | Connection"
+AnyAsyncSession: TypeAlias = "AsyncSession | AsyncConnection | async_scoped_session[Any]"
+
+
+def connection_to_write(session: Any) -> Connection:
+    """Return the connection on which a session writes a job or its end, in a transaction.
+
+    Raises `EnqueueError` where no rollback would take that back, or no commit keep it. After the write,
+    `note_write` is to be called.
+    """
+    conn = connection_of(session)
+    if conn.dialect.name not in DIALECTS:
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL and SQLite; this session is connected to {conn.dialect.name}"
+        )
+    if not conn.in_transaction():
+        conn.begin()  # as the write would
+    if conn.dialect.name == "sqlite" and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
+        raise EnqueueError(
+            "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer "
+            "rollback would not undo "
+            "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
+        )
+    if DIALECTS[conn.dialect.name].commits_at_once(conn.connection):  # guard: no-autocommit
+        raise EnqueueError(
+            "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
+            "or connection with another isolation_level (enqueue without a session commits at once, too)"
+        )
+    zope = _zope()
+    is_read_only = zope is not None and _joined(zope).get(itself(session)) == zope.STATUS_READONLY
+    if is_read_only:  # guard: zope-read-only
+        raise EnqueueError(
+            "zope.sqlalchemy has this session registered as read only, and rolls back what is written: use "
+            "another session"
+        )
+    return conn
+
+
+def note_write(session: Any) -> None:
+    """Have the session's transaction committed with what was written past the ORM.
+
+    zope.sqlalchemy, where it ends the transaction, rolls back a session that it does not know to be changed.
+    """
+    zope = _zope()
+    session = itself(session)
+    if zope is None or isinstance(session, Connection):
+        return
+    # the hooks know its transaction manager, and join a session that they were not told of yet
+    for listener in session.dispatch.after_flush:
+        hooks = getattr(listener, "__self__", None)
+        if isinstance(hooks, zope.ZopeTransactionEvents):
+            hooks.mark_changed(session)  # guard: zope-is-told
+            return
+    if session in _joined(zope):  # by hand
+        zope.mark_changed(session)
+
+
+def _zope() -> Any:
+    return sys.modules.get("zope.sqlalchemy.datamanager")
+
+
+def _joined(zope: Any) -> Mapping[Any, Any]:
+    """Return the sessions whose transactions zope.sqlalchemy ends, with what it knows of each."""
+    found: Mapping[Any, Any] = zope._SESSION_STATE  # noqa: SLF001 - it has no other place to look
+    return found
+
+
+def itself(session: Any) -> Any:
+    """Return the Session of a scoped_session, and anything else as it is."""
+    # Looked up among the loaded modules: callers without a Session never pay for importing the ORM.
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    return session() if orm is not None and isinstance(session, orm.scoped_session) else session
+
+
+def connection_of(session: Any) -> Connection:
+    """Return the connection a session reads and writes on. Raises `EnqueueError` for what is no session of
+    SQLAlchemy, or has no database."""
+    if isinstance(session, Connection):
+        return session
+    session = itself(session)
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    if orm is not None and isinstance(session, orm.Session):
+        try:
+            conn: Connection = session.connection(bind_arguments={"clause": jobs_table})
+        except UnboundExecutionError:
+            raise EnqueueError(
+                "this session has no bind for the jobs table: make it with Session(engine), or add "
+                "{sqlq.schema.tables.jobs: engine} to the binds of one with several, "
+                "or pass session.connection(bind_arguments=…) of the database that holds the jobs"
+            ) from None
+        return conn
+    if hasattr(session, "run_sync"):
+        raise EnqueueError(
+            f"this is an {kind_of(session)}: write await app.aenqueue(…, session=session), "
+            "or await session.run_sync(…) of what takes a Session"
+        )
+    raise EnqueueError(f"session is {_misfit(session)}")
+
+
+def database_error(conn: Connection, error: BaseException) -> DBAPIError | None:
+    """Return what the database said on a caller's connection, whatever a hook of the caller's raised in its
+    place; None where it said nothing."""
+    if isinstance(error, DBAPIError):
+        return error
+    kind = conn.dialect.loaded_dbapi.Error
+    for found in (error, error.__cause__):
+        if isinstance(found, kind):
+            said = DBAPIError.instance(None, None, found, kind, dialect=conn.dialect)
+            assert isinstance(said, DBAPIError)
+            return said
+    return None
+
+
+def asynchronous(session: Any) -> Any:
+    """Return what of an asynchronous session has `run_sync`. Raises `EnqueueError` for one that is not
+    asynchronous."""
+    if hasattr(session, "registry"):  # an async_scoped_session, which has no run_sync
+        session = session()
+    if hasattr(session, "run_sync"):
+        return session
+    if _is_drivers(session):
+        raise EnqueueError(f"session is {_misfit(session)}")
+    raise EnqueueError(
+        f"aenqueue takes an AsyncSession or AsyncConnection, not a {kind_of(session)}: use enqueue for that"
+    )
+
+
+def kind_of(value: Any) -> str:
+    """Return the name of a value's class."""
+    return type(value).__name__
+
+
+def _misfit(session: Any) -> str:
+    if _is_drivers(session):
+        return (
+            f"a {type(session).__module__}.{kind_of(session)}, and no Session or Connection of SQLAlchemy: "
+            "enqueue on it by SQL, INSERT INTO jobs (queue, task, payload), with what task.new(…) has, or "
+            "leave session out"
+        )
+    return (
+        f"a {kind_of(session)}: pass a Session or Connection of SQLAlchemy, which has a transaction to join, "
+        "or leave it out"
+    )
+
+
+def _is_drivers(session: Any) -> bool:
+    """Whether this is a connection, or cursor, of a driver or another library."""
+    library = type(session).__module__.partition(".")[0]
+    return library != "sqlalchemy" and (
+        library == "asyncpg" or any(hasattr(session, name) for name in ("cursor", "executemany"))
+    )

@@ -1,0 +1,173 @@
+"""Learning when a caller's transaction has committed, and what of it was rolled back.
+
+Of a Session by its own events: when its transaction has ended, its connection is back in the pool and it can
+be used again. A Session on a Connection of another fixture's, as in tests that roll all back in the end,
+commits when it says so. Of a Connection SQLAlchemy tells only that it is about to commit, so that the COMMIT
+itself has to be waited for, by the dialect's `do_commit`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sqlalchemy import Connection, event
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, SessionTransaction
+
+T = TypeVar("T")
+Tell = Callable[[list[T]], None]
+
+
+class Commits(Generic[T]):
+    """Keeps items until the transaction they belong to has committed, or they have been rolled back, and
+    tells which. To be closed."""
+
+    def __init__(self, committed: Tell[T], undone: Tell[T]) -> None:
+        self._committed = committed
+        self._undone = undone
+        self._watched: weakref.WeakKeyDictionary[Any, _Watched[T]] = weakref.WeakKeyDictionary()
+        self._changed: list[tuple[Any, str, Any]] = []
+        """Of dialects, what was changed: the method's name, and what the dialect itself had there, if
+        anything."""
+
+    def add(self, owner: Session | Connection, item: T) -> None:
+        """Keep an item until the transaction that a Session or Connection is in has ended."""
+        if owner not in self._watched:
+            self._watched[owner] = self._watch(owner)
+        self._watched[owner].items.append(item)
+
+    def _watch(self, owner: Session | Connection) -> _Watched[T]:
+        if not isinstance(owner, Connection):
+            return _OfSession(owner, self._committed, self._undone)
+        if all(dialect is not owner.dialect for dialect, _, _ in self._changed):
+            for name in ("do_commit", "do_commit_twophase"):
+                self._wait_for(owner.dialect, name)
+        return _OfConnection(owner, self._committed, self._undone)
+
+    def _wait_for(self, dialect: Any, name: str) -> None:
+        self._changed.append((dialect, name, vars(dialect).get(name)))
+        commit = getattr(dialect, name)
+
+        def do_commit(connection: Any, *args: Any, **options: Any) -> None:
+            watched = [each for each in list(self._watched.values()) if each.committing is connection]
+            for each in watched:
+                each.committing = None
+            try:
+                commit(connection, *args, **options)
+            except BaseException:
+                for each in watched:  # SQLAlchemy tells of no rollback then
+                    each.undo_from(0)  # guard: a-commit-that-fails-runs-nothing
+                raise
+            for each in watched:
+                each.commit_all()
+
+        setattr(dialect, name, do_commit)
+
+    def close(self) -> None:
+        """Forget what is still waiting, and hear of no transaction any more."""
+        for owner, watched in list(self._watched.items()):
+            for name in watched.events:
+                event.remove(owner, name, getattr(watched, name))
+        for dialect, name, before in self._changed:
+            if before is None:
+                delattr(dialect, name)
+            else:
+                setattr(dialect, name, before)
+
+
+class _Watched(Generic[T]):
+    """What waits for the transaction of one owner; its events are methods of their names."""
+
+    events: tuple[str, ...]
+    committing: Any = None
+    """The connection whose COMMIT is about to be sent, as the dialect is given it."""
+
+    def __init__(self, owner: Any, committed: Tell[T], undone: Tell[T]) -> None:
+        self._tell_committed = committed
+        self._tell_undone = undone
+        self.items: list[T] = []
+        for name in self.events:
+            event.listen(owner, name, getattr(self, name))
+
+    def commit_all(self) -> None:
+        items, self.items = self.items, []
+        self._tell_committed(items)
+
+    def undo_from(self, place: int) -> None:
+        """Give up what came in a savepoint, and in savepoints inside it; from 0 all."""
+        undone, self.items[place:] = self.items[place:], []
+        self._tell_undone(undone)
+
+
+class _OfSession(_Watched[T]):
+    events = ("after_transaction_create", "after_commit", "after_transaction_end")
+
+    def __init__(self, owner: Session, committed: Tell[T], undone: Tell[T]) -> None:
+        self._began_at: dict[SessionTransaction, int] = {}
+        """Of each savepoint, how many items there were; one that is older than all items is not known."""
+        self._last_committed: SessionTransaction | None = None
+        super().__init__(owner, committed, undone)
+
+    def after_transaction_create(self, session: Session, transaction: SessionTransaction) -> None:
+        if transaction.nested:
+            self._began_at[transaction] = len(self.items)
+
+    def after_commit(self, session: Session) -> None:
+        self._last_committed = session.get_nested_transaction() or session.get_transaction()
+
+    def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
+        committed, self._last_committed = transaction is self._last_committed, None
+        if transaction.nested:
+            place = self._began_at.pop(transaction, 0)
+            if not committed:  # guard: savepoints-take-their-jobs-along
+                self.undo_from(place)
+        elif transaction.parent is None:  # else it is a part of a flush
+            self._began_at.clear()
+            if committed:
+                self.commit_all()
+            else:
+                self.undo_from(0)
+
+
+class _OfConnection(_Watched[T]):
+    events = (
+        *("savepoint", "release_savepoint", "rollback_savepoint"),
+        *("commit", "rollback", "commit_twophase", "rollback_twophase"),
+    )
+
+    def __init__(self, owner: Connection, committed: Tell[T], undone: Tell[T]) -> None:
+        self._began_at: list[int] = []
+        """Of each savepoint, the innermost last, how many items there were; without those that are older than
+        all items."""
+        super().__init__(owner, committed, undone)
+
+    def savepoint(self, conn: Connection, name: str | None) -> None:
+        self._began_at.append(len(self.items))
+
+    def release_savepoint(self, conn: Connection, name: str, context: Any) -> None:
+        self._left()
+
+    def rollback_savepoint(self, conn: Connection, name: str, context: Any) -> None:
+        self.undo_from(self._left())
+
+    def _left(self) -> int:
+        return self._began_at.pop() if self._began_at else 0
+
+    def commit(self, conn: Connection) -> None:
+        self._began_at.clear()
+        self.committing = conn.connection
+
+    def commit_twophase(self, conn: Connection, xid: Any, is_prepared: bool) -> None:
+        self._began_at.clear()
+        self.committing = conn
+
+    def rollback(self, conn: Connection) -> None:
+        self._began_at.clear()
+        self.committing = None
+        self.undo_from(0)
+
+    def rollback_twophase(self, conn: Connection, xid: Any, is_prepared: bool) -> None:
+        self.rollback(conn)

@@ -1,0 +1,144 @@
+"""Where a test's jobs go: another database under the user's own App, and a worker that runs what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL
+from sqlalchemy.exc import OperationalError
+
+from sqlq import settings
+from sqlq.app import App
+from sqlq.errors import ConfigurationError, SqlqError
+from sqlq.schema import version
+from sqlq.session import SyncSession, connection_of, note_write
+from sqlq.worker.settle import Tally
+
+_current: list[App] = []
+"""The apps whose blocks a test is in, the innermost last. No ContextVar, for a test may look from another
+thread."""
+
+
+@contextmanager
+def on_database(app: App, url: str | URL, *, schema: str | None = None) -> Iterator[App]:
+    """Point an App at a test's database, with sqlq's tables in it, while the block runs.
+
+    The App stays the same object, so the code under test needs to know nothing. It stays on that database,
+    too: what `App.use` says meanwhile, in an application factory for example, takes effect when the block
+    ends. Until then nothing is read from or written to the App's own database: a worker made of it before
+    refuses to run, and so does `enqueue` with a session on another database, unless that is in memory. What
+    is not the App's is out of reach: a second App that the code under test makes, another process, or SQL on
+    an engine of its own.
+
+    The tables are made where they are missing, and stay, with the jobs in them. In memory they are yours to
+    make, with `create_tables`: `sqlite://` serves for what is enqueued through a session, and for `inline`.
+    `assert_enqueued` looks at the database without being told the App. Raises what `App(url)` and
+    `App.migrate` raise.
+
+    With pytest there is the fixture `sqlq_app`. With unittest:
+
+    >>> from sqlq.testing import assert_enqueued, drain, on_database
+    >>> class TestOrders(unittest.TestCase):  # doctest: +SKIP
+    ...     def setUp(self):
+    ...         folder = self.enterContext(tempfile.TemporaryDirectory())
+    ...         self.enterContext(on_database(shop.app, f"sqlite:///{folder}/test.db"))
+    ...
+    ...     def test_an_order_sends_a_receipt(self):
+    ...         shop.place_order(7)
+    ...         assert_enqueued(shop.send_receipt, args=[7])
+    ...         self.assertEqual(drain(shop.app).completed, 1)
+    """
+    with app.on_test_database(url, schema=schema), current(app):
+        if not settings.in_memory(app.database.engine.url):
+            app.migrate()
+        yield app
+
+
+@contextmanager
+def current(app: App) -> Iterator[None]:
+    """Make an App the one that `assert_enqueued` looks at, while the block runs."""
+    _current.append(app)
+    try:
+        yield
+    finally:
+        _current.remove(app)
+
+
+def current_app() -> App | None:
+    """Return the App of the innermost block or fixture."""
+    return _current[-1] if _current else None
+
+
+def create_tables(connection: SyncSession, *, schema: str | None = None) -> None:
+    """Make sqlq's tables where they are missing, on a Connection or Session of yours and in its transaction.
+
+    For a test's own database in memory, or a test that runs in one transaction and rolls it back; elsewhere
+    `App.migrate()` is the way. Nothing is committed here. `schema` is as in `App(schema=…)`. Raises
+    `ConfigurationError` where tables of another program stand in the way.
+
+    >>> engine = create_engine("sqlite://", poolclass=StaticPool)  # doctest: +SKIP
+    >>> with engine.begin() as connection:  # doctest: +SKIP
+    ...     sqlq.testing.create_tables(connection)
+    >>> async with async_engine.begin() as connection:  # doctest: +SKIP
+    ...     await connection.run_sync(sqlq.testing.create_tables)
+    """
+    from sqlq.schema import migrate
+
+    asynchronous: Any = connection
+    if hasattr(asynchronous, "run_sync"):
+        raise ConfigurationError(
+            f"this is an {type(connection).__name__}: write await connection.run_sync(create_tables)"
+        )
+    conn, schema = connection_of(connection), settings.schema_name(schema)
+    found = version.find(conn, schema)
+    if found is not None and found.usable:
+        return  # without waiting for another test, which may have the migrators' lock until it ends
+    migrate.prepare(conn, schema)
+    migrate.run(conn, schema, "up", "head")
+    note_write(connection)
+
+
+def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
+    """Run every job that is available, and what these enqueue in turn, and return how many attempts ended
+    how.
+
+    A worker in this process does it, as `sqlq work --drain` would: `def` handlers run in threads, `async def`
+    ones on an event loop, a failure is retried or ends in `failed_jobs`, and nothing is raised here. Only
+    what is due is run: not a job with a delay, nor the next attempt of one that failed just now. Only
+    committed jobs are seen, so commit first; on SQLite an open transaction that has written would keep the
+    worker waiting, and is refused with `SqlqError`. While the fixture `sqlq_app` or `on_database` keeps an
+    App on a test's database, the jobs of another App are not run: raises `ConfigurationError`, as for a
+    database in memory, which the worker's threads could not share.
+
+    >>> assert sqlq.testing.drain(app) == sqlq.testing.Tally(completed=2)  # doctest: +SKIP
+    """
+    _refuse_what_is_no_tests(app)
+    try:
+        with app.database.begin():
+            pass  # on SQLite this takes the write lock, or finds that another connection keeps it
+    except OperationalError as error:
+        if app.database.dialect.rolled_back(error):
+            raise SqlqError(
+                "drain() cannot write: a transaction of this test is still open; commit it or roll it back "
+                "first"
+            ) from error
+        raise
+    return app.worker(queues, drain=True).run()
+
+
+def _refuse_what_is_no_tests(app: App) -> None:
+    where = app.database.engine.url
+    if settings.in_memory(where):
+        raise ConfigurationError(
+            "drain() runs a worker, whose threads cannot share an SQLite database in memory: run the jobs "
+            'with sqlq.testing.inline(app, at="commit"), or put the test on a file'
+        )
+    in_tests = [other for other in _current if other.address.is_test]
+    if in_tests and app not in in_tests:  # guard: only-a-tests-jobs-are-drained
+        raise ConfigurationError(
+            f"drain() would run the jobs of {settings.masked(where)}, where no test put this App, while a "
+            "test database is open for another: put this one on a test database, too, with "
+            "sqlq.testing.on_database(app, url)"
+        )

@@ -1,0 +1,194 @@
+"""The supervisor's stand-in for its children in the database.
+
+It renews their leases, and gives back at once what a child that died has held.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.errors import SqlqError
+from sqlq.events import JobEvent
+from sqlq.job import Settlement
+from sqlq.retry import given_back
+from sqlq.store import cluster, jobs
+from sqlq.store.database import LOOPS, Database
+from sqlq.store.dialect import Right
+from sqlq.worker.lease import heartbeat_seconds
+from sqlq.worker.link import Link, packed
+from sqlq.worker.tell import Teller
+
+log = logging.getLogger("sqlq.worker")
+
+LOCKED_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 10.0
+MOST_UNTOLD = 1_000
+LAST_SECONDS = 10.0
+"""How long the supervisor waits at its end for what is still to be given back."""
+
+
+class LeaseKeeper:
+    """Stands in for children in the database: renews what they hold, and gives back what one that died has
+    held.
+
+    In a thread of its own, since a database may be slow to answer. A child that does not hear of its leases
+    renews them itself, and what is not given back here is rescued when its lease has run out; so this may
+    fail.
+    """
+
+    def __init__(self, lease_ms: int) -> None:
+        self._lease_ms = lease_ms
+        self._every = heartbeat_seconds(lease_ms)
+        self._lock = threading.Lock()
+        self._kept: dict[str, Link] = {}
+        self._dead: list[tuple[str, set[Right] | None, str, float]] = []
+        self._teller = Teller()
+        self._untold: list[JobEvent] = []
+        """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
+        App."""
+        self._known: set[str] = set()
+        """Workers seen in the database at least once."""
+        self._database: Database | None = None
+        self._changed = threading.Event()
+        self._closing = False
+        self.tally: Counter[str] = Counter()
+        """How the attempts ended whose worker died."""
+        self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
+
+    def keep(self, worker: str, link: Link, url: str, schema: str | None) -> None:
+        """Renew the leases of this worker from now on, and tell it so over the link."""
+        with self._lock:
+            if self._database is None:
+                self._database = Database.open(make_url(url), schema, use=LOOPS)
+                self._thread.start()
+            self._kept[worker] = link
+        self._tell([])
+
+    def keep_no_more(self, worker: str) -> None:
+        """Renew for this worker no longer."""
+        with self._lock:
+            self._kept.pop(worker, None)
+
+    def _tell(self, events: list[JobEvent]) -> None:
+        """Have a worker tell its listeners of events, now or when there is one."""
+        with self._lock:
+            self._untold = (self._untold + events)[-MOST_UNTOLD:]
+            link = next(iter(self._kept.values()), None)
+            if link is None or not self._untold:
+                return
+            # an exception stays here; what stands for it there has the same text
+            told = [packed(replace(event, exception=None)) for event in self._untold]
+            self._untold = []
+        link.offer(events=told)
+
+    def worker_died(self, worker: str, started: set[Right] | None, why: str) -> None:
+        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, the rest as
+        never begun."""
+        with self._lock:
+            self._dead.append((worker, started, why, time.monotonic() + self._lease_ms / 1000))
+        self._changed.set()
+
+    def close(self) -> None:
+        """Give back what is still to be given back, and end."""
+        self._closing = True
+        self._changed.set()
+        if self._database is not None:
+            self._thread.join(LAST_SECONDS)
+            self._database.close()
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_beat = time.monotonic() + self._every
+        wait, failures = self._every, 0
+        while not (self._closing and not self._dead):
+            self._changed.wait(max(0.0, wait))
+            self._changed.clear()
+            try:
+                left = self._give_back()
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + self._every
+                    self._beat()
+                failures = 0
+                wait = LOCKED_SECONDS if left else next_beat - time.monotonic()
+            except (DBAPIError, SqlqError) as error:
+                if self._closing:
+                    return
+                # no more than this: the workers meet the same database, and say so
+                log.debug("the supervisor cannot use the database: %s", error)
+                failures += 1
+                wait = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+            except Exception:
+                log.exception("standing in for the workers failed; trying again")
+                wait = 1.0
+
+    def _beat(self) -> None:
+        database = self._database
+        assert database is not None
+        with self._lock:
+            kept = dict(self._kept)
+        for worker, link in kept.items():
+            sent_at = time.monotonic()
+            with database.begin() as conn:
+                entered = cluster.seen(conn, worker)
+                if entered:
+                    self._known.add(worker)
+                elif worker not in self._known:  # guard: unknown-workers-renew-themselves
+                    # an engine with a creator of its own may lead elsewhere than its URL: the worker has to
+                    # renew for itself
+                    self.keep_no_more(worker)
+                    continue
+                renewed = jobs.extend_owned(conn, worker, lease_ms=self._lease_ms)  # guard: supervisor-renews
+            rights = [[id, token, cancelled] for (id, token), cancelled in renewed.items()]
+            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=entered)
+
+    def _give_back(self) -> bool:
+        """Give back what dead workers held; return whether something is left, because it was locked."""
+        with self._lock:
+            dead = list(self._dead)
+        left = False
+        for entry in dead:
+            worker, started, why, until = entry
+            if self._give_back_of(worker, started, why) or time.monotonic() > until:
+                with self._lock:
+                    self._dead.remove(entry)
+            else:
+                left = True
+        return left
+
+    def _give_back_of(self, worker: str, started: set[Right] | None, why: str) -> bool:
+        database = self._database
+        assert database is not None
+        with database.begin() as conn:
+            held = jobs.owned(conn, worker)
+            lost = [
+                (job.id, job.lease_token)
+                for job in held
+                if started is None or (job.id, job.lease_token) in started  # guard: only-what-started-counts
+            ]
+            unstarted = [job for job in held if (job.id, job.lease_token) not in set(lost)]
+            if unstarted:
+                jobs.settle(
+                    conn,
+                    [Settlement(job.id, job.lease_token, job.attempts, given_back(job)) for job in unstarted],
+                )
+            taken = jobs.lose(conn, lost, why) if lost else []
+            left = cluster.still_holds(conn, worker)
+            if not left:
+                cluster.leave(conn, worker)
+            if held:
+                cluster.wake_others(conn)
+        self._tell(self._teller.rescued(taken, why))
+        ended = Counter("failed" if job.failed else "retried" for job in taken)
+        self.tally = self.tally + ended + Counter(released=len(unstarted))  # guard: lost-jobs-are-counted
+        if unstarted:
+            log.info("%d jobs that worker %s had not started are given back", len(unstarted), worker)
+        return not left  # guard: locked-rows-are-given-back-later

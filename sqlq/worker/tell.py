@@ -1,0 +1,116 @@
+"""What becomes of jobs in a worker, as events: for the log first, at once, and then for those who listen to
+the App."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlq.errors import WorkerLostError
+from sqlq.events import Events, JobEvent
+from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted
+from sqlq.retry import remote_error
+from sqlq.store.jobs import Rescued
+from sqlq.worker import log
+from sqlq.worker.running import RunningJob
+
+NAMES: Final[dict[type[Any], str]] = {
+    Completed: "finished",
+    Cancelled: "cancelled",
+    Retried: "retried",
+    Failed: "failed",
+    Released: "released",
+    SelfCompleted: "finished",  # never settled as such
+}
+_LOST: Final = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
+
+
+class Teller:
+    """Tells of events, where anything wants to know of them."""
+
+    def __init__(self, events: Events | None = None) -> None:
+        self._events = events or Events()
+
+    def wants(self, name: str) -> bool:
+        """Say whether the log, or a listener, wants to know of events of this name."""
+        return log.wants(name) or self._events.wants(name)
+
+    def tell(self, event: JobEvent) -> None:
+        """Tell the log, and then the listeners."""
+        if log.wants(event.name):
+            log.hear(event)
+        self._events.tell(event)
+
+    def tells_of_starts(self) -> bool:
+        """Say whether a listener wants to know of each start."""
+        return self._events.wants("started")
+
+    def started(self, job: RunningJob) -> None:
+        """Tell that the handler of a job is about to run."""
+        self._events.tell(_event("started", job))
+
+    def lost(self, job: RunningJob, why: str) -> None:
+        """Tell listeners once that a job has another owner by now, so that this attempt counts for
+        nothing."""
+        if not job.told_lost:
+            job.told_lost = True
+            if self._events.wants("lost"):
+                self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
+
+    def ended(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
+        """Tell how an attempt ended, now that it is written."""
+        name = NAMES[type(outcome)]
+        if isinstance(outcome, Released) and outcome.snoozed:
+            name = "snoozed"
+        if not self.wants(name):  # guard: events-are-free
+            return
+        error: ErrorText | None = getattr(outcome, "error", None)
+        delay_ms: int | None = getattr(outcome, "delay_ms", None)
+        self.tell(
+            _event(
+                name,
+                job,
+                seconds=seconds,
+                delay_seconds=None if delay_ms is None else delay_ms / 1000,
+                reason=getattr(outcome, "reason", None),
+                error=error,
+                exception=None if error is None else job.error or remote_error(error),
+            )
+        )
+
+    def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
+        """Tell of jobs that were taken from their worker what it did, and what comes then; return the
+        events."""
+        events = [rescued_event(job, why) for job in jobs]
+        for event in events:
+            self.tell(event)
+        return events
+
+
+def rescued_event(job: Rescued, why: str) -> JobEvent:
+    """Return the event of a job that was taken from its worker: rescued, or failed where its attempts are
+    spent."""
+    error = WorkerLostError(f"worker {job.owner} {why}")
+    return JobEvent(
+        name="failed" if job.failed else "rescued",
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        attempt=job.attempts,
+        reason="worker_lost" if job.failed else why,
+        error=ErrorText(_LOST, str(error)) if job.failed else None,
+        exception=error if job.failed else None,
+        worker=job.owner,
+    )
+
+
+def _event(name: str, job: RunningJob, **more: Any) -> JobEvent:
+    return JobEvent(
+        name=name,
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        attempt=job.attempts,
+        max_attempts=job.max_attempts,
+        **more,
+    )

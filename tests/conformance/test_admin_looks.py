@@ -1,0 +1,330 @@
+"""Looking at jobs and counting them, however many there are: what is shown, and how much of the tables is
+read for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+import sqlq
+from sqlq.errors import JobNotFoundError
+from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement, State
+from sqlq.store import cluster, counts, health, jobs, records, sqlite
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+class Play:
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.task = app.task(name="send", max_attempts=3)(lambda n=0: None)
+
+    def enqueue(self, count: int = 1, **options: Any) -> list[int]:
+        new = [self.task.new(i).set(**options) for i in range(count)]
+        return [job.id for job in self.app.enqueue_many(new)]
+
+    def end(self, outcome: Outcome, count: int = 1, queue: str = "mail") -> list[int]:
+        ids = self.enqueue(count, queue=queue, priority=100)
+        with self.app.database.begin() as conn:
+            claimed = jobs.claim(conn, [queue], limit=count, owner="w", lease_ms=30_000)
+            assert [job.id for job in claimed] == ids
+            jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed])
+        return ids
+
+    def fail(self, count: int = 1, message: str = "boom", queue: str = "mail") -> list[int]:
+        return self.end(Failed("error", ErrorText("ValueError", message)), count, queue)
+
+    def status(self, **how: Any) -> dict[str, tuple[Any, ...]]:
+        return {
+            s.queue: (s.available, s.scheduled, s.running, s.failed, s.capped)
+            for s in self.app.admin.status(**how)
+        }
+
+
+@pytest.fixture
+def play(app: sqlq.App) -> Play:
+    return Play(app)
+
+
+# -- counting ------------------------------------------------------------------------------------------------
+
+
+def test_a_count_ends_where_a_person_has_seen_enough(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    play.enqueue(4, queue="mail")
+    play.enqueue(2, queue="mail", priority=7)
+    play.enqueue(3, queue="mail", delay="1h", priority=-7)
+    play.enqueue(1, queue="other", delay="1h")
+    play.fail(2)
+    play.enqueue(4, queue="third")
+    with play.app.database.begin() as conn:
+        jobs.claim(conn, ["third"], limit=3, owner="w", lease_ms=30_000)
+    all_of_them = {
+        "mail": (6, 3, 0, 2, ()),
+        "other": (0, 1, 0, 0, ()),
+        "third": (1, 0, 3, 0, ()),
+    }
+    assert play.status() == play.status(exact=True) == all_of_them
+    oldest = [queue.oldest_wait_seconds for queue in play.app.admin.status()]
+    assert [wait is None for wait in oldest] == [False, True, False]
+    assert oldest[0] == pytest.approx(play.app.admin.status(exact=True)[0].oldest_wait_seconds, abs=5)
+
+    monkeypatch.setattr(counts, "MOST", 3)
+    # running and failed jobs are counted over all queues: any may have more
+    assert play.status() == {
+        "mail": (3, 3, 0, 2, ("available", "scheduled", "running")),
+        "other": (0, 1, 0, 0, ("running",)),
+        "third": (1, 0, 3, 0, ("running",)),
+    }
+    monkeypatch.setattr(counts, "MOST", 2)
+    assert play.status()["other"] == (0, 1, 0, 0, ("running", "failed"))
+    assert play.status(exact=True) == all_of_them
+
+
+def test_with_many_queues_and_priorities_each_count_ends_sooner(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.enqueue(4, queue="mail")
+    play.enqueue(1, queue="mail", priority=1)
+    play.enqueue(1, queue="other")
+    monkeypatch.setattr(counts, "ROWS", 9)
+    monkeypatch.setattr(counts, "LEAST", 1)
+    assert play.status() == {
+        "mail": (4, 0, 0, 0, ("available",)),
+        "other": (1, 0, 0, 0, ()),
+    }, "three rows of each queue and priority, and what the priorities of a queue have is added up"
+
+
+def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
+    play.fail(2, "no box\nof size 1")
+    (newest,) = play.fail(1, "no box\nof size 2")
+    play.fail(1, "no van", queue="other")
+    (lost,) = play.end(Failed("worker_lost", ErrorText("WorkerLostError", "gone")))
+    found, complete = play.app.admin.failures()
+    assert complete
+    assert [(each.task, each.error, each.number) for each in found] == [
+        ("send", "ValueError: no box", 3),
+        ("send", "worker_lost: WorkerLostError: gone", 1),
+        ("send", "ValueError: no van", 1),
+    ]
+    assert [each.newest for each in found[:2]] == [newest, lost]
+    assert [each.error for each in play.app.admin.failures(queue="other")[0]] == ["ValueError: no van"]
+    assert play.app.admin.failures(task="pack") == ([], True)
+    with play.app.database.read() as conn:
+        found, complete = records.failures(conn, records.Selection(), within=2)
+    assert (sum(each.number for each in found), complete) == (2, False)
+
+
+# -- listing -------------------------------------------------------------------------------------------------
+
+
+def test_a_list_says_when_it_has_not_looked_at_all(play: Play) -> None:
+    (old,) = play.enqueue(1, queue="rare")
+    running = play.enqueue(1, queue="busy")
+    with play.app.database.begin() as conn:
+        jobs.claim(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
+    newer = play.enqueue(5, queue="mail")
+    listing = play.app.admin.listing
+
+    def ids(**how: Any) -> tuple[list[int], bool]:
+        found, complete = listing(**how)
+        return [job.id for job in found], complete
+
+    assert ids(queue="rare", within=5) == ([], False)
+    assert ids(queue="rare", within=7) == ([old], True)
+    assert ids(queue="rare", within=None) == ([old], True)
+    assert ids(limit=5, within=5) == (newer[::-1], True), "five were wanted, and there they are"
+    assert ids(state="running", within=5) == (running, True), "an index has these"
+    assert [job.id for job in play.app.list(queue="rare")] == [old]
+    failed = play.fail(1, queue="rare")
+    assert ids(queue="rare", limit=1, within=5) == (failed, True), "what was not looked at is older"
+    assert ids(queue="rare", limit=2, within=5) == (failed, False)
+
+
+def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: Engine) -> None:
+    ids = [
+        *play.fail(1, "two\nlines"),
+        *play.end(Cancelled("not wanted")),
+        *play.end(Completed("1")),
+        *play.end(Completed(None, note="the result was too long")),
+        *play.enqueue(),
+    ]
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE failed_jobs SET reason = 'timeout'"))
+        rows = conn.execute(text("SELECT id, error FROM job_states")).all()
+        errors: dict[int, str | None] = {row.id: row.error for row in rows}
+    assert {id: play.app.get(id).error for id in ids} == errors
+    assert [play.app.get(id).error for id in ids] == [
+        "ValueError: two\nlines",
+        "not wanted",
+        None,
+        "the result was too long",
+        None,
+    ]
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE failed_jobs SET exception = NULL"))
+        assert conn.scalar(text("SELECT error FROM job_states WHERE state = 'failed'")) == "timeout"
+    assert play.app.get(ids[0]).error == "timeout"
+
+
+def test_a_job_tells_its_limits(play: Play) -> None:
+    (id,) = play.enqueue(timeout="5s", unique_key="k", unique_until="start")
+    job = play.app.get(id)
+    assert (job.timeout_ms, job.unique_key, job.unique_until) == (5_000, "k", "start")
+
+
+def test_the_async_twins_do_what_the_others_do_beside_the_event_loop(play: Play) -> None:
+    (failed,) = play.fail()
+    (waiting,) = play.enqueue()
+
+    async def all_of_them() -> None:
+        app = play.app
+        assert await app.aget(failed) == app.get(failed)
+        with pytest.raises(JobNotFoundError):
+            await app.aget(4711)
+        assert await app.alist(state="failed") == app.list(state="failed")
+        assert await app.acancel([waiting]) == {waiting: "cancelled"}
+        assert await app.aretry_failed(all=True) == [failed]
+        assert (await app.aget(failed)).state is State.AVAILABLE
+
+    asyncio.run(all_of_them())
+
+
+@on_sqlite
+def test_a_sealed_file_that_is_written_to_again_is_seen_to_change(
+    play: Play, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is opened as immutable, and SQLite then looks for no change as long as the connection is open."""
+    play.enqueue()
+    play.app.close()
+    monkeypatch.setattr(sqlite, "is_sealed", lambda url: True)
+    looking = sqlq.App(database_url)
+    assert len(looking.list()) == 1
+    monkeypatch.undo()
+    play.enqueue(50)
+    assert len(looking.list()) == 51
+    looking.close()
+
+
+# -- what is read for it -------------------------------------------------------------------------------------
+
+WAITING = 60_000
+
+
+@pytest.fixture
+def crowded(app: sqlq.App) -> sqlq.App:
+    """A database in which a careless count would read some thousand pages. No statistics tell the planner so.
+
+    What is scheduled at a higher priority lies before what is due, and few jobs are of another queue.
+    """
+    postgresql = app.database.dialect.name == "postgresql"
+    soon, later = ("now()", "now() + interval '1 day'") if postgresql else ("1", "10000000000000")
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+    columns = (
+        "queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until, "
+        "releases, created_at"
+    )
+    with app.database.begin() as conn:
+        prefix = f"{app.database.schema}." if postgresql else ""
+        if postgresql:
+            for table in ("jobs", "finished_jobs", "failed_jobs"):
+                conn.execute(text(f"ALTER TABLE {prefix}{table} SET (autovacuum_enabled = off)"))
+        for queue, priority, due, rows in (
+            ("mail", 5, later, WAITING),
+            ("mail", 0, soon, WAITING),
+            ("rare", 0, soon, 10),
+        ):
+            conn.execute(
+                text(
+                    f"INSERT INTO {prefix}jobs (queue, task, priority, available_at) {numbers} "
+                    f"SELECT '{queue}', 't', {priority}, {due} FROM n"
+                ),
+                {"rows": rows},
+            )
+        ended = f"SELECT id, {columns}, {{0}}, created_at FROM {prefix}jobs WHERE queue = 'mail'"
+        conn.execute(
+            text(
+                f"INSERT INTO {prefix}finished_jobs (id, {columns}, outcome, finished_at) "
+                f"{ended.format(chr(39) + 'completed' + chr(39))}"
+            )
+        )
+        conn.execute(
+            text(
+                f"INSERT INTO {prefix}failed_jobs (id, {columns}, reason, failed_at) "
+                f"{ended.format(chr(39) + 'error' + chr(39))}"
+            )
+        )
+        jobs.claim(conn, ["rare"], limit=5, owner="w", lease_ms=30_000)
+    return app
+
+
+LOOKS: dict[str, Callable[[Connection], Any]] = {
+    "levels": counts.levels,
+    "capped": counts.capped,
+    "listing": lambda conn: records.listing(conn, limit=20, within=1_000),
+    "listing_queue": lambda conn: records.listing(conn, queue="nowhere", limit=20, within=1_000),
+    "listing_available": lambda conn: records.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
+    "listing_running": lambda conn: records.listing(conn, state=State.RUNNING, limit=20, within=1_000),
+    "failures": lambda conn: records.failures(conn, records.Selection(), within=1_000),
+    "reserved": cluster.reserved,
+    "stuck": lambda conn: health.stuck(conn, longer_than_ms=1_000),
+    "cancels": lambda conn: health.unheeded_cancels(conn, longer_than_ms=1_000),
+    "unknown": health.unknown_tasks,
+}
+"""What `status`, `jobs`, `workers`, `failed list` and `doctor` ask for."""
+NEED_STATISTICS = {"reserved", "stuck"}
+"""The others are bounded whatever the planner takes the tables for."""
+
+
+def received(conn: Connection, look: Callable[[Connection], Any]) -> list[tuple[str, Any]]:
+    """Return the statements that the database gets, with their parameters."""
+    got: list[tuple[str, Any]] = []
+
+    def collect(
+        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+    ) -> None:
+        got.append((statement, parameters))
+
+    event.listen(conn, "before_cursor_execute", collect)
+    look(conn)
+    event.remove(conn, "before_cursor_execute", collect)
+    assert got
+    return got
+
+
+@on_postgresql
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_postgresql_reads_a_bounded_number_of_pages(
+    crowded: sqlq.App, analyzed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "MOST", 500)
+    monkeypatch.setattr(health, "LOOKED_AT", 100)
+    if analyzed:
+        with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
+            conn.exec_driver_sql("ANALYZE")
+    with crowded.database.read() as conn:
+        assert conn.scalar(text("SELECT pg_relation_size('jobs') / 8192")) > 1_000
+        for name in LOOKS if analyzed else LOOKS.keys() - NEED_STATISTICS:
+            for statement, parameters in received(conn, LOOKS[name]):
+                (plan,) = conn.exec_driver_sql(
+                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+                ).scalar_one()
+                touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+                assert touched <= 250, f"{name}: {touched} pages\n{json.dumps(plan, indent=1)}"
+
+
+@on_sqlite
+def test_sqlite_goes_by_indexes(crowded: sqlq.App) -> None:
+    """A table is read by itself only from its newest job backwards, up to a limit."""
+    with crowded.database.read() as conn:
+        for name, look in LOOKS.items():
+            for statement, parameters in received(conn, look):
+                plan = [row[3] for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+                scans = [step for step in plan if re.match(r"SCAN main\.(jobs|\w+_jobs)$", step)]
+                assert not scans or "LIMIT" in statement, f"{name}: {plan}"

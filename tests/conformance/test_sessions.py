@@ -1,0 +1,382 @@
+"""Whoever ends the session's transaction, a framework perhaps: a job is kept exactly if it commits (G1), and
+a session that cannot keep this promise is refused."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flask
+import flask_sqlalchemy
+import pytest
+import sqlmodel
+import transaction
+import zope.sqlalchemy
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+import sqlq
+from sqlq.testing import inline
+from tests.conformance.callers import Caller, Way
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what Pyramid imports is deprecated
+    from pyramid.config import Configurator
+    from pyramid.request import Request
+    from pyramid.response import Response
+
+
+class Base(DeclarativeBase): ...
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send", max_attempts=1)
+    def send(order_id: int = 0) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Engine:
+    """A user's engine, with a table of orders."""
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    Base.metadata.create_all(engine)
+    return engine
+
+
+def number_of_jobs(engine: Engine) -> int:
+    with engine.connect() as conn:
+        return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
+
+
+# -- zope.sqlalchemy -----------------------------------------------------------------------------------------
+
+
+def only_enqueue(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
+    app.enqueue(new, session=session)
+
+
+def read_first(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
+    session.get(Order, 1)
+    app.enqueue_many([new], session=session)
+
+
+def write_by_orm(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
+    session.add(Order(id=1))
+    app.enqueue(new, session=session)
+
+
+def in_a_savepoint(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
+    with session.begin_nested():
+        app.enqueue(new, session=session)
+
+
+in_every_case = pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(only_enqueue, id="enqueue"),
+        pytest.param(read_first, id="read"),
+        pytest.param(write_by_orm, id="orm"),
+        pytest.param(in_a_savepoint, id="savepoint"),
+    ],
+)
+
+
+@in_every_case
+def test_a_job_is_committed_by_zopes_transaction(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine, write: Callable[..., None]
+) -> None:
+    maker = scoped_session(sessionmaker(shop))
+    zope.sqlalchemy.register(maker)
+    with transaction.manager:
+        write(maker, app, send.new(1))
+    assert number_of_jobs(shop) == 1
+    transaction.begin()
+    write(maker, app, send.new(1))
+    transaction.abort()
+    assert number_of_jobs(shop) == 1
+
+
+@in_every_case
+def test_a_job_is_committed_by_pyramids_request(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine, write: Callable[..., None]
+) -> None:
+    """As Pyramid's cookiecutter does: a session for each request, joined to the request's own manager."""
+    maker = sessionmaker(shop)
+
+    def session_of(request: Any) -> Session:
+        session = maker(info={"request": request})
+        zope.sqlalchemy.register(session, transaction_manager=request.tm)
+        return session
+
+    def view(request: Any) -> Response:
+        write(request.dbsession, app, send.new(1))
+        return Response("done", status=request.params["status"])
+
+    config = Configurator(
+        settings={
+            "tm.manager_hook": "pyramid_tm.explicit_manager",
+            "tm.commit_veto": "pyramid_tm.default_commit_veto",
+        }
+    )
+    config.include("pyramid_tm")
+    config.add_request_method(session_of, "dbsession", reify=True)
+    config.add_route("order", "/")
+    config.add_view(view, route_name="order")
+    web = config.make_wsgi_app()
+    for status, expected in (("500", 0), ("200", 1)):
+        assert Request.blank(f"/?status={status}").get_response(web).status_code == int(status)
+        assert number_of_jobs(shop) == expected
+
+
+def test_a_session_that_zope_keeps_is_told_of_in_each_transaction(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    session = Session(shop)
+    zope.sqlalchemy.register(session, keep_session=True)
+    with transaction.manager:
+        session.get(Order, 1)  # not joined again by what is read after this
+    for number in (1, 2):
+        with transaction.manager:
+            app.enqueue(send.new(), session=session)
+        assert number_of_jobs(shop) == number
+    session.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_is_committed_by_zope_in_two_phases(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    maker = scoped_session(sessionmaker(shop, twophase=True))
+    zope.sqlalchemy.register(maker)
+    with transaction.manager:
+        app.enqueue(send.new(), session=maker)
+    transaction.begin()
+    app.enqueue(send.new(), session=maker)
+    transaction.abort()
+    assert number_of_jobs(shop) == 1
+
+
+def test_a_session_that_was_joined_by_hand_is_told_of(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    with transaction.manager:
+        session = Session(shop)
+        zope.sqlalchemy.datamanager.join_transaction(session)
+        app.enqueue(send.new(), session=session)
+    assert number_of_jobs(shop) == 1
+
+
+def test_a_session_that_zope_takes_for_read_only_is_refused(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    maker = scoped_session(sessionmaker(shop))
+    zope.sqlalchemy.register(maker, initial_state=zope.sqlalchemy.datamanager.STATUS_READONLY)
+    with (
+        transaction.manager,
+        pytest.raises(sqlq.EnqueueError, match="this session registered as read only, and rolls back"),
+    ):
+        app.enqueue(send.new(), session=maker)
+    assert number_of_jobs(shop) == 0
+
+
+def test_a_refused_job_leaves_zopes_session_unchanged(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    maker = scoped_session(sessionmaker(shop))
+    zope.sqlalchemy.register(maker)
+    with shop.begin() as conn:
+        conn.execute(text("ALTER TABLE jobs RENAME TO elsewhere"))
+    with transaction.manager:
+        with pytest.raises(Exception, match="jobs"):
+            app.enqueue(send.new(), session=maker)
+        assert zope.sqlalchemy.datamanager._SESSION_STATE[maker()] == "active"
+
+
+def test_a_handler_that_only_reads_completes_in_zopes_transaction(app: sqlq.App, shop: Engine) -> None:
+    def pay() -> None:
+        maker = scoped_session(sessionmaker(shop))
+        zope.sqlalchemy.register(maker)
+        with transaction.manager:
+            maker.get(Order, 1)
+            sqlq.current_job().complete(maker)
+
+    job = app.enqueue(app.task(name="t", max_attempts=1)(pay).new())
+    app.worker(drain=True).run()
+    assert app.get(job.id).state == "finished"
+
+
+def test_a_job_runs_inline_when_zopes_transaction_commits(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    maker = scoped_session(sessionmaker(shop))
+    zope.sqlalchemy.register(maker)
+    with inline(app, at="commit") as ran:
+        with transaction.manager:
+            app.enqueue(send.new(), session=maker)
+        transaction.begin()
+        app.enqueue(send.new(), session=maker)
+        transaction.abort()
+    assert [job.state for job in ran.jobs] == ["finished"]
+
+
+# -- other frameworks and hooks ------------------------------------------------------------------------------
+
+
+def test_flask_sqlalchemys_session(app: sqlq.App, send: sqlq.Task[..., None], shop: Engine) -> None:
+    web, db = flask.Flask("shop"), flask_sqlalchemy.SQLAlchemy()
+    web.config["SQLALCHEMY_DATABASE_URI"] = shop.url
+    db.init_app(web)
+    with web.app_context():
+        app.enqueue(send.new(), session=db.session)
+        db.session.commit()
+        app.enqueue(send.new(), session=db.session)  # the end of the request rolls back
+    with web.app_context():
+        db.engine.dispose()
+    assert number_of_jobs(shop) == 1
+
+
+def test_sqlmodels_session(app: sqlq.App, send: sqlq.Task[..., None], shop: Engine) -> None:
+    def get_session() -> Iterator[Session]:
+        """As a dependency of FastAPI."""
+        with sqlmodel.Session(shop) as session:
+            yield session
+
+    for commits in (True, False):
+        for session in get_session():
+            app.enqueue(send.new(), session=session)
+            if commits:
+                session.commit()
+    assert number_of_jobs(shop) == 1
+
+
+@pytest.mark.parametrize("name", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
+def test_a_job_enqueued_by_a_session_event(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine, name: str
+) -> None:
+    session = Session(shop)
+    event.listen(session, name, lambda session, *_: app.enqueue(send.new(), session=session))
+    for number in (1, 2):
+        session.add(Order(id=number))
+        session.flush()
+        if number == 1:
+            session.rollback()
+        else:
+            session.commit()
+    assert number_of_jobs(shop) == 1
+    session.close()
+
+
+# -- AUTOCOMMIT ----------------------------------------------------------------------------------------------
+
+every_driver = pytest.mark.parametrize(
+    ("database_url", "way"),
+    [
+        ("postgresql", ("psycopg", Session)),
+        ("postgresql", ("psycopg2", Connection)),
+        ("postgresql", ("asyncpg", AsyncSession)),
+        ("postgresql", ("psycopg_async", AsyncSession)),
+        ("sqlite", ("pysqlite", Session)),
+        ("sqlite", ("pysqlite", Connection)),
+        ("sqlite", ("aiosqlite", AsyncSession)),
+    ],
+    indirect=["database_url"],
+)
+
+
+@every_driver
+def test_autocommit_is_refused(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way, configured=False, isolation_level="AUTOCOMMIT") as caller:
+        for _ in range(2):
+            with pytest.raises(
+                sqlq.EnqueueError, match="this connection is in AUTOCOMMIT, where no rollback"
+            ):
+                caller.enqueue(app, send.new(1))
+            caller.rollback()
+    assert number_of_jobs(engine) == 0
+
+
+@pytest.mark.parametrize(
+    ("database_url", "arguments"),
+    [("postgresql", {"autocommit": True}), ("sqlite", {"isolation_level": None})],
+    indirect=["database_url"],
+)
+def test_a_driver_that_commits_by_itself_is_refused(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, arguments: dict[str, Any]
+) -> None:
+    engine = create_engine(database_url, connect_args=arguments)
+    with Session(engine) as session, pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
+        app.enqueue(send.new(1), session=session)
+    engine.dispose()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has had autocommit since Python 3.12")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_what_sqlite_calls_autocommit(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, autocommit: bool
+) -> None:
+    engine = create_engine(database_url, connect_args={"autocommit": autocommit, "isolation_level": None})
+    with Session(engine) as session:
+        if autocommit:
+            with pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
+                app.enqueue(send.new(1), session=session)
+        else:
+            app.enqueue(send.new(1), session=session)
+            session.rollback()
+    assert number_of_jobs(engine) == 0
+    engine.dispose()
+
+
+def test_one_transaction_in_autocommit_is_refused_and_the_next_is_not(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
+) -> None:
+    with Session(engine) as session:
+        session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+        with pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
+            app.enqueue(send.new(1), session=session)
+        session.rollback()
+        app.enqueue(send.new(1), session=session)
+        session.commit()
+    assert number_of_jobs(engine) == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_transaction_that_a_hook_begins_is_one(
+    app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
+) -> None:
+    with shop.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        app.enqueue(send.new(1), session=conn)
+        conn.rollback()
+    assert number_of_jobs(shop) == 0
+
+
+def test_completing_in_autocommit_is_refused(app: sqlq.App, engine: Engine) -> None:
+    def pay() -> None:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            sqlq.current_job().complete(conn)
+
+    job = app.enqueue(app.task(name="t", max_attempts=1)(pay).new())
+    app.worker(drain=True).run()
+    assert "is in AUTOCOMMIT" in str(app.get(job.id).message)
+
+
+def test_inline_refuses_autocommit_too(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:
+    with (
+        inline(app, at="commit"),
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
+        pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"),
+    ):
+        app.enqueue(send.new(1), session=conn)

@@ -1,0 +1,89 @@
+"""`sqlq.tables`: what users select from and join describes what is there, and makes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, inspect, select, true
+from sqlalchemy.dialects.postgresql import DOMAIN
+
+import sqlq
+import sqlq.alembic
+from sqlq import tables
+from sqlq.errors import ConfigurationError
+from sqlq.testing import drain
+
+EVERY = [getattr(tables, name) for name in tables.__all__]
+
+
+@pytest.mark.parametrize("table", EVERY, ids=tables.__all__)
+def test_it_names_the_columns_there_are(engine: Engine, app: sqlq.App, table: Table) -> None:
+    there = {column["name"]: column for column in inspect(engine).get_columns(table.name)}
+    assert list(there) == [column.name for column in table.columns]
+    if engine.dialect.name == "postgresql":
+        compiled = {c.name: c.type.compile(engine.dialect).partition("(")[0] for c in table.columns}
+        types = {name: column["type"] for name, column in there.items()}
+        plain = {name: t.data_type if isinstance(t, DOMAIN) else t for name, t in types.items()}
+        found = {name: re.split(r"\(| COLLATE", t.compile(engine.dialect))[0] for name, t in plain.items()}
+        texts = {name for name in found if {found[name], compiled[name]} <= {"VARCHAR", "TEXT"}}
+        floats = {name for name in found if (found[name], compiled[name]) == ("DOUBLE PRECISION", "FLOAT")}
+        assert {n: t for n, t in compiled.items() if n not in texts | floats} == {
+            n: t for n, t in found.items() if n not in texts | floats
+        }
+
+
+def test_moments_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t", max_attempts=1)(lambda: 1 / 0)
+    job = app.enqueue(task.new())
+    drain(app)
+    waiting = app.enqueue(task.new())
+    moment = datetime.now(UTC)
+    states, stats = tables.job_states, tables.queue_stats
+    with engine.connect() as conn:
+        ended = conn.scalars(select(states.c.ended_at).where(states.c.state == "failed")).one()
+        assert abs(ended - moment) < timedelta(minutes=1)
+        assert ended.utcoffset() == timedelta(0) or engine.dialect.name == "postgresql"
+        for since, ids in ((moment - timedelta(hours=1), [job.id]), (moment + timedelta(hours=1), [])):
+            assert list(conn.scalars(select(states.c.id).where(states.c.ended_at > since))) == ids
+        row = conn.execute(select(stats)).one()
+        assert (row.queue, row.available, row.failed, row.paused) == ("default", 1, 1, 0)
+        assert abs(row.oldest_available_at - moment) < timedelta(minutes=1)
+        failed = conn.execute(select(tables.failed_jobs)).one()
+        assert (failed.id, failed.exception, failed.failed_at) == (job.id, "ZeroDivisionError", ended)
+    assert waiting.id != job.id
+
+
+@pytest.mark.parametrize("act", [MetaData.create_all, MetaData.drop_all], ids=["create", "drop"])
+def test_it_makes_nothing(app: sqlq.App, engine: Engine, act: Callable[..., None]) -> None:
+    with pytest.raises(ConfigurationError, match="by `sqlq migrate`"):
+        act(tables.job_states.metadata, engine)
+    assert app.list() == []
+
+
+def test_the_users_alembic_does_not_see_it(app: sqlq.App, engine: Engine) -> None:
+    own = MetaData()
+    orders = Table("orders", own, Column("job_id", Integer))
+    own.create_all(engine)
+    joined = select(orders, tables.job_states.c.state).join(tables.job_states, true())
+    with engine.connect() as conn:
+        assert conn.execute(joined).all() == []
+        context = MigrationContext.configure(conn, opts={"include_name": sqlq.alembic.include_name})
+        assert compare_metadata(context, own) == []
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+def test_a_schema_of_its_own(empty_database_url: str) -> None:
+    app = sqlq.App(empty_database_url, schema="queue")
+    app.migrate()
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    states = tables.job_states.to_metadata(MetaData(), schema="queue")
+    engine = create_engine(empty_database_url)
+    with engine.connect() as conn:
+        assert conn.scalars(select(states.c.state)).all() == ["available"]
+    engine.dispose()
+    app.close()

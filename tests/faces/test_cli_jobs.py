@@ -1,0 +1,462 @@
+"""`sqlq jobs`, `sqlq show`, `sqlq status --watch`; and all commands that look, for those who may only
+look."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+
+import sqlq
+from sqlq.cli.context import Context
+from sqlq.cli.problems import explain
+from sqlq.cli.root import sqlq as command
+from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
+from sqlq.store import cluster, counts, jobs
+from tests.faces.command import Command
+from tests.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
+AGO = r"[\d.]+ m?s ago"
+
+
+class Desk:
+    """Runs `sqlq` in this process, and does what a worker does."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.app = sqlq.App(url)
+        self.task = self.app.task(name="shop.send", max_attempts=3)(lambda n=0: None)
+        self._capsys = capsys
+
+    def __call__(self, *args: str) -> str:
+        context = Context()
+        self._capsys.readouterr()
+        try:
+            command.main(["-d", self.url, *args], standalone_mode=False, obj=context)
+        finally:
+            context.app().close()
+        return self._capsys.readouterr().out
+
+    def look(self, *args: str) -> None:
+        """Run a command that must do what it should; the doctor may find something to do."""
+        try:
+            self(*args)
+        except SystemExit as ended:
+            if ended.code and args[0] != "doctor":
+                raise
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self(*args, "--json"))
+
+    def sentence(self, *args: str) -> str:
+        """Return what the command says is wrong."""
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - any, as for a person
+            self(*args)
+        return str(explain(caught.value, Context(database_url=self.url)))
+
+    def enqueue(self, *args: Any, **options: Any) -> int:
+        return self.app.enqueue(self.task.new(*args).set(**options)).id
+
+    def claim(self, owner: str = "w", queue: str = "default", limit: int = 1) -> list[Any]:
+        with self.app.database.begin() as conn:
+            return jobs.claim(conn, [queue], limit=limit, owner=owner, lease_ms=30_000)
+
+    def settle(self, job: Any, outcome: Outcome) -> None:
+        with self.app.database.begin() as conn:
+            assert jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+
+    def end(self, outcome: Outcome, *args: Any) -> int:
+        id = self.enqueue(*args, priority=100)
+        (job,) = self.claim()
+        self.settle(job, outcome)
+        return id
+
+    def serve(self, id: str = "w", slots: int = 2) -> None:
+        with self.app.database.begin() as conn:
+            cluster.register(conn, id=id, host="box", pid=7, version="1", queues=None, concurrency=slots)
+
+
+@pytest.fixture
+def desk(database_url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    desk = Desk(database_url, capsys)
+    yield desk
+    desk.app.close()
+
+
+BOOM = Failed("error", ErrorText("ValueError", "no box\nof that size", "Traceback …\n  line 1\nValueError"))
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def test_jobs_lists_them_in_whatever_state_the_newest_first(desk: Desk) -> None:
+    assert desk("jobs") == "no jobs\n"
+    assert desk("jobs", "--state", "failed", "--queue", "mail") == "no failed jobs in queue mail\n"
+    assert desk.json("jobs") == []
+    finished = desk.end(Completed('"sent"'))
+    failed = desk.end(BOOM)
+    cancelled = desk.end(Cancelled("not wanted"))
+    running = desk.enqueue()
+    desk.claim()
+    scheduled = desk.enqueue(delay="1h", queue="mail")
+    available = desk.enqueue()
+    header, *rows = desk("jobs").splitlines()
+    assert header.split() == ["id", "state", "queue", "task", "attempts", "time"]
+    newest = [available, scheduled, running, cancelled, failed, finished]
+    states = ["available", "scheduled", "running", "cancelled", "failed", "finished"]
+    assert [row.split()[:2] for row in rows] == [[str(id), s] for id, s in zip(newest, states, strict=True)]
+    assert re.fullmatch(rf"{scheduled} +scheduled +mail +shop\.send +0/3  due in 60 min", rows[1].strip())
+    assert re.fullmatch(rf"{failed} +failed +default +shop\.send +1/3  {AGO}", rows[4].strip())
+    assert [job["id"] for job in desk.json("jobs", "--state", "failed")] == [failed]
+    assert [job["id"] for job in desk.json("jobs", "--queue", "mail")] == [scheduled]
+    assert desk.json("jobs", "--task", "shop.pack") == []
+    said = desk("jobs", "-n", "2")
+    assert "these are the newest 2; --limit N shows more" in said
+    assert len(said.splitlines()) == 5
+    found = {job["id"]: job for job in desk.json("jobs")}
+    assert found[finished]["result"] == "sent"
+    assert found[failed]["error"] == "ValueError: no box\nof that size"
+    assert found[failed] == desk.json("show", str(failed))
+
+
+def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = desk.enqueue(queue="rare")
+    for _ in range(3):
+        desk.enqueue()
+    monkeypatch.setattr(sqlq.admin.Admin.listing, "__kwdefaults__", {**_defaults(), "within": 2})
+    assert "no jobs in queue rare\n\nonly the newest" in desk("jobs", "--queue", "rare")
+    assert str(rare) in desk("jobs", "--queue", "rare", "--exact")
+
+
+def _defaults() -> dict[str, Any]:
+    return dict(sqlq.admin.Admin.listing.__kwdefaults__ or {})
+
+
+@on_sqlite
+def test_on_a_narrow_terminal_each_job_is_a_block(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = desk.end(BOOM)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = desk("jobs").splitlines()
+    assert lines[:5] == [f"id: {id}", "state: failed", "queue: default", "task: shop.send", "attempts: 1/3"]
+    said, _, commands = desk("show", str(id)).partition("\nnext\n")
+    assert max(map(len, said.splitlines())) <= 40
+    assert f"failed retry {id}" in commands, "whole, however long"
+
+
+# -- show ----------------------------------------------------------------------------------------------------
+
+
+def test_show_tells_all_about_a_job_in_any_state(desk: Desk) -> None:
+    finished = desk.end(Completed('{"sent": 1}'), 7)
+    said = desk("show", str(finished))
+    assert said.startswith(f"job {finished}: finished\n  task          shop.send\n  queue         default\n")
+    for line in (
+        r'  arguments     \{"args": \[7\]\}',
+        r'  result        \{"sent": 1\}',
+        r"  attempts      1 of 3",
+        r"  timeout       none",
+        r"  priority      100",
+        rf"  created       {MOMENT} \({AGO}\)",
+        rf"  last started  {MOMENT} \({AGO}\)",
+        rf"  finished      {MOMENT} \({AGO}\)",
+    ):
+        assert re.search(f"^{line}$", said, re.MULTILINE), (line, said)
+    assert "next" not in said
+
+    cancelled = desk.end(Cancelled("not wanted"))
+    assert "\n  reason        not wanted\n" in desk("show", str(cancelled))
+
+    scheduled = desk.enqueue(delay="1h", timeout="90s", unique_key="k", queue="mail")
+    said = desk("show", str(scheduled))
+    assert re.search(rf"^  due           {MOMENT} \(in 60 min\)$", said, re.MULTILINE)
+    assert "\n  timeout       90 s\n  unique key    k (until it has ended)\n" in said
+    assert re.search("^  sqlq .*work -q mail.* no worker serves its queue$", said, re.MULTILINE)
+    assert re.search(f"^  sqlq .*cancel {scheduled}.* end it without running it$", said, re.MULTILINE)
+    desk.app.pause("mail")
+    said = desk("show", str(scheduled))
+    assert re.search("^  sqlq .*resume mail.* its queue is paused$", said, re.MULTILINE)
+
+    running = desk.enqueue()
+    desk.serve()
+    desk.claim()
+    desk.app.cancel([running])
+    said = desk("show", str(running))
+    assert "\n  worker        box pid 7\n" in said
+    assert re.search(rf"^  to cancel     asked to stop {MOMENT} \({AGO}\)$", said, re.MULTILINE)
+    assert re.search(rf"\nnext\n  sqlq .*cancel {running}.* ask it to stop", said)
+
+    assert "there is no job 4711" in desk.sentence("show", "4711")
+
+
+def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> None:
+    id = desk.enqueue()
+    (job,) = desk.claim()
+    desk.settle(job, Retried(0, ErrorText("LookupError", "no van"), "timeout"))
+    (job,) = desk.claim()
+    desk.settle(job, BOOM)
+    said = desk("show", str(id))
+    assert re.sub(AGO, "", said) == re.sub(AGO, "", desk("failed", "show", str(id)))
+    assert "\n\nerror\n  ValueError: no box\n  of that size\n\n" in said
+    line = rf"\n\nearlier attempts\n    1  {MOMENT}  timeout: LookupError: no van\n\n"
+    assert re.search(line, said), said
+    assert "\n\ntraceback\n  Traceback …\n    line 1\n  ValueError\n\n" in said
+    retry, forget = said.partition("\n\nnext\n")[2].splitlines()
+    assert re.fullmatch(f"  sqlq .*failed retry {id}.* run it again, with all its attempts", retry)
+    assert re.fullmatch(f"  sqlq .*failed forget {id}.* delete it", forget)
+
+
+def test_show_bears_what_other_programs_wrote(desk: Desk, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(
+            text("INSERT INTO jobs (id, queue, task, payload, errors) VALUES (1, '', ' ', '{\x1b[2J', :e)"),
+            {"e": '[{"at": "yesterday"}, 7, {"reason": null, "message": "a\\u001b[2Jb"}]'},
+        )
+    said = desk("show", "1")
+    assert "\x1b" not in said
+    assert "\n  queue         ''\n" in said
+    assert "  ?  yesterday  ?\n" in said
+    assert "''" in desk("status")
+    assert desk.json("status")["queues"][0]["queue"] == ""
+
+
+def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert desk("failed", "list", "--by", "error") == "no failed jobs\n"
+    _, newest = desk.end(BOOM), desk.end(BOOM)
+    other = desk.end(Failed("error", ErrorText("LookupError", "no van")))
+    header, first, second = desk("failed", "list", "--by", "error").splitlines()
+    assert header.split() == ["number", "task", "newest", "error"]
+    assert re.fullmatch(rf" +2  shop\.send +{newest}  ValueError: no box", first)
+    assert re.fullmatch(rf" +1  shop\.send +{other}  LookupError: no van", second)
+    assert desk.json("failed", "list", "--by", "error", "-n", "1") == {
+        "errors": [{"task": "shop.send", "error": "ValueError: no box", "number": 2, "newest": newest}],
+        "capped": False,
+    }
+    assert "and 1 other error; --limit N shows more" in desk("failed", "list", "--by", "error", "-n", "1")
+    monkeypatch.setattr(counts, "MOST", 1)
+    said = desk("failed", "list", "--by", "error")
+    assert "--exact counts all of them" in said
+    assert "ValueError" not in said
+    assert "ValueError" in desk("failed", "list", "--by", "error", "--exact")
+
+
+# -- status, workers -----------------------------------------------------------------------------------------
+
+
+def test_status_marks_counts_that_ended_early(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        desk.enqueue()
+    monkeypatch.setattr(counts, "MOST", 2)
+    assert desk("status").splitlines()[1].split()[:3] == ["default", "2+", "0"]
+    (queue,) = desk.json("status")["queues"]
+    assert (queue["available"], queue["capped"]) == (2, ["available"])
+    (queue,) = desk.json("status", "--exact")["queues"]
+    assert (queue["available"], queue["capped"]) == (3, [])
+
+
+def test_workers_shows_a_line_for_each_job_the_longest_held_first(desk: Desk) -> None:
+    desk.serve(slots=8)
+    ids = [desk.enqueue() for _ in range(12)]
+    first = desk.claim()[0].id
+    desk.claim(limit=20)
+    name, said, *held = desk("workers").splitlines()
+    assert name == "box pid 7"
+    assert re.fullmatch(rf"  version 1, heartbeat {AGO}, started {AGO}, queues all, slots 8", said)
+    assert re.fullmatch(rf"  job {first} +[\d.]+ m?s  shop\.send \(queue default\)", held[0])
+    assert len(held) == 11
+    assert held[-1] == "  … and 2 more"
+    assert len(desk.json("workers")[0]["jobs"]) == len(ids)
+    said = " ".join(desk("status").split())
+    assert "8 slots, 12 jobs claimed, of which 4 wait for a slot, started" in said
+
+
+@on_sqlite
+def test_workers_on_a_narrow_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.serve()
+    id = desk.enqueue()
+    desk.claim()
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = desk("workers").splitlines()
+    assert lines[:2] == ["box pid 7", "  version: 1"]
+    assert lines[5] == "  slots: 2"
+    assert lines[6].startswith(f"  job {id} ")
+    assert max(map(len, lines)) <= 50
+
+
+def test_watch_wants_a_terminal(desk: Desk) -> None:
+    assert "--watch needs a terminal" in desk.sentence("status", "--watch")
+    assert "give one of the two" in desk.sentence("status", "--watch", "--json")
+
+
+@on_sqlite
+def test_watch_shows_it_anew_until_ctrl_c(sqlq_: Command, app: sqlq.App) -> None:
+    lead, follow = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "sqlq", "status", "--watch"],
+        cwd=sqlq_.directory,
+        env={**sqlq_.environment, "TERM": "xterm-256color"},
+        stdout=follow,
+        stderr=follow,
+        start_new_session=True,
+    ) as process:
+        os.close(follow)
+        os.set_blocking(lead, False)
+        shown = b""
+
+        def seen(words: bytes) -> bool:
+            nonlocal shown
+            try:
+                shown += os.read(lead, 65_536)
+            except (BlockingIOError, OSError):
+                pass
+            return words in shown
+
+        wait_until(lambda: seen(b"no jobs wait"), timeout=60, what="the first picture")
+        app.enqueue(app.task(name="t")(lambda: None).new().set(queue="mail"))
+        wait_until(lambda: seen(b"mail"), timeout=60, what="the next picture")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        seen(b"")
+    os.close(lead)
+    assert b"Traceback" not in shown
+
+
+# -- those who may only look ---------------------------------------------------------------------------------
+
+
+def looking(id: int) -> list[tuple[str, ...]]:
+    return [
+        ("status",),
+        ("status", "--exact"),
+        ("jobs",),
+        ("jobs", "--state", "failed"),
+        ("show", str(id)),
+        ("workers", "--all"),
+        ("failed", "list"),
+        ("failed", "list", "--by", "error"),
+        ("failed", "show", str(id)),
+        ("doctor",),
+        ("migrate", "--check"),
+    ]
+
+
+@on_postgresql
+def test_a_role_that_lacks_a_right_is_told_the_whole_grant(
+    desk: Desk, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    id = desk.end(BOOM)
+    waiting = desk.enqueue()
+    owner = create_engine(database_url, poolclass=NullPool)
+    role = f"looks {uuid4().hex[:12]}"
+    with owner.begin() as conn:
+        conn.exec_driver_sql(f"""CREATE ROLE "{role}" LOGIN PASSWORD 'x'""")
+    poor = Desk(
+        make_url(database_url).set(username=role, password="x").render_as_string(hide_password=False), capsys
+    )
+
+    def grant(*args: str) -> None:
+        said = poor.sentence(*args)
+        assert "\n" not in said
+        with owner.begin() as conn:
+            conn.exec_driver_sql(said[said.index("GRANT") :])
+
+    try:
+        grant("status")  # the revision of the tables
+        grant("status")  # all that is looked into
+        for arguments in looking(id):
+            if arguments[-1] == "--exact":  # counts by the view
+                grant(*arguments)
+            poor.look(*arguments)
+        said = poor.sentence("failed", "forget", str(id))
+        assert said.endswith(f'; GRANT SELECT, UPDATE, DELETE ON public.failed_jobs TO "{role}"')
+        for _ in range(3):  # it locks the job, puts it among the finished ones, and deletes it
+            grant("cancel", str(waiting))
+        poor("cancel", str(waiting))
+        assert desk.app.get(waiting).state == "cancelled"
+    finally:
+        poor.app.close()
+        with owner.begin() as conn:
+            conn.exec_driver_sql(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+def obey_permissions() -> None:
+    """In a process of root's: let what files permit count for it, too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+@contextmanager
+def read_only(directory: Path) -> Iterator[None]:
+    for file in directory.iterdir():
+        file.chmod(0o444)
+    directory.chmod(0o555)
+    yield
+    directory.chmod(0o755)
+
+
+@on_sqlite
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+@pytest.mark.parametrize("way", ["by its permissions", "by its URL", "by the App's engine"])
+def test_a_file_that_may_only_be_read_can_be_looked_into(
+    desk: Desk, tmp_path: Path, journal: str, way: str
+) -> None:
+    id = desk.end(BOOM)
+    desk.app.close()
+    place = tmp_path / "sealed"
+    place.mkdir()
+    file = place / "jobs.db"
+    owner = create_engine(f"sqlite:///{file}", poolclass=NullPool)
+    with owner.connect() as conn:
+        conn.exec_driver_sql(f"ATTACH '{tmp_path}/sqlq.db' AS source")
+    (tmp_path / "sqlq.db").rename(file)
+    with owner.connect() as conn:
+        assert conn.exec_driver_sql(f"PRAGMA journal_mode = {journal}").scalar() == journal.lower()
+    assert [each.name for each in place.iterdir()] == ["jobs.db"]
+    runner = Command(tmp_path)
+    (tmp_path / "shop.py").write_text(
+        f"import sqlq, sqlalchemy\napp = sqlq.App(engine=sqlalchemy.create_engine('sqlite:///{file}'))"
+    )
+    which = {
+        "by its permissions": ("-d", f"sqlite:///{file}"),
+        "by its URL": ("-d", f"sqlite:///file:{file}?mode=ro&uri=true"),
+        "by the App's engine": ("-a", "shop:app"),
+    }[way]
+    script = (
+        "import sys\nfrom sqlq.cli.context import Context\nfrom sqlq.cli.root import sqlq\n"
+        f"for arguments in {looking(id)!r}:\n"
+        "    try:\n"
+        f"        sqlq.main([*{which!r}, *arguments], standalone_mode=False, obj=Context())\n"
+        "    except SystemExit as ended:\n"
+        "        if ended.code and arguments != ('doctor',): raise\n"
+    )
+    seal: Callable[[Path], Any] = read_only
+    with seal(place):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env=runner.environment,
+            preexec_fn=obey_permissions if os.geteuid() == 0 else None,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert f"job {id}: failed" in done.stdout
+    if way == "by its permissions":
+        assert "may only be read" in done.stdout

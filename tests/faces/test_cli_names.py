@@ -1,0 +1,173 @@
+"""How commands find the App and the database: options on either side, pyproject.toml, factories; and commands
+in messages, which can be pasted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.faces.command import Command
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+# -- options before and after the command --------------------------------------------------------------------
+
+
+def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
+    bare.ok("migrate", "-d", "sqlite:///a.db")
+    assert bare.ok("enqueue", "-a", "shop:app", "shop.where", "-d", "sqlite:///a.db").startswith(
+        "enqueued job 1"
+    )
+    assert "shop.where" not in bare.ok("failed", "-d", "sqlite:///a.db", "list")
+    assert bare.ok("failed", "list", "-d", "sqlite:///a.db") == "no failed jobs\n"
+    assert bare.ok("-d", "sqlite:///a.db", "failed", "list", "-d", "sqlite:///a.db") == "no failed jobs\n"
+    assert "1 completed" in bare("work", "--drain", "-a", "shop:app", "-d", "sqlite:///a.db").err
+    assert not (bare.directory / "sqlq.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(("-a", "shop:app"), ("-a", "other:app")), (("-d", "sqlite:///a.db"), ("-d", "x"))]
+)
+def test_options_that_contradict_each_other(
+    bare: Command, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    assert "before the command says another thing" in bare(*before, "status", *after).misuse()
+
+
+def test_an_option_comes_before_the_variable(bare: Command) -> None:
+    said = bare("status", "-a", "nowhere:app", env={"SQLQ_APP": "shop:app"}).sentence()
+    assert "no module 'nowhere'" in said
+
+
+# -- pyproject.toml ------------------------------------------------------------------------------------------
+
+
+def test_pyproject_names_app_and_database_from_a_directory_below(tmp_path: Path) -> None:
+    run = Command(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
+    )
+    (tmp_path / "below").mkdir()
+    run.directory = tmp_path / "below"
+    assert run("migrate").err == "", "a database was named"
+    assert "sqlq migrate`" not in run.ok("enqueue", "shop.where")
+    worked = run("work", "--drain")
+    assert "1 completed" in worked.err
+    assert f"sqlite:///{tmp_path}/dev.db" in worked.err
+    assert "start one with sqlq work\n" in run.ok("status"), "which finds the App, too"
+    assert "no module 'nowhere'" in run("status", env={"SQLQ_APP": "nowhere:app"}).sentence()
+
+
+def test_a_wrong_pyproject_is_one_sentence(bare: Command) -> None:
+    (bare.directory / "pyproject.toml").write_text("[tool.sqlq]\napplication = 'shop:app'\n")
+    said = bare("status").sentence()
+    assert said.startswith(f"{bare.directory / 'pyproject.toml'}: [tool.sqlq] has no key 'application'")
+
+
+# -- factories -----------------------------------------------------------------------------------------------
+
+FACTORIES = """
+import sqlq
+app = sqlq.App()
+calls = []
+
+@app.task(name="t")
+def t() -> None: ...
+
+def create_app():
+    app.use("sqlite:///made.db")
+    return app
+
+class Web:
+    extensions = {"sqlq": app}
+
+def web():
+    return Web()
+
+def needs(config):
+    return app
+
+async def later():
+    return app
+"""
+
+
+def test_a_factory_is_called(bare: Command) -> None:
+    (bare.directory / "wsgi.py").write_text(FACTORIES)
+    assert bare.ok("migrate", "-a", "wsgi:create_app()").rstrip().endswith("/made.db")
+    bare.ok("enqueue", "-a", "wsgi:create_app()", "t")
+    assert "1 completed" in bare("work", "--drain", "-a", "wsgi:create_app()").err
+    assert "start one with sqlq work -a 'wsgi:create_app()'\n" in bare.ok("status", "-a", "wsgi:create_app()")
+
+
+WRONG_FACTORIES = {
+    "wsgi:create_app": "that is a function; to have it called, write 'wsgi:create_app()'",
+    "wsgi:web()": "that returned Web, not a sqlq.App; name a function that returns the App",
+    "wsgi:needs()": "missing 1 required positional argument: 'config'",
+    "wsgi:later()": "that is an async function",
+    "wsgi:calls()": "is of type list, and cannot be called",
+    "wsgi:nothing()": "has no 'nothing'; did you mean wsgi:app?",
+}
+
+
+@pytest.mark.parametrize("path", WRONG_FACTORIES)
+def test_what_is_no_factory(bare: Command, path: str) -> None:
+    (bare.directory / "wsgi.py").write_text(FACTORIES)
+    assert WRONG_FACTORIES[path] in bare("status", "-a", path).sentence()
+
+
+# -- commands that can be pasted -----------------------------------------------------------------------------
+
+
+def pasted(said: str) -> list[str]:
+    """The arguments of the command that a message names."""
+    found = re.search(r"sqlq (migrate[^`;\n]*)", said)
+    assert found, said
+    return shlex.split(found[1])
+
+
+WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "app": (("-a", "own:app"), {}),
+    "app in the environment": ((), {"SQLQ_APP": "own:app"}),
+    "app and a variable that does not count": (
+        ("-a", "own:app"),
+        {"SQLQ_DATABASE_URL": "sqlite:///wrong.db"},
+    ),
+    "url": (("-d", "sqlite:///the own.db"), {}),
+    "url in the environment": ((), {"SQLQ_DATABASE_URL": "sqlite:///the own.db"}),
+    "both": (("-a", "shop:app", "-d", "sqlite:///the own.db"), {}),
+    "app that takes the variable": (("-a", "shop:app"), {"SQLQ_DATABASE_URL": "sqlite:///the own.db"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_command_in_a_message_mends_what_it_names(bare: Command, way: str) -> None:
+    """Without the variables, which may have been set for one command alone."""
+    (bare.directory / "own.py").write_text("import sqlq\napp = sqlq.App('sqlite:///the own.db')\n")
+    options, env = WAYS[way]
+    said = bare("status", *options, env=env).sentence()
+    bare.ok(*pasted(said))
+    assert [file.name for file in bare.directory.glob("*.db")] == ["the own.db"]
+    assert "no jobs wait" in bare.ok("status", *options, env=env)
+
+
+def test_the_command_for_a_worker_repeats_what_was_typed(bare: Command) -> None:
+    bare.ok("migrate", "-d", "sqlite:///a.db")
+    said = bare.ok("status", "-a", "shop:app", "-d", "sqlite:///a.db")
+    assert said.endswith("start one with sqlq work -a shop:app -d sqlite:///a.db\n")
+
+
+def test_a_password_is_not_repeated(bare: Command) -> None:
+    url = "postgresql://u:secret@127.0.0.1:1/shop"
+    assert "secret" not in bare("status", "-d", url).err
+
+
+def test_migrate_says_when_nothing_named_a_database(bare: Command) -> None:
+    done = bare("migrate")
+    place = f"sqlite:///{bare.directory}/sqlq.db"
+    assert done.err == f"no App and no database were named: using {place}\n"
+    assert done.out.endswith(f"in {place}\n")

@@ -1,0 +1,182 @@
+"""What a drain shows while it works, on a terminal and elsewhere, and what it says at its end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, make_url, text
+
+import sqlq
+from sqlq.cli import progress
+from sqlq.cli.progress import spent, stopped
+from sqlq.store import records
+from tests.faces.command import Command
+from tests.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+APP = """
+import logging, os, signal, time, sqlq
+app = sqlq.App()
+
+@app.task(name="slow")
+def slow():
+    time.sleep(0.1)
+
+@app.task(name="endless")
+def endless():
+    logging.getLogger("shop").warning("look here")
+    while not sqlq.current_job().cancelled:
+        time.sleep(0.05)
+
+@app.task(name="dies", max_attempts=1)
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def enqueue(app: sqlq.App, task: str, count: int = 1) -> None:
+    new = app.task(name=task, max_attempts=1 if task == "dies" else 5)(lambda: None).new()
+    app.enqueue_many([new] * count)
+
+
+@pytest.fixture
+def terminal(sqlq_: Command) -> Command:
+    (sqlq_.directory / "slow.py").write_text(APP)
+    sqlq_.environment |= {"SQLQ_APP": "slow:app", "TERM": "xterm", "COLUMNS": "100"}
+    return sqlq_
+
+
+def on_terminal(run: Command, *options: str, interrupt_at: str | None = None) -> tuple[int, str]:
+    """Run a worker whose stderr is a terminal; press Ctrl-C when it has shown a text."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sqlq", "work", *options],
+        cwd=run.directory,
+        env=run.environment,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown, until = b"", time.monotonic() + 120
+    try:
+        while time.monotonic() < until:
+            if select.select([ours], [], [], 1)[0]:
+                try:
+                    shown += os.read(ours, 65_536)
+                except OSError:  # the other side is closed
+                    break
+            if interrupt_at is not None and interrupt_at in shown.decode():
+                os.killpg(process.pid, signal.SIGINT)
+                interrupt_at = None
+        return process.wait(30), shown.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+LINE = r"\r\x1b\[2K([\d,]+ done, [^\r]*)\r"
+
+
+@on_sqlite
+def test_on_a_terminal_one_line_changes_in_place_of_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
+    enqueue(app, "slow", 30)
+    code, shown = on_terminal(terminal, "--drain", "-c", "2")
+    assert code == 0
+    drawn = re.findall(LINE, shown)
+    assert drawn, shown
+    assert any(re.search(r"\d/s, [12] running, \d+ waiting", line) for line in drawn), drawn
+    assert "finished in" not in shown
+    last = shown.rstrip().rpartition("\x1b[2K")[2]
+    assert re.search(r"stopped: 30 completed in [\d.]+ s \([\d.]+/s\)$", last), shown[-500:]
+
+
+@on_sqlite
+def test_with_lines_a_terminal_has_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
+    enqueue(app, "slow", 2)
+    _, shown = on_terminal(terminal, "--drain", "--lines")
+    assert shown.count("finished in") == 2
+    assert "\x1b[2K" not in shown
+
+
+@on_sqlite
+def test_ctrl_c_leaves_the_terminal_clean(terminal: Command, app: sqlq.App) -> None:
+    enqueue(app, "endless")
+    code, shown = on_terminal(terminal, "--drain", "--grace", "100ms", interrupt_at="1 running")
+    assert code == 0
+    assert "[shop] job 1 endless: look here" in shown
+    assert "\x1b[2K" in shown
+    after = shown.rpartition(" done, ")[2].partition("\r")[2]
+    assert after.startswith("\r\x1b[2K"), "the line of progress is taken away"
+    assert "Traceback" not in shown
+
+
+@on_sqlite
+def test_a_job_that_fails_with_its_process_is_counted(terminal: Command, app: sqlq.App) -> None:
+    enqueue(app, "slow", 2)
+    enqueue(app, "dies")
+    done = terminal("work", "--drain", "-c", "1")
+    assert done.code == 0
+    assert "1 failed" in done.err.splitlines()[-1], done.err
+    (line,) = (line for line in done.err.splitlines() if "job 3 dies" in line)
+    assert " ERROR " in line, "a failure for good, once"
+    assert "WorkerLostError" in done.err
+    assert app.get(3).reason == "worker_lost"
+
+
+def test_what_waits_is_counted_up_to_a_limit(app: sqlq.App, engine: Engine) -> None:
+    new = app.task(name="t", queue="mail")(lambda: None).new()
+    app.enqueue_many([*[new] * 5, new.set(delay="1h"), new.set(queue="other")])
+    with engine.begin() as conn:
+        reserve = "SET reserved_at = created_at, reserved_by = 'w', lease_expires_at = created_at"
+        conn.execute(text(f"UPDATE jobs {reserve} WHERE id = 1"))
+    with app.database.read() as conn:
+        assert records.waiting(conn, None, 100) == (5, True)
+        assert records.waiting(conn, ["mail"], 100) == (4, True)
+        assert records.waiting(conn, ["none"], 100) == (0, True)
+        assert records.waiting(conn, ["mail", "other"], 3).exact is False
+
+
+def test_elsewhere_a_summary_is_logged(
+    app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.enqueue_many([app.task(name="t")(lambda: None).new()] * 5)
+    supervisor: Any = SimpleNamespace(
+        tally=Counter(completed=90, failed=2),
+        running=3,
+        ready_since=time.monotonic() - 10,
+        place=(make_url(database_url).render_as_string(hide_password=False), app.database.schema),
+    )
+    monkeypatch.setattr(progress, "SUMMARY_SECONDS", 0.01)
+    caplog.set_level("INFO", "sqlq.worker")
+    with progress.Progress(supervisor, None, drawn=False):
+        wait_until(lambda: caplog.messages, what="a summary")
+    assert re.fullmatch(
+        r"90 done, [789]\.\d/s, 3 running, 5 waiting, 2 failed, about [01]\.\d s left", caplog.messages[0]
+    )
+
+
+def test_the_last_line() -> None:
+    tally = Counter(completed=1472, retried=30, failed=31, lost=0, released=1)
+    assert stopped(tally, 192.0) == "1,472 completed, 30 retried, 31 failed, 1 released in 3 min 12 s (7.7/s)"
+    assert stopped(Counter(failed=1), 5.0) == "1 failed in 5.0 s"
+    assert stopped(Counter(), 5.0) == "no jobs"
+    assert [spent(seconds) for seconds in (0.84, 9.96, 42.4, 59.7, 7_500)] == [
+        "0.8 s",
+        "10.0 s",
+        "42 s",
+        "1 min 0 s",
+        "2 h 5 min",
+    ]

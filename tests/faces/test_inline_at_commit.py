@@ -1,0 +1,561 @@
+"""`inline(app, at="commit")`: jobs run when the transaction that enqueued them has committed, for every kind
+of session; nothing is run that the real thing would not have."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.pool import QueuePool, StaticPool
+
+import sqlq
+from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
+from tests.conformance.callers import Caller, Way, every_way
+from tests.servers import async_database_url
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+class Base(DeclarativeBase): ...
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Shop:
+    """Tasks, and what they did: `count` notes how many orders were committed by then."""
+
+    def __init__(self, app: sqlq.App, engine: Engine) -> None:
+        self.app = app
+        self.done: list[Any] = []
+        done = self.done
+
+        @app.task(name="shop.count")
+        def count(name: str = "") -> None:
+            with engine.connect() as conn:
+                done.append((name, conn.scalar(text("SELECT count(*) FROM orders"))))
+
+        @app.task(name="shop.note")
+        def note(name: str) -> str:
+            done.append(name)
+            return name.upper()
+
+        @app.task(name="shop.anote")
+        async def anote(name: str) -> None:
+            await asyncio.sleep(0)
+            done.append((name, threading.current_thread()))
+
+        @app.task(name="shop.bad")
+        def bad(name: str) -> None:
+            done.append(name)
+            raise LookupError(f"no order {name}")
+
+        self.count, self.note, self.anote, self.bad = count, note, anote, bad
+
+
+@pytest.fixture
+def shop(app: sqlq.App, engine: Engine) -> Shop:
+    Base.metadata.create_all(engine)
+    return Shop(app, engine)
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    with Session(engine) as session:
+        yield session
+
+
+class TestEveryWay:
+    @pytest.fixture
+    def caller(self, shop: Shop, database_url: str, way: Way) -> Iterator[Caller]:
+        with Caller(database_url, way) as caller:
+            yield caller
+
+    @every_way
+    def test_a_job_runs_after_the_commit_and_not_before(self, shop: Shop, caller: Caller) -> None:
+        with inline(shop.app, at="commit") as ran:
+            caller.execute("INSERT INTO orders (id) VALUES (1)")
+            answers = [
+                caller.enqueue(shop.app, shop.count.new("first")),
+                *caller.enqueue_many(shop.app, [shop.note.new("second"), shop.note.new("third")]),
+            ]
+            assert shop.done == []
+            assert [(job.state, job.created) for job in answers] == [("available", True)] * 3
+            assert [job.state for job in ran.jobs] == ["available"] * 3
+            caller.commit()
+            assert shop.done == [("first", 1), "second", "third"]
+            assert [(job.id, job.state) for job in ran.jobs] == [(job.id, "finished") for job in answers]
+            assert assert_enqueued(shop.note, args=["third"]).id == answers[2].id
+
+            shop.done.clear()
+            caller.enqueue(shop.app, shop.note.new("in the next transaction"))
+            caller.commit()
+            assert shop.done == ["in the next transaction"]
+
+    @every_way
+    def test_after_a_rollback_nothing_runs(self, shop: Shop, caller: Caller) -> None:
+        with inline(shop.app, at="commit") as ran:
+            caller.enqueue(shop.app, shop.note.new("rolled back"))
+            assert_enqueued(shop.note)
+            caller.rollback()
+            assert_not_enqueued(shop.note)
+            caller.enqueue(shop.app, shop.note.new("committed"))
+            caller.commit()
+        assert shop.done == ["committed"]
+        assert [job.state for job in ran.jobs] == ["finished"]
+
+    @every_way
+    def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
+        def enqueue(name: str) -> None:
+            caller.enqueue(shop.app, shop.note.new(name))
+
+        with inline(shop.app, at="commit"):
+            enqueue("a")
+            with caller.savepoint():
+                enqueue("b, released")
+                with caller.savepoint() as inner:
+                    enqueue("c, rolled back")
+                    inner.rollback()
+                enqueue("d, released")
+            with caller.savepoint() as outer:
+                enqueue("e, rolled back")
+                with caller.savepoint():
+                    enqueue("f, released into what is rolled back")
+                outer.rollback()
+            enqueue("g")
+            caller.commit()
+        assert shop.done == ["a", "b, released", "d, released", "g"]
+
+    @every_way
+    def test_a_savepoint_from_before_the_first_job(self, shop: Shop, caller: Caller) -> None:
+        with inline(shop.app, at="commit"):
+            with caller.savepoint() as savepoint:
+                caller.enqueue(shop.app, shop.note.new("rolled back"))
+                savepoint.rollback()
+            with caller.savepoint():
+                caller.enqueue(shop.app, shop.note.new("released"))
+            caller.commit()
+        assert shop.done == ["released"]
+
+    @every_way
+    def test_what_is_still_open_when_the_block_ends_does_not_run(self, shop: Shop, caller: Caller) -> None:
+        with inline(shop.app, at="commit") as ran:
+            caller.enqueue(shop.app, shop.note.new("open"))
+        caller.commit()
+        assert shop.done == []
+        assert [job.state for job in ran.jobs] == ["available"]
+        dialect = caller.engine.dialect
+        assert not {"do_commit", "do_commit_twophase"} & vars(dialect).keys()
+
+    @every_way
+    def test_a_job_that_fails_reaches_the_test_when_the_block_ends(self, shop: Shop, caller: Caller) -> None:
+        ran: list[InlineJob] = []
+
+        def three_orders() -> None:
+            with inline(shop.app, at="commit") as block:
+                caller.execute("INSERT INTO orders (id) VALUES (1)")
+                caller.enqueue_many(shop.app, [shop.bad.new("1"), shop.count.new("2"), shop.bad.new("3")])
+                caller.commit()  # as in production: it has succeeded
+                assert shop.done == ["1", ("2", 1), "3"]
+                caller.enqueue(shop.app, shop.note.new("4"))
+                caller.commit()
+                ran.extend(block.jobs)
+
+        with pytest.raises(LookupError, match="no order 1") as raised:
+            three_orders()
+        assert [job.state for job in ran] == ["failed", "finished", "failed", "finished"]
+        assert ran[0].error is raised.value
+        assert raised.value.__notes__ == [
+            "raised by job 1, shop.bad, which ran inline after a commit",
+            "a job that ran inline failed, too: LookupError: no order 3",
+        ]
+
+
+class TestSession:
+    def test_with_session_begin(self, shop: Shop, session: Session) -> None:
+        with inline(shop.app, at="commit"):
+            with session.begin():
+                session.add(Order(id=1))
+                shop.app.enqueue(shop.count.new(), session=session)
+                with session.begin_nested():
+                    shop.app.enqueue(shop.note.new("nested"), session=session)
+                assert shop.done == []
+            assert shop.done == [("", 1), "nested"]
+            with suppress(ZeroDivisionError), session.begin():
+                shop.app.enqueue(shop.note.new("rolled back"), session=session)
+                raise ZeroDivisionError
+            with session.begin():
+                pass
+        assert shop.done == [("", 1), "nested"]
+
+    def test_a_flush_that_fails_in_a_savepoint(self, shop: Shop, session: Session) -> None:
+        with inline(shop.app, at="commit"), session.begin():
+            session.add(Order(id=1))
+            shop.app.enqueue(shop.note.new("first"), session=session)
+            with suppress(IntegrityError), session.begin_nested():
+                shop.app.enqueue(shop.note.new("rolled back"), session=session)
+                session.execute(text("INSERT INTO orders (id) VALUES (2)"))
+                session.add(Order(id=2))
+                session.flush()
+                raise AssertionError("there is an order 2 already")
+            shop.app.enqueue(shop.note.new("second"), session=session)
+        assert shop.done == ["first", "second"]
+
+    def test_a_flush_that_fails(self, shop: Shop, session: Session) -> None:
+        with inline(shop.app, at="commit"):
+            shop.app.enqueue(shop.note.new("rolled back"), session=session)
+            session.execute(text("INSERT INTO orders (id) VALUES (1)"))
+            session.add(Order(id=1))
+            with pytest.raises(IntegrityError):
+                session.commit()
+            session.rollback()
+            session.commit()
+        assert shop.done == []
+
+    def test_closing_is_rolling_back(self, shop: Shop, session: Session) -> None:
+        with inline(shop.app, at="commit") as ran:
+            shop.app.enqueue(shop.note.new("closed"), session=session)
+            session.close()
+            session.commit()
+        assert (shop.done, ran.jobs) == ([], [])
+
+    @pytest.mark.parametrize("hook", ["before_flush", "after_flush", "before_commit"])
+    def test_enqueued_by_an_event_of_the_session(self, shop: Shop, session: Session, hook: str) -> None:
+        @event.listens_for(session, hook, once=True)
+        def enqueue(*args: object) -> None:
+            shop.app.enqueue(shop.count.new(hook), session=session)
+
+        with inline(shop.app, at="commit"):
+            session.add(Order(id=1))
+            session.commit()
+        assert shop.done == [(hook, 1)]
+
+    @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
+    def test_on_a_connection_that_the_test_rolls_back_in_the_end(
+        self, shop: Shop, session: Session, engine: Engine, mode: Any
+    ) -> None:
+        """The session commits, and what it tells others is that; see SQLAlchemy's notes on joining a session
+        into an external transaction."""
+        with engine.connect() as conn, conn.begin() as transaction, inline(shop.app, at="commit"):
+            with Session(conn, join_transaction_mode=mode) as joined:
+                shop.app.enqueue(shop.note.new("committed"), session=joined)
+                joined.commit()
+                assert shop.done == ["committed"]
+                shop.app.enqueue(shop.note.new("rolled back"), session=joined)
+                joined.rollback()
+            transaction.rollback() if transaction.is_active else None
+        assert shop.done == ["committed"]
+
+    def test_the_handler_may_use_the_very_session(self, shop: Shop, session: Session) -> None:
+        """It has no transaction then, and its connection is back in the pool."""
+
+        @shop.app.task(name="shop.ship")
+        def ship(order_id: int) -> None:
+            assert session.get(Order, order_id) is not None
+            session.add(Order(id=order_id + 1))
+            session.commit()
+
+        with inline(shop.app, at="commit"):
+            session.add(Order(id=1))
+            shop.app.enqueue(ship.new(1), session=session)
+            session.commit()
+            assert session.get(Order, 2) is not None
+
+    @pytest.mark.parametrize("end", ["commit", "with"])
+    def test_of_a_scoped_session_the_handler_has_its_own(
+        self, shop: Shop, database_url: str, end: str
+    ) -> None:
+        """As in a worker, although it runs in the caller's thread."""
+        pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1, "poolclass": QueuePool}
+        engine = create_engine(database_url, **pool)
+        scope = scoped_session(sessionmaker(engine))
+
+        @shop.app.task(name="shop.ship")
+        def ship(order_id: int) -> None:
+            assert scope.get(Order, order_id) is not None
+            scope.add(Order(id=order_id + 1))
+            scope.commit()
+            scope.remove()
+
+        with inline(shop.app, at="commit"):
+            order = Order(id=1)
+            if end == "commit":
+                scope.add(order)
+                shop.app.enqueue(ship.new(1), session=scope)
+                scope.commit()
+            else:
+                with scope.begin():
+                    scope.add(order)
+                    shop.app.enqueue(ship.new(1), session=scope)
+            assert order.id == 1, "it is still in the caller's session"
+            assert scope.get(Order, 2) is not None
+        scope.remove()
+        engine.dispose()
+
+    def test_handlers_enqueue_in_transactions_of_their_own(self, shop: Shop, engine: Engine) -> None:
+        @shop.app.task(name="shop.chain")
+        def chain(left: int) -> None:
+            with Session(engine) as session:
+                shop.app.enqueue(shop.note.new(f"rolled back {left}"), session=session)
+                session.rollback()
+                if left:
+                    shop.app.enqueue(chain.new(left - 1), session=session)
+                shop.done.append(f"{left} begins")
+                session.commit()
+                shop.done.append(f"{left} ends")
+
+        with inline(shop.app, at="commit"), Session(engine) as session:
+            shop.app.enqueue(chain.new(1), session=session)
+            session.commit()
+        assert shop.done == ["1 begins", "0 begins", "0 ends", "1 ends"]
+
+    def test_complete_in_the_handlers_transaction(self, shop: Shop, session: Session, engine: Engine) -> None:
+        @shop.app.task(name="shop.pay")
+        def pay(order_id: int) -> None:
+            with sqlq.current_job().completing(engine) as own:
+                own.add(Order(id=order_id))
+
+        with inline(shop.app, at="commit") as ran:
+            shop.app.enqueue(pay.new(7), session=session)
+            session.commit()
+        assert [job.state for job in ran.jobs] == ["finished"]
+        assert session.get(Order, 7) is not None
+
+    @on_postgresql
+    def test_two_phase_commit(self, shop: Shop, engine: Engine) -> None:
+        with inline(shop.app, at="commit"):
+            with Session(engine, twophase=True) as session:
+                session.add(Order(id=1))
+                shop.app.enqueue(shop.count.new("session"), session=session)
+                session.commit()
+            with engine.connect() as conn:
+                transaction = conn.begin_twophase()
+                conn.execute(text("INSERT INTO orders (id) VALUES (2)"))
+                shop.app.enqueue(shop.count.new("connection"), session=conn)
+                transaction.prepare()
+                assert len(shop.done) == 1
+                transaction.commit()
+                transaction = conn.begin_twophase()
+                shop.app.enqueue(shop.count.new("rolled back"), session=conn)
+                transaction.prepare()
+                transaction.rollback()
+        assert shop.done == [("session", 1), ("connection", 2)]
+
+
+class TestConnection:
+    def test_with_engine_begin(self, shop: Shop, engine: Engine) -> None:
+        with inline(shop.app, at="commit"):
+            with engine.begin() as conn:
+                shop.app.enqueue(shop.count.new(), session=conn)
+                conn.execute(text("INSERT INTO orders (id) VALUES (1)"))
+            assert shop.done == [("", 1)]
+            with suppress(ZeroDivisionError), engine.begin() as conn:
+                shop.app.enqueue(shop.count.new(), session=conn)
+                raise ZeroDivisionError
+        assert shop.done == [("", 1)]
+
+    def test_each_connection_for_itself(self, shop: Shop, engine: Engine) -> None:
+        with inline(shop.app, at="commit"), engine.connect() as one, engine.connect() as two:
+            shop.app.enqueue(shop.note.new("one"), session=one)
+            shop.app.enqueue(shop.note.new("two"), session=two)
+            two.commit()
+            assert shop.done == ["two"]
+            one.commit()
+        assert shop.done == ["two", "one"]
+
+    def test_the_transaction_is_begun_as_the_insert_would(self, shop: Shop, engine: Engine) -> None:
+        with inline(shop.app, at="commit"), engine.connect() as conn:
+            shop.app.enqueue(shop.note.new("a"), session=conn)
+            assert conn.in_transaction()
+            conn.close()
+        assert shop.done == []
+
+
+@on_postgresql
+@pytest.mark.parametrize("kind", ["session", "connection"])
+def test_a_commit_that_fails_runs_nothing(shop: Shop, engine: Engine, kind: str) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE lines (o int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"))
+    with inline(shop.app, at="commit") as ran, engine.connect() as conn, Session(engine) as session:
+        caller: Any = session if kind == "session" else conn
+        caller.execute(text("INSERT INTO lines VALUES (99)"))
+        shop.app.enqueue(shop.note.new("never"), session=caller)
+        with pytest.raises(IntegrityError):
+            caller.commit()
+        caller.rollback()
+        shop.app.enqueue(shop.note.new("later"), session=caller)
+        caller.commit()
+    assert shop.done == ["later"]
+    assert len(ran.jobs) == 1
+
+
+class TestAsync:
+    def test_async_handlers_run_on_the_callers_loop_and_others_in_a_thread(
+        self, shop: Shop, database_url: str
+    ) -> None:
+        engine = create_async_engine(async_database_url(database_url))
+        loops, threads = [], []
+
+        @shop.app.task(name="shop.on_loop")
+        async def on_loop(order_id: int) -> None:
+            loops.append(asyncio.get_running_loop())
+            assert sqlq.current_job().task == "shop.on_loop"
+            async with AsyncSession(engine) as own, own.begin():
+                assert await own.get(Order, order_id) is not None
+                own.add(Order(id=order_id + 1))
+                await shop.app.aenqueue(in_thread.new(order_id + 1), session=own)
+
+        @shop.app.task(name="shop.in_thread")
+        def in_thread(order_id: int) -> None:
+            threads.append(threading.current_thread())
+            shop.app.enqueue(shop.count.new("from a thread"))
+
+        async def main() -> None:
+            async with AsyncSession(engine) as session, session.begin():
+                session.add(Order(id=1))
+                await shop.app.aenqueue(on_loop.new(1), session=session)
+                assert not loops
+            assert loops == [asyncio.get_running_loop()]
+            with pytest.raises(sqlq.ConfigurationError, match="outside a handler"):
+                sqlq.current_job()
+            async with AsyncSession(engine) as session:  # and what is enqueued on the sync face of one
+                await session.run_sync(lambda sync: shop.app.enqueue(shop.anote.new("b"), session=sync))
+                await session.commit()
+            await engine.dispose()
+
+        with inline(shop.app, at="commit"):
+            asyncio.run(main())
+        assert shop.done == [("from a thread", 2), ("b", threading.current_thread())]
+        assert threads != [threading.current_thread()]
+
+    def test_an_async_handler_enqueued_by_sync_code(self, shop: Shop, session: Session) -> None:
+        with inline(shop.app, at="commit"):
+            shop.app.enqueue(shop.anote.new("a"), session=session)
+            session.commit()
+            assert shop.done == [("a", threading.current_thread())]
+
+            async def main() -> None:
+                shop.app.enqueue(shop.anote.new("b"), session=session)
+                session.commit()
+
+            asyncio.run(main())
+        assert [name for name, _ in shop.done] == ["a", "b"]
+
+    def test_what_is_cancelled_is_cancelled(self, shop: Shop, database_url: str) -> None:
+        engine = create_async_engine(async_database_url(database_url))
+        started = asyncio.Event()
+
+        @shop.app.task(name="shop.endless")
+        async def endless() -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        async def commit() -> None:
+            async with AsyncSession(engine) as session:
+                await shop.app.aenqueue(endless.new(), session=session)
+                await session.commit()
+
+        async def main() -> None:
+            committing = asyncio.create_task(commit())
+            await started.wait()
+            committing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await committing
+            await engine.dispose()
+
+        with inline(shop.app, at="commit"):
+            asyncio.run(main())
+
+
+def test_without_a_session_a_job_runs_at_once_and_raises_there(shop: Shop) -> None:
+    with inline(shop.app, at="commit"):
+        assert shop.app.enqueue(shop.note.new("now")).state == "finished"
+        with pytest.raises(LookupError, match="no order 1"):
+            shop.app.enqueue(shop.bad.new("1"))
+    assert shop.done == ["now", "1"]
+
+
+def test_a_unique_key_holds_while_its_job_waits_for_the_commit(shop: Shop, session: Session) -> None:
+    def enqueue(name: str, until: Any = "finish") -> sqlq.Job:
+        job = shop.note.new(name).set(unique_key="one", unique_until=until)
+        return shop.app.enqueue(job, session=session)
+
+    with inline(shop.app, at="commit"):
+        first = enqueue("first", "start")
+        again = enqueue("again", "start")
+        assert (again.id, again.created) == (first.id, False)
+        session.rollback()
+        assert enqueue("after the rollback").created
+        session.commit()
+        assert enqueue("after the commit").created
+        session.commit()
+    assert shop.done == ["after the rollback", "after the commit"]
+
+
+def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: Shop, session: Session) -> None:
+    def unconfirmed() -> None:
+        with inline(shop.app, at="commit"):
+            shop.app.enqueue(shop.bad.new("1"), session=session)
+            session.commit()
+            raise AssertionError("the order was not confirmed")
+
+    with pytest.raises(AssertionError) as raised:
+        unconfirmed()
+    assert raised.value.__notes__ == ["a job that ran inline failed, too: LookupError: no order 1"]
+
+
+def test_in_memory_no_file_or_server_is_needed() -> None:
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    Base.metadata.create_all(engine)
+    shop = Shop(sqlq.App("sqlite://"), engine)
+    with inline(shop.app, at="commit"), Session(engine) as session:
+        session.add(Order(id=1))
+        shop.app.enqueue(shop.count.new("a"), session=session)
+        session.commit()
+    assert shop.done == [("a", 1)]
+    engine.dispose()
+
+
+def test_blocks_in_blocks_each_keep_to_their_own(shop: Shop, engine: Engine) -> None:
+    with inline(shop.app, at="commit") as outer, engine.connect() as conn:
+        shop.app.enqueue(shop.note.new("outer"), session=conn)
+        with inline(shop.app, at="commit") as inner:
+            shop.app.enqueue(shop.note.new("inner"), session=conn)
+        conn.commit()
+        assert shop.done == ["outer"]
+    assert [job.state for job in (*outer.jobs, *inner.jobs)] == ["finished", "available"]
+
+
+def test_what_cannot_be_waited_for_is_refused_as_by_the_real_thing(shop: Shop) -> None:
+    with inline(shop.app, at="commit"), Session() as unbound:
+        for session in (unbound, object()):
+            with pytest.raises(sqlq.EnqueueError, match=r"session has no bind|session is a object"):
+                shop.app.enqueue(shop.note.new("x"), session=session)  # type: ignore[arg-type]
+        with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
+            shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]
+        with pytest.raises(sqlq.EnqueueError, match="aenqueue takes an AsyncSession"):
+            asyncio.run(shop.app.aenqueue(shop.note.new("x"), session=unbound))  # type: ignore[arg-type]
+    assert shop.done == []
+
+
+def test_another_moment_is_not_known(shop: Shop) -> None:
+    with (
+        pytest.raises(sqlq.ConfigurationError, match=r'at is "enqueue" or "commit"'),
+        inline(
+            shop.app,
+            at="flush",  # type: ignore[arg-type]
+        ),
+    ):
+        raise AssertionError("unreachable")

@@ -1,0 +1,340 @@
+"""While a test database is open, nothing outside it is written or emptied, whatever the code under test does:
+every row of a real database beside it, before and after."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+import sqlq
+from sqlq.store.database import Database
+from sqlq.testing import Tally, assert_enqueued, create_tables, drain, inline, on_database
+from tests.conftest import sqlite_url
+from tests.faces.beside import Shop, rows
+from tests.servers import PostgreSQL, async_database_url
+
+TEST_SCHEMA = "beside"
+REAL = {"args": ["real"]}
+
+
+def available(app: sqlq.App) -> list[object]:
+    return [job.payload for job in app.list(state="available")]
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> Shop:
+    """A shop whose own database has something in every table."""
+    shop = Shop(app)
+    shop.fill()
+    return shop
+
+
+@pytest.fixture
+def place(database_url: str, tmp_path: Path) -> dict[str, Any]:
+    """Where the test is to be: another file, or a schema beside the real one in the same database."""
+    if database_url.startswith("sqlite"):
+        return {"url": sqlite_url(tmp_path / "test.db")}
+    return {"url": database_url, "schema": TEST_SCHEMA}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_real_is_touched(shop: Shop, database_url: str) -> Iterator[None]:
+    before = rows(database_url)
+    yield
+    assert rows(database_url) == before
+
+
+def do_everything(shop: Shop) -> None:
+    """All that an App can do to a database."""
+    app = shop.app
+    app.migrate()
+    first = app.enqueue(shop.note.new("test"))
+    app.enqueue_many([shop.note.new("test"), shop.bad.new(), shop.note.new("later").set(delay="1h")])
+    assert app.cancel([first.id]) == {first.id: "cancelled"}
+    app.pause("mail")
+    app.resume("mail")
+    assert drain(app) == Tally(completed=1, failed=1)
+    assert shop.done == ["test"]
+    shop.done.clear()
+    assert_enqueued(shop.bad)
+    assert len(app.retry_failed(all=True)) == 1
+    app.worker(drain=True).run()
+    app.admin.forget_failed(all=True)
+    assert app.prune(finished="0s", failed="0s").finished == 2
+    app.cancel(queue="default", force=True)
+    app.close()
+    assert not app.list(state="available")
+
+
+WAYS_TO_LEAVE: dict[str, Callable[[sqlq.App, str], object]] = {
+    "nothing": lambda app, url: None,
+    "url": lambda app, url: app.use(url),
+    "engine": lambda app, url: app.use(engine=create_engine(url)),
+    "async engine": lambda app, url: app.use(engine=create_async_engine(async_database_url(url))),
+    "twice": lambda app, url: [app.use(each) for each in ("sqlite:///nowhere/x.db", url)],  # type: ignore[func-returns-value]
+    "a thread": lambda app, url: _in_a_thread(lambda: app.use(url)),
+    "while inline": lambda app, url: _while_inline(app, lambda: app.use(url)),
+}
+
+
+def _in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def _while_inline(app: sqlq.App, work: Callable[[], object]) -> None:
+    with inline(app):
+        work()
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LEAVE)
+def test_the_app_stays_on_the_tests_database(
+    shop: Shop, database_url: str, place: dict[str, Any], way: str
+) -> None:
+    with on_database(shop.app, **place) as app:
+        there = app.address
+        WAYS_TO_LEAVE[way](app, database_url)
+        assert app.address is there
+        do_everything(shop)
+    assert available(shop.app) == [REAL]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_schema_that_the_code_under_test_names(
+    shop: Shop, database_url: str, place: dict[str, Any]
+) -> None:
+    with on_database(shop.app, **place):
+        shop.app.use(database_url, schema="elsewhere")
+        do_everything(shop)
+    assert shop.app.address.schema == "elsewhere"
+    shop.app.use(database_url)
+
+
+def test_afterwards_the_app_is_where_it_was_told_to_go(
+    shop: Shop, database_url: str, place: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = shop.app
+    engine = create_engine(database_url)
+    with caplog.at_level(logging.INFO, "sqlq"), on_database(app, **place):
+        app.use(engine=engine)
+    assert app.address.engine is engine
+    assert "the App goes to another one when it is closed" in caplog.text
+    assert available(app) == [REAL]
+    engine.dispose()
+
+
+def test_what_cannot_be_used_is_refused_at_once_and_changes_nothing(
+    shop: Shop, place: dict[str, Any]
+) -> None:
+    own = shop.app.address
+    with on_database(shop.app, **place) as app:
+        with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
+            app.use("sqlite:///x.db", engine=create_engine("sqlite:///x.db"))
+        with pytest.raises(sqlq.UnsupportedDatabaseError, match="mysql"):
+            app.use("mysql://h/d")
+    assert shop.app.address == own
+
+
+def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], tmp_path: Path) -> None:
+    app = shop.app
+    with on_database(app, **place):
+        app.enqueue(shop.note.new("outer"))
+        outer = app.address
+        with on_database(app, sqlite_url(tmp_path / "inner.db")):
+            app.use(database_url)
+            app.enqueue(shop.note.new("inner"))
+            assert drain(app) == Tally(completed=1)
+        assert app.address is outer
+        assert drain(app) == Tally(completed=1)
+    assert shop.done == ["inner", "outer"]
+
+
+def test_blocks_that_are_left_in_another_order(shop: Shop, place: dict[str, Any], tmp_path: Path) -> None:
+    app = shop.app
+    own = app.address
+    first, second = on_database(app, **place), on_database(app, sqlite_url(tmp_path / "second.db"))
+    first.__enter__()
+    second.__enter__()
+    there = app.address
+    first.__exit__(None, None, None)
+    assert app.address is there
+    do_everything(shop)
+    second.__exit__(None, None, None)
+    assert app.address is own
+
+
+def test_a_block_that_fails_to_begin_leaves_the_app_where_it_was(shop: Shop, tmp_path: Path) -> None:
+    own = shop.app.address
+    with (
+        pytest.raises(sqlq.ConfigurationError, match="there is no directory"),
+        on_database(shop.app, sqlite_url(tmp_path / "no" / "folder.db")),
+    ):
+        pass
+    assert shop.app.address is own
+    assert len(shop.app.list(state="available")) == 1
+
+
+def test_the_app_is_given_back_whole(database_url: str, place: dict[str, Any]) -> None:
+    schema = "public" if database_url.startswith("postgresql") else None
+    app = sqlq.App(database_url, listen_url="postgresql://direct/d", schema=schema)
+    before = app.address
+    assert before.listen_url is not None
+    with on_database(app, **place):
+        assert app.address.listen_url is None
+    assert app.address is before
+    app.close()
+
+
+def test_no_url_is_not_the_apps_own(shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
+    """What `os.environ.get` gives where the variable is not set."""
+    monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
+    with (
+        pytest.raises(sqlq.ConfigurationError, match="the test database's URL is None"),
+        on_database(shop.app, None),  # type: ignore[arg-type]
+    ):
+        do_everything(shop)
+
+
+class TestWhatWasMadeBefore:
+    """Of the real database, and kept: a worker, or what the App is made of."""
+
+    def test_a_worker_refuses_to_run(self, shop: Shop, place: dict[str, Any]) -> None:
+        workers = [shop.app.worker(drain=True), shop.app.worker(["default"], drain=True)]
+        shop.app.use(place["url"], schema=place.get("schema"))
+        with on_database(shop.app, **place):
+            for worker in workers:
+                with pytest.raises(sqlq.ConfigurationError, match="a test database is open, and this worker"):
+                    worker.run()
+            do_everything(shop)
+        assert shop.done == []
+
+    def test_so_do_its_connections(self, shop: Shop, place: dict[str, Any]) -> None:
+        app = shop.app
+        database, admin, enqueue = app.database, app.admin, app.enqueuer.enqueue
+        enqueue([])
+        uses: list[Callable[[Database], object]] = [
+            lambda database: database.begin().__enter__(),
+            lambda database: database.read().__enter__(),
+            lambda database: database.single_statements().__enter__(),
+            lambda database: database.run(lambda conn: None),
+            lambda database: database.run_statement("SELECT 1", ()),
+        ]
+        with on_database(app, **place):
+            for kept in (database, database.for_loops, database.for_claims):
+                for use in uses:
+                    with pytest.raises(sqlq.ConfigurationError, match="a test database is open"):
+                        use(kept)
+            for change in (
+                lambda: admin.cancel(queue="default"),
+                lambda: admin.pause(["default"]),
+                lambda: enqueue([shop.note.new("x")]),
+                lambda: enqueue([shop.note.new("x").set(unique_key="x")]),
+            ):
+                with pytest.raises(sqlq.ConfigurationError, match="a test database is open"):
+                    change()
+
+    def test_afterwards_they_work_again(self, shop: Shop, place: dict[str, Any], database_url: str) -> None:
+        database = shop.app.database
+        with on_database(shop.app, **place):
+            pass
+        with database.read() as conn:
+            assert conn.scalar(text("SELECT count(*) FROM jobs")) == 2
+        database.close()
+
+
+class TestSessions:
+    """A job goes where its session goes; not out of a test."""
+
+    @pytest.fixture
+    def other(self, shop: Shop, tmp_path: Path, postgresql: PostgreSQL, database_url: str) -> Iterator[str]:
+        """Another real database of the same kind, with tables."""
+        if database_url.startswith("sqlite"):
+            url = sqlite_url(tmp_path / "other.db")
+        else:
+            url = postgresql.create_database()
+        app = sqlq.App(url)
+        app.migrate()
+        Shop(app).fill()
+        app.close()
+        before = rows(url)
+        yield url
+        assert rows(url) == before
+        if not database_url.startswith("sqlite"):
+            postgresql.drop_database(url)
+
+    def test_a_session_on_another_database_is_refused(
+        self, shop: Shop, other: str, place: dict[str, Any]
+    ) -> None:
+        engine = create_engine(other)
+        with on_database(shop.app, **place), Session(engine) as session:
+            for _ in range(2):
+                with pytest.raises(
+                    sqlq.EnqueueError, match=r"a test database is open, .* with sqlq\.testing\.on_"
+                ):
+                    shop.app.enqueue(shop.note.new("x"), session=session)
+            session.execute(text("SELECT 1"))
+            session.commit()
+        engine.dispose()
+
+    def test_on_the_tests_database_it_is_taken(self, shop: Shop, place: dict[str, Any]) -> None:
+        """On PostgreSQL the real tables are on the same connection's search_path, and are not written."""
+        engine = create_engine(place["url"])
+        with on_database(shop.app, **place), Session(engine) as session:
+            shop.app.enqueue(shop.note.new("test"), session=session)
+            session.commit()
+            assert drain(shop.app) == Tally(completed=1)
+        engine.dispose()
+
+    @pytest.mark.filterwarnings("ignore:jobs are being enqueued into sqlite")
+    def test_in_memory_it_is_taken(self, shop: Shop, place: dict[str, Any]) -> None:
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+        with on_database(shop.app, **place), Session(engine) as session:
+            create_tables(session)
+            shop.app.enqueue(shop.note.new("test"), session=session)
+            assert_enqueued(shop.note, session=session)
+        engine.dispose()
+
+
+class TestDrain:
+    def test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run(
+        self, shop: Shop, place: dict[str, Any], database_url: str
+    ) -> None:
+        """An application factory may well make a second App, on the real database."""
+        second = Shop(sqlq.App(database_url))
+        with on_database(shop.app, **place):
+            with pytest.raises(sqlq.ConfigurationError, match=r"drain\(\) would run the jobs of .*sqlq"):
+                drain(second.app)
+            with on_database(second.app, **place):
+                second.app.enqueue(second.note.new("test"))
+                assert drain(second.app) == Tally(completed=1)
+        assert second.done == ["test"]
+        second.app.close()
+
+
+class TestInline:
+    def test_use_does_not_end_it(self, shop: Shop, database_url: str) -> None:
+        with inline(shop.app) as ran:
+            shop.app.use(database_url)
+            shop.app.enqueue(shop.note.new("inline"))
+        assert shop.done == ["inline"]
+        assert len(ran.jobs) == 1
+
+    def test_nor_does_a_test_database_that_is_opened_in_it(self, shop: Shop, place: dict[str, Any]) -> None:
+        with inline(shop.app):
+            with on_database(shop.app, **place) as app:
+                app.enqueue(shop.note.new("1"))
+            shop.app.enqueue(shop.note.new("2"))
+        with on_database(shop.app, **place), inline(shop.app):
+            shop.app.use("sqlite:///nowhere/x.db")
+            shop.app.enqueue(shop.note.new("3"))
+        assert shop.done == ["1", "2", "3"]

@@ -1,0 +1,242 @@
+"""Tests whose database is in memory, or in a transaction that is rolled back: sqlq's tables there, and what
+can be done with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, inspect, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+import sqlq
+from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
+from tests.servers import async_database_url
+
+IN_MEMORY = "in memory is seen by one connection only"
+on_postgresql = pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def memory() -> Iterator[Engine]:
+    """A database in memory, as Flask's and FastAPI's own notes on testing have it."""
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def empty(empty_database_url: str) -> Iterator[Engine]:
+    engine = create_engine(empty_database_url)
+    yield engine
+    engine.dispose()
+
+
+class Shop:
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.done: list[str] = []
+
+        @app.task(name="shop.note")
+        def note(text: str) -> None:
+            self.done.append(text)
+
+        self.note = note
+
+
+def tables(conn: Connection, schema: str | None = None) -> list[str]:
+    found = inspect(conn)
+    return sorted([*found.get_table_names(schema), *found.get_view_names(schema)])
+
+
+OURS = [
+    *("failed_jobs", "finished_jobs", "job_states", "jobs", "queue_stats"),
+    *("sqlq_queues", "sqlq_version", "sqlq_workers"),
+]
+
+
+@pytest.mark.parametrize("made", ["App(url)", "use(url)", "App(engine)", "use(engine)", "on_database"])
+def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, made: str) -> None:
+    app = {"App(url)": lambda: sqlq.App("sqlite://"), "App(engine)": lambda: sqlq.App(engine=memory)}.get(
+        made, sqlq.App
+    )()
+    if made.startswith("use"):
+        app.use(**({"url": "sqlite://"} if "url" in made else {"engine": memory}))
+    shop = Shop(app)
+
+    def place_order() -> None:
+        with memory.begin() as conn:
+            create_tables(conn)
+        with Session(memory) as session:
+            app.enqueue(shop.note.new("rolled back"), session=session)
+            assert_enqueued(shop.note, args=["rolled back"], session=session, app=app)
+            session.rollback()
+            assert_not_enqueued(shop.note, session=session, app=app)
+            app.enqueue_many([shop.note.new("a"), shop.note.new("b").set(unique_key="b")], session=session)
+            session.commit()
+            assert not app.enqueue(shop.note.new("b").set(unique_key="b"), session=session).created
+            assert assert_enqueued(shop.note, args=["b"], session=session, app=app).unique_key == "b"
+
+    if made == "on_database":
+        with on_database(app, "sqlite://"):
+            place_order()
+    else:
+        place_order()
+    app.close()
+
+
+def test_enqueued_by_asynchronous_code() -> None:
+    async def main() -> None:
+        engine = create_async_engine("sqlite+aiosqlite://", poolclass=StaticPool)
+        shop = Shop(sqlq.App(engine=engine))
+        async with engine.begin() as conn:
+            await conn.run_sync(create_tables)
+        async with AsyncSession(engine) as session, session.begin():
+            await shop.app.aenqueue(shop.note.new("a"), session=session)
+            await session.run_sync(lambda sync: assert_enqueued(shop.note, args=["a"], session=sync))
+        await engine.dispose()
+
+    asyncio.run(main())
+
+
+def test_what_needs_a_connection_of_its_own_says_what_to_do(memory: Engine) -> None:
+    shop = Shop(sqlq.App(engine=memory))
+    with memory.begin() as conn:
+        create_tables(conn)
+    for use in (
+        lambda: shop.app.enqueue(shop.note.new("x")),
+        lambda: asyncio.run(shop.app.aenqueue(shop.note.new("x"))),
+        shop.app.migrate,
+        shop.app.worker().run,
+        lambda: assert_enqueued(shop.note, app=shop.app),
+    ):
+        with pytest.raises(sqlq.ConfigurationError, match=IN_MEMORY):
+            use()
+    with pytest.raises(sqlq.ConfigurationError, match=r'sqlq\.testing\.inline\(app, at="commit"\)'):
+        drain(shop.app)
+    with inline(shop.app, at="commit"), Session(memory) as session:
+        shop.app.enqueue(shop.note.new("as said"), session=session)
+        session.commit()
+    assert shop.done == ["as said"]
+
+
+def test_missing_tables_are_not_to_be_migrated_there(memory: Engine) -> None:
+    shop = Shop(sqlq.App("sqlite://"))
+    with Session(memory) as session:
+        for _ in range(2):
+            with pytest.raises(
+                sqlq.SchemaVersionError, match=r"make them with sqlq\.testing\.create_tables\(connection\)"
+            ) as raised:
+                shop.app.enqueue(shop.note.new("x"), session=session)
+            assert "sqlq migrate" not in str(raised.value)
+        create_tables(session)
+        shop.app.enqueue(shop.note.new("x"), session=session)
+
+
+def test_a_savepoint_without_a_transaction_is_refused_there_too(memory: Engine) -> None:
+    shop = Shop(sqlq.App("sqlite://"))
+    with Session(memory) as session:
+        create_tables(session)
+        session.commit()
+        with session.begin_nested(), pytest.raises(sqlq.EnqueueError, match="configure_sqlite"):
+            shop.app.enqueue(shop.note.new("x"), session=session)
+
+
+class TestCreateTables:
+    def test_what_migrate_makes(self, empty: Engine) -> None:
+        """Twice is as good as once, on a Connection as on a Session."""
+        with empty.begin() as conn:
+            create_tables(conn)
+            create_tables(conn)
+        scope = scoped_session(sessionmaker(empty))
+        with Session(empty) as session:
+            create_tables(session)
+            create_tables(scope)
+        scope.remove()
+        with empty.connect() as conn:
+            assert tables(conn) == OURS
+        app = sqlq.App(empty.url)
+        assert app.migrate() == "0001", "as after `sqlq migrate`"
+        app.close()
+
+    @pytest.mark.parametrize("configured", [False, True])
+    def test_nothing_is_committed(self, empty: Engine, configured: bool) -> None:
+        if configured and empty.dialect.name == "sqlite":
+            sqlq.configure_sqlite(empty)
+        with empty.connect() as conn:
+            create_tables(conn)
+            assert tables(conn) == OURS
+            conn.rollback()
+        with empty.connect() as conn:
+            assert tables(conn) == []
+
+    def test_in_a_test_that_is_rolled_back_as_a_whole(self, empty: Engine) -> None:
+        """The session joins the test's transaction, by savepoints."""
+        if empty.dialect.name == "sqlite":
+            sqlq.configure_sqlite(empty)
+        shop = Shop(sqlq.App(empty.url))
+        with empty.connect() as conn, conn.begin() as whole:
+            create_tables(conn)
+            with Session(conn, join_transaction_mode="create_savepoint") as session:
+                shop.app.enqueue(shop.note.new("committed"), session=session)
+                session.commit()
+                shop.app.enqueue(shop.note.new("rolled back"), session=session)
+                session.rollback()
+            assert_enqueued(shop.note, args=["committed"], session=conn, app=shop.app)
+            assert_not_enqueued(shop.note, args=["rolled back"], session=conn, app=shop.app)
+            whole.rollback()
+        with empty.connect() as conn:
+            assert tables(conn) == []
+        shop.app.close()
+
+    def test_in_a_savepoint(self, empty: Engine) -> None:
+        if empty.dialect.name == "sqlite":
+            sqlq.configure_sqlite(empty)
+        with empty.begin() as conn:
+            with conn.begin_nested() as savepoint:
+                create_tables(conn)
+                savepoint.rollback()
+            assert tables(conn) == []
+            with conn.begin_nested():
+                create_tables(conn)
+        with empty.connect() as conn:
+            assert tables(conn) == OURS
+
+    @on_postgresql
+    def test_in_a_schema(self, empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        with empty.begin() as conn:
+            create_tables(conn, schema="queue")
+            assert tables(conn, "queue") == OURS
+            monkeypatch.setenv("SQLQ_SCHEMA", "other")
+            create_tables(conn)
+            assert tables(conn, "other") == OURS
+            assert tables(conn) == []
+
+    def test_tables_of_somebody_else_stand_in_the_way(self, empty: Engine) -> None:
+        with empty.begin() as conn:
+            conn.execute(text("CREATE TABLE jobs (id int)"))
+            with pytest.raises(sqlq.ConfigurationError, match="holds jobs already, not made by sqlq"):
+                create_tables(conn)
+            conn.execute(text("INSERT INTO jobs VALUES (1)"))
+
+    def test_asynchronously(self, empty_database_url: str) -> None:
+        async def main() -> None:
+            engine = create_async_engine(async_database_url(empty_database_url))
+            async with engine.begin() as conn:
+                wrong: list[Any] = [conn, AsyncSession(engine)]
+                for each in wrong:
+                    with pytest.raises(
+                        sqlq.ConfigurationError, match=r"await connection\.run_sync\(create_tables\)"
+                    ):
+                        create_tables(each)
+                await conn.run_sync(create_tables)
+                assert await conn.run_sync(tables) == OURS
+            async with AsyncSession(engine) as session:
+                await session.run_sync(create_tables)
+            await engine.dispose()
+
+        asyncio.run(main())

@@ -1,0 +1,124 @@
+"""A disk that is full: what cannot be written is kept, and written when there is room; nothing is refused for
+it, and no attempt is counted twice."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlq
+from tests.faults import guard
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+RESULT = "x" * 200_000
+
+
+@contextmanager
+def full_sqlite(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
+    """Let the file grow no more, for whoever opens it here: SQLite says SQLITE_FULL, as for a full disk."""
+    with app.database.read() as conn:
+        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
+    limit = [pages]
+
+    @event.listens_for(app.database.engine, "checkout")
+    def _limited(dbapi_connection: Any, record: Any, proxy: Any) -> None:
+        dbapi_connection.execute(f"PRAGMA max_page_count = {limit[0]}").fetchall()
+
+    app.database.engine.dispose()
+    yield
+    limit[0] = 1_000_000
+
+
+@contextmanager
+def full_postgresql(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
+    """Have each row refused with the SQLSTATE of a full disk."""
+    with engine.begin() as conn:
+        conn.exec_driver_sql(
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING "
+            "ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$"
+        )
+        conn.exec_driver_sql(
+            f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION full_disk()"
+        )
+    yield
+    with engine.begin() as conn:
+        conn.exec_driver_sql("DROP FUNCTION full_disk CASCADE")
+
+
+Full = Callable[[sqlq.App, Engine, str], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def full(engine: Engine) -> Full:
+    return {"sqlite": full_sqlite, "postgresql": full_postgresql}[engine.dialect.name]
+
+
+def test_outcomes_wait_for_room(
+    app: sqlq.App, engine: Engine, full: Full, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard.install(engine)
+    caplog.set_level(logging.WARNING)
+    go_on = threading.Event()
+
+    @app.task(name="t", max_attempts=1)
+    def works() -> str:
+        go_on.wait(30)
+        return RESULT
+
+    made = app.enqueue_many([works.new() for _ in range(5)])
+    with working(app, concurrency=5):
+        wait_until(lambda: len(app.list(state="running")) == 5, what="all running")
+        with full(app, engine, "finished_jobs"):
+            go_on.set()
+            wait_until(
+                lambda: any("takes no writes" in message for message in caplog.messages),
+                what="the worker meeting the full disk",
+            )
+            assert {app.get(job.id).state for job in made} <= {"running", "finished"}
+            assert "running" in {app.get(job.id).state for job in made}
+        wait_until(lambda: len(app.list(state="finished")) == 5, what="all written")
+    found = [app.get(job.id) for job in made]
+    assert {(job.attempts, job.result, job.reason) for job in found} == {(1, RESULT, None)}
+    said = "\n".join(caplog.messages)
+    assert said.count("takes no writes") == 1
+    assert "the database is back" in said
+    assert "refuses" not in said
+    assert guard.ILLEGAL not in said
+    guard.check(engine)
+
+
+def test_an_enqueue_says_so_and_writes_nothing(app: sqlq.App, engine: Engine, full: Full) -> None:
+    task = app.task(name="t")(lambda text: None)
+    app.enqueue(task.new("small"))
+    with full(app, engine, "jobs"), pytest.raises(Exception, match=r"disk is full|No space left"):
+        app.enqueue(task.new("x" * 900_000))
+    assert len(app.list()) == 1
+    app.enqueue(task.new("x" * 900_000))
+    assert len(app.list()) == 2
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_write_lock_that_is_held_for_long_is_one_sentence(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    monkeypatch.setattr("sqlq.store.sqlite.BUSY_TIMEOUT_MS", 20)
+    task = app.task(name="t")(lambda: None)
+    sqlq.configure_sqlite(engine)
+    held = "another program held the write lock for longer than this connection waits"
+    with engine.connect() as rival:
+        rival.execute(text("DELETE FROM jobs"))
+        with pytest.raises(sqlq.EnqueueError, match=held):
+            app.enqueue_many([task.new()] * 2) if many else app.enqueue(task.new())
+        with engine.connect() as conn, pytest.raises(sqlq.EnqueueError, match=held):
+            app.enqueue(task.new(), session=conn)
+        rival.rollback()
+    app.enqueue(task.new())
+    assert len(app.list()) == 1

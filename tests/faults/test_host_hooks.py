@@ -1,0 +1,131 @@
+"""A host's hooks on the class Engine count for sqlq's engines, too; what they make of errors does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.schema import migrate
+from tests.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+class HostError(Exception): ...
+
+
+def raises_the_drivers(context: ExceptionContext) -> None:
+    raise context.original_exception
+
+
+def raises_its_own(context: ExceptionContext) -> None:
+    raise HostError("the database is not available")
+
+
+def returns_its_own(context: ExceptionContext) -> HostError:
+    return HostError("the database is not available")
+
+
+@pytest.fixture(params=[raises_the_drivers, raises_its_own, returns_its_own], autouse=True)
+def hook(request: pytest.FixtureRequest) -> Iterator[Callable[[ExceptionContext], object]]:
+    event.listen(Engine, "handle_error", request.param)
+    yield request.param
+    event.remove(Engine, "handle_error", request.param)
+
+
+REFUSE_ONE = {
+    "sqlite": [
+        "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs WHEN NEW.id = 3 "
+        "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    ],
+    "postgresql": [
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'refused'; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs FOR EACH ROW WHEN (NEW.id = 3) "
+        "EXECUTE FUNCTION refuse()",
+    ],
+}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_one_refused_outcome_keeps_no_other_waiting(database_url: str, beside: bool) -> None:
+    engine = create_engine(database_url)
+    app = sqlq.App(engine=engine) if beside else sqlq.App(database_url)
+    with engine.begin() as conn:
+        for statement in REFUSE_ONE[engine.dialect.name]:
+            conn.exec_driver_sql(statement)
+    task = app.task(name="t", max_attempts=1)(lambda: None)
+    made = app.enqueue_many([task.new() for _ in range(10)])
+    worker = app.worker()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    others = [job.id for job in made if job.id != 3]
+    try:
+        wait_until(lambda: all(app.get(id).state == "finished" for id in others), what="the nine others")
+    finally:
+        worker.stop()
+        thread.join(20)
+    assert not thread.is_alive()
+    app.close()
+    engine.dispose()
+
+
+@on_postgresql
+def test_a_locked_table_is_a_sentence_of_migrations(app: sqlq.App, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("SELECT count(*) FROM jobs"))
+        with pytest.raises(sqlq.ConfigurationError, match="are in use: stop the workers"):
+            migrate.downgrade(app.database.engine, None, "base")
+
+
+@on_postgresql
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_what_the_database_rolled_back_is_run_again(app: sqlq.App, state: str) -> None:
+    tries = []
+
+    def work(conn: Connection) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            conn.exec_driver_sql(f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$")
+
+    app.database.run(work)
+    assert len(tries) == 2
+
+
+@on_postgresql
+def test_a_connection_of_no_use_is_given_up(app: sqlq.App) -> None:
+    """A standby's, for example, which says that it is read-only."""
+    with pytest.raises(DBAPIError) as caught, app.database.begin() as conn:
+        conn.exec_driver_sql("DO $$ BEGIN RAISE SQLSTATE '25006'; END $$")
+    assert caught.value.connection_invalidated
+
+
+def test_a_database_that_cannot_be_reached_is_what_sqlalchemy_says(
+    app: sqlq.App, postgresql: object, database_url: str
+) -> None:
+    if app.database.engine.dialect.name == "sqlite":
+        elsewhere = sqlq.App("sqlite:////proc/version")  # a file, but none that can be written
+    else:
+        elsewhere = sqlq.App(app.database.engine.url.set(host="127.0.0.1", port=1))
+    with pytest.raises(DBAPIError):
+        elsewhere.list()
+    elsewhere.close()
+
+
+@on_sqlite
+def test_a_stale_snapshot_is_said_on_a_callers_connection(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t")(lambda: None)
+    sqlq.configure_sqlite(engine)
+    with Session(engine) as session:
+        session.execute(text("SELECT count(*) FROM jobs")).all()
+        app.enqueue(task.new())
+        with pytest.raises(sqlq.EnqueueError, match="or run this one again"):
+            app.enqueue(task.new(), session=session)

@@ -1,0 +1,148 @@
+"""`sqlq work` as process 1 of a container: a PID namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.processes import ROOT
+from tests.faults.test_supervisor import Play
+from tests.waiting import wait_until
+
+AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+NAMESPACE = ["unshare", *AS_ROOT, "--pid", "--fork", "--mount-proc", "--kill-child"]
+MAY_UNSHARE = (
+    shutil.which("unshare") is not None
+    and subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+)
+pytestmark = [
+    pytest.mark.skipif(
+        not MAY_UNSHARE, reason="there is no unshare here, or no right to make a PID namespace"
+    ),
+    pytest.mark.parametrize("database_url", ["sqlite"], indirect=True),
+]
+
+ORPHANS = """
+@app.task
+def orphan():
+    # leaves a process behind whose parent is gone: process 1 inherits it
+    note("orphan")
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.2)
+        os._exit(0)
+"""
+
+
+class Container:
+    """`sqlq work` as process 1; pids of its processes are those seen from outside."""
+
+    def __init__(self, play: Play, *options: str) -> None:
+        self.log = play.folder / "container.log"
+        command = [sys.executable, "-m", "sqlq", "-a", "play:app", "-d", play.url, "work", *options]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(play.folder)))}
+        with self.log.open("wb") as log:
+            self._unshare = subprocess.Popen(
+                [*NAMESPACE, *command], cwd=play.folder, env=environment, stdout=log, stderr=log
+            )
+        wait_until(self._first, what="process 1")
+        self.first = self._first()[0]
+
+    def _first(self) -> list[psutil.Process]:
+        children: list[psutil.Process] = psutil.Process(self._unshare.pid).children()
+        return children
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def children(self) -> list[int]:
+        return [child.pid for child in self.first.children()]
+
+    def dead(self) -> list[int]:
+        """The children that nobody has waited for."""
+        return [child.pid for child in self.first.children() if child.status() == psutil.STATUS_ZOMBIE]
+
+    def stop(self) -> int:
+        self.first.send_signal(signal.SIGTERM)
+        return self._unshare.wait(30)
+
+    def kill(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self.first.kill()
+        self._unshare.wait(10)
+
+
+@pytest.fixture
+def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
+    made = Play(tmp_path / "play", database_url)
+    with (made.folder / "play.py").open("a") as file:
+        file.write(ORPHANS)
+    yield made
+    made.app.close()
+
+
+@contextmanager
+def container(play: Play, *options: str) -> Iterator[Container]:
+    made = Container(play, *options)
+    try:
+        wait_until(lambda: made.said("working on"), timeout=60, what="the worker starting")
+        yield made
+    finally:
+        made.kill()
+
+
+def test_it_is_stopped_in_good_order(play: Play) -> None:
+    job = play.enqueue("wait")
+    with container(play) as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        worker.first.send_signal(signal.SIGTERM)
+        wait_until(lambda: worker.said("what runs may finish"), what="the signal noticed")
+        play.touch("go")
+        assert worker._unshare.wait(30) == 0
+    assert play.app.get(job).state == "finished"
+    assert "Errno" not in worker.log.read_text()
+
+
+def test_the_death_of_its_only_child_is_survived(play: Play) -> None:
+    job = play.enqueue("wait")
+    with container(play) as worker:
+        for attempt in (1, 2):
+            wait_until(partial(play.started, job, attempt), timeout=60, what="the job running")
+            if attempt == 1:
+                (child,) = worker.children()
+                os.kill(child, signal.SIGKILL)
+        play.touch("go")
+        play.wait_done()
+        assert worker.stop() == 0
+    done = play.app.get(job)
+    assert (done.state, done.attempts, [error["reason"] for error in done.errors]) == (
+        "finished",
+        2,
+        ["worker_lost"],
+    )
+
+
+def test_the_orphans_of_handlers_are_buried(play: Play) -> None:
+    play.app.task(name="play.orphan")(lambda: None)
+    with container(play) as worker:
+        for _ in range(5):
+            play.app.enqueue(play.app.tasks["play.orphan"].new())
+        play.wait_done()
+        wait_until(lambda: len(worker.children()) == 1, what="only the worker process left")
+        assert worker.dead() == []
+        assert worker.stop() == 0
+
+
+def test_a_stop_when_nothing_ran_ends_with_0(play: Play) -> None:
+    with container(play) as worker:
+        assert worker.stop() == 0

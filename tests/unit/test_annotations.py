@@ -1,0 +1,637 @@
+"""Values of annotated types arrive as they were sent, with readable JSON in between, or are refused by their
+path."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum, auto
+from pathlib import Path, PurePosixPath
+from types import GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    TypedDict,
+    TypeVar,
+    cast,
+)
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+
+from sqlq.codec import MisfitError
+from sqlq.errors import ArgumentsError
+from sqlq.job import NewJob
+from sqlq.task import Task, make_task
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+OrderId = NewType("OrderId", UUID)
+ID = UUID("0b5e6a2e-7f0c-4d5e-9d0e-6f1f6a1b2c3d")
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(IntEnum):
+    LOW = auto()
+    HIGH = auto()
+
+
+class Kind(StrEnum):
+    GIFT = "gift"
+
+
+class Mixed(Enum):
+    ONE = 1
+    TWO = "two"
+
+
+@dataclass
+class Line:
+    sku: str
+    price: Decimal
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    id: UUID
+    placed_at: datetime
+    lines: list[Line] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BigOrder(Order):
+    note: str = ""
+
+
+@dataclass(eq=False)
+class Unequal:
+    at: datetime
+    price: Decimal = Decimal(0)
+
+
+@dataclass
+class Node:
+    at: date
+    next: Node | None = None
+
+
+@dataclass
+class Box(Generic[T]):
+    inside: T
+
+
+@dataclass
+class Positive:
+    number: int
+    at: date | None = None
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("the number is negative")
+        if self.number == 0:
+            raise KeyError("zero")
+
+
+class Point(NamedTuple):
+    x: Decimal
+    y: Decimal = Decimal(0)
+
+
+class Address(TypedDict):
+    street: str
+    since: date
+    until: NotRequired[date]
+
+
+class Customer(pydantic.BaseModel):
+    id: UUID
+    born: date
+    tags: set[str] = set()
+
+
+class Strict(pydantic.BaseModel, strict=True, extra="forbid"):
+    at: datetime
+    size: int = pydantic.Field(alias="Size")
+
+
+class Parcel(msgspec.Struct, rename="camel"):
+    weight_kg: Decimal
+    sent_on: date | None = None
+
+
+class Cat(msgspec.Struct, tag=True):
+    born: date
+
+
+class Dog(msgspec.Struct, tag=True):
+    born: date
+
+
+class Mailer:
+    pass
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Row(MappedAsDataclass, Base):
+    __tablename__ = "rows"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def task_of(hint: Any, *, default: Any = ...) -> Task[..., Any]:
+    """A task with one parameter, annotated so."""
+
+    def handler(value: Any = default) -> None: ...
+
+    handler.__annotations__ = {"value": hint}
+    if default is ...:
+        handler.__defaults__ = None
+    return make_task(handler, name="shop.take")
+
+
+def forms(job: NewJob) -> Any:
+    return json.loads(job.payload)["args"]
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
+    (UUID, ID, str(ID)),
+    (OrderId, OrderId(ID), str(ID)),
+    (datetime, datetime(2030, 1, 31, 8, 0, 0, 5), "2030-01-31T08:00:00.000005"),
+    (datetime, datetime(2030, 1, 31, 8, tzinfo=UTC), "2030-01-31T08:00:00Z"),
+    (datetime, datetime(2030, 1, 31, 8, tzinfo=BERLIN), "2030-01-31T08:00:00+01:00"),
+    (date, date(2030, 1, 31), "2030-01-31"),
+    (time, time(8, 30), "08:30:00"),
+    (timedelta, timedelta(days=1, seconds=5), "P1DT5S"),
+    (timedelta, -timedelta(milliseconds=1), "-PT0.001S"),
+    (Decimal, Decimal("1.10"), "1.10"),
+    (bytes, b"\0\xff", "AP8="),
+    (Color, Color.RED, "red"),
+    (Level, Level.HIGH, 2),
+    (Kind, Kind.GIFT, "gift"),
+    (Path, Path("/srv/a b"), "/srv/a b"),
+    (PurePosixPath | None, PurePosixPath("a"), "a"),
+    (Line, Line("tea", Decimal("3.50")), {"sku": "tea", "price": "3.50", "count": 1}),
+    (Point, Point(Decimal(1), Decimal("2.5")), ["1", "2.5"]),
+    (Address, {"street": "High St", "since": date(2020, 1, 1)}, {"street": "High St", "since": "2020-01-01"}),
+    (Customer, Customer(id=ID, born=date(1990, 1, 1)), {"id": str(ID), "born": "1990-01-01", "tags": []}),
+    (list[Customer], [Customer(id=ID, born=date(1990, 1, 1))], [{"id": str(ID), "born": "1990-01-01", "tags": []}]),
+    (Strict, Strict(at=datetime(2030, 1, 1), Size=3), {"at": "2030-01-01T00:00:00", "Size": 3}),
+    (Parcel, Parcel(Decimal("1.5")), {"weightKg": "1.5", "sentOn": None}),
+    (Cat | Dog, Dog(date(2020, 1, 1)), {"type": "Dog", "born": "2020-01-01"}),
+    (UUID | None, ID, str(ID)),
+    (UUID | int, 7, 7),
+    (UUID | list[UUID] | None, [ID], [str(ID)]),
+    (list[UUID], [ID, ID], [str(ID)] * 2),
+    (Sequence[date], [date(2030, 1, 1)], ["2030-01-01"]),
+    (dict[str, datetime], {"at": datetime(2030, 1, 1)}, {"at": "2030-01-01T00:00:00"}),
+    (Mapping[UUID, Decimal], {ID: Decimal(1)}, {str(ID): "1"}),
+    (dict[int, str], {7: "seven"}, {"7": "seven"}),
+    (dict[Color, list[Point]], {Color.RED: [Point(Decimal(1))]}, {"red": [["1", "0"]]}),
+    (tuple[int, date], (1, date(2030, 1, 1)), [1, "2030-01-01"]),
+    (tuple[UUID, ...], (ID,), [str(ID)]),
+    (set[int], {3}, [3]),
+    (frozenset[date], frozenset([date(2030, 1, 1)]), ["2030-01-01"]),
+    (Annotated[UUID, "why"], ID, str(ID)),
+    (Box[date], Box(date(2030, 1, 1)), {"inside": "2030-01-01"}),
+    (Node, Node(date(2030, 1, 1), Node(date(2031, 1, 1))), {"at": "2030-01-01", "next": {"at": "2031-01-01", "next": None}}),
+    (
+        Order,
+        Order(ID, datetime(2030, 1, 1, tzinfo=UTC), [Line("tea", Decimal(3))], {"a": [1, None]}),
+        {
+            "id": str(ID),
+            "placed_at": "2030-01-01T00:00:00Z",
+            "lines": [{"sku": "tea", "price": "3", "count": 1}],
+            "extra": {"a": [1, None]},
+        },
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hint", "value", "form"), ROUND_TRIPS, ids=lambda value: str(value)[:40])
+def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, value: Any, form: Any) -> None:
+    task = task_of(hint)
+    job = task.new(value)
+    assert forms(job) == [form]
+    assert task.arguments(job.payload) == ([value], {})
+    (arrived,) = task.arguments(job.payload)[0]
+    assert type(arrived) is type(value)
+    by_name = task.new(value=value)
+    assert json.loads(by_name.payload) == {"kwargs": {"value": form}}
+    assert task.arguments(by_name.payload) == ([], {"value": value})
+
+
+@pytest.mark.parametrize(("hint", "value", "form"), ROUND_TRIPS, ids=lambda value: str(value)[:40])
+def test_the_json_of_a_value_stands_for_it(hint: Any, value: Any, form: Any) -> None:
+    assert forms(task_of(hint).new_from_json([form])) == [form]
+    if hint is not bytes:  # any text might be meant as base64
+        assert forms(task_of(hint).new(form)) == [form]
+
+
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    UUID: st.uuids(),
+    datetime: st.datetimes(
+        timezones=st.sampled_from([None, UTC, BERLIN, timezone(-timedelta(hours=3, minutes=30))])
+    ).filter(lambda moment: not (moment.utcoffset() or timedelta()).seconds % 60),
+    date: st.dates(),
+    time: st.times(),
+    timedelta: st.timedeltas(),
+    Decimal: st.decimals(allow_nan=False),
+    bytes: st.binary(),
+    Color: st.sampled_from(Color),
+    Level: st.sampled_from(Level),
+    Line: st.builds(Line, st.text("abc"), st.decimals(allow_nan=False), st.integers()),
+    Point: st.builds(Point, st.decimals(allow_nan=False), st.decimals(allow_nan=False)),
+}
+annotated = st.recursive(
+    st.sampled_from(list(VALUES)).map(lambda hint: (hint, VALUES[hint])),
+    lambda inner: st.one_of(
+        inner.map(lambda one: (GenericAlias(list, one[0]), st.lists(one[1], max_size=3))),
+        inner.map(lambda one: (one[0] | None, st.none() | one[1])),
+        inner.map(
+            lambda one: (
+                GenericAlias(dict, (str, one[0])),
+                st.dictionaries(st.text("abc"), one[1], max_size=3),
+            )
+        ),
+        inner.map(lambda one: (GenericAlias(tuple, (int, one[0])), st.tuples(st.integers(), one[1]))),
+        inner.map(lambda one: (cast("Any", Box)[one[0]], st.builds(Box, one[1]))),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_is_annotated_arrives_equal(data: st.DataObject) -> None:
+    hint, strategy = data.draw(annotated)
+    value = data.draw(strategy)
+    task = task_of(hint)
+    payload = task.new(value).payload
+    assert task.arguments(payload) == ([value], {})
+    assert task.new(*task.arguments(payload)[0]).payload == payload
+
+
+# -- what is refused -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "message"),
+    [
+        (UUID, "7", r"args\[0\] does not fit its annotation: invalid UUID"),
+        (UUID, 7, r"args\[0\] does not fit its annotation: expected uuid, got int"),
+        (date, datetime(2030, 1, 1), r"args\[0\] does not fit its annotation: invalid RFC3339 encoded date"),
+        (datetime, date(2030, 1, 1), "invalid RFC3339 encoded datetime"),
+        (Color, "green", r"args\[0\] does not fit its annotation: none of the values it may have$"),
+        (Path, 7, r"args\[0\] does not fit its annotation: expected the text of a path, got int"),
+        (list[UUID], [ID, "x"], r"args\[0\]\[1\] does not fit its annotation: invalid UUID"),
+        (dict[str, date], {"a": "x"}, r"args\[0\]\[…\] does not fit"),
+        (dict[UUID, int], {"a": 7}, r"args\[0\] has a key that does not fit its annotation: invalid UUID"),
+        (Order, {"id": str(ID)}, "args.0. does not fit its annotation: object missing required field placed_at"),
+        (list[Order], [Order(ID, datetime(2030, 1, 1), [Line("a", "x")])], r"args\[0\]\[0\]\.lines\[0\]\.price does"),  # type: ignore[arg-type]
+        (Order, Line("a", Decimal(1)), r"args\[0\] does not fit its annotation: object missing required field"),
+        (Order, BigOrder(ID, datetime(2030, 1, 1)), r"args\[0\] is a BigOrder, and would arrive as a Order"),
+        (Line, {"sku": "a", "price": "1", "cuont": 3}, r"args\[0\] .* it has the unknown field cuont"),
+        (Address, {"street": "a", "since": date.today(), "x": 1}, "it has the unknown field x"),  # noqa: DTZ011
+        (Parcel, {"weightKg": "1", "x": 1}, "it has the unknown field x"),
+        (Strict, {"at": "2030-01-01T00:00:00", "Size": "3"}, r"args\[0\]\.Size does not fit its annotation: Input should be"),
+        (list[Customer], [{"id": str(ID)}], r"args\[0\]\[0\]\.born does not fit its annotation: Field required"),
+        (Positive, {"number": -1}, r"args\[0\] does not fit its annotation: the number is negative"),
+        (list[Positive], [{"number": 0}], r"args\[0\] cannot be read as annotated: KeyError: 'zero'"),
+        (tuple[int, date], (1,), r"args\[0\] does not fit its annotation: expected array of length 2, got 1"),
+        (bytes, "text", r"args\[0\] is text, and is annotated as bytes: pass bytes"),
+        (list[UUID], {ID}, r"args\[0\] is a set, and would arrive as a list"),
+        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [ID]}), r"args\[0\]\.extra\['by'\]\[0\] is a UUID, and would arrive as a str"),
+        (set[Any], {ID}, r"args\[0\] holds a UUID"),
+        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [Mailer()]}), r"args\[0\]\.extra\['by'\]\[0\] is <.*Mailer object .* of type Mailer, which is not JSON: pass an id"),
+        (Box[Any], Box({(1, 2): 3}), r"args\[0\]\.inside has keys that cannot be text"),
+        (Box[float], Box(float("nan")), r"args\[0\]\['inside'\] is nan, which JSON does not have"),
+        (Box[str], Box("a\0"), r"args\[0\]\['inside'\] holds a NUL"),
+        (datetime, datetime(1850, 1, 1, tzinfo=timezone(timedelta(seconds=1172))), "would arrive as a datetime"),
+        (UUID, None, "value is None, but it is annotated as never None"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_its_path(hint: Any, value: Any, message: str) -> None:
+    with pytest.raises(ArgumentsError, match=message) as refusal:
+        task_of(hint).new(value)
+    assert str(refusal.value).startswith("shop.take: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    node = Node(date(2030, 1, 1))
+    node.next = node
+    with pytest.raises(ArgumentsError, match=r"args\[0\] is nested too deep, or contains itself"):
+        task_of(Node).new(node)
+    deep = functools.reduce(
+        lambda inner, _: {"at": "2030-01-01", "next": inner}, range(90_000), cast("Any", None)
+    )
+    with pytest.raises(ArgumentsError, match="nested too deep"):
+        task_of(Node).new_from_json([deep])
+    for depth in range(100, 1_100, 100):
+        try:
+            task_of(Node).arguments(
+                '{"args": [' + '{"at": "2030-01-01", "next": ' * depth + "null" + "}" * depth + "]}"
+            )
+        except ArgumentsError as error:
+            assert "nested too deep" in str(error) or "recursion" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "arrives"),
+    [
+        (list[UUID], (ID,), [ID]),
+        (set[date], [date(2030, 1, 1)], {date(2030, 1, 1)}),
+        (tuple[float, ...], [1, 2], (1.0, 2.0)),
+        (Box[float], Box(7), Box(7.0)),
+        (Decimal, 7, Decimal(7)),
+        (Line, {"sku": "a", "price": Decimal("1.5")}, Line("a", Decimal("1.5"))),
+        (Order | None, None, None),
+    ],
+)
+def test_what_a_type_checker_lets_pass_arrives_as_annotated(hint: Any, value: Any, arrives: Any) -> None:
+    task = task_of(hint)
+    (arrived,) = task.arguments(task.new(value).payload)[0]
+    assert (arrived, type(arrived)) == (arrives, type(arrives))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Unequal(datetime(2030, 1, 1)),
+        Unequal(datetime(2030, 1, 1), Decimal("NaN")),
+        # an hour that comes twice: such a moment equals none of another zone
+        Unequal(datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN)),
+        Unequal(datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=1)),
+    ],
+)
+def test_what_equals_nothing_is_not_refused(value: Unequal) -> None:
+    task = task_of(list[Unequal])
+    (arrived,) = task.arguments(task.new([value]).payload)[0][0]
+    assert arrived.at.isoformat() == value.at.isoformat()
+
+
+@pytest.mark.parametrize("text", [str(ID), str(ID).upper(), ID.hex])
+def test_the_text_of_a_key_may_be_another_than_sqlqs(text: str) -> None:
+    payload = json.dumps({"args": [{text: {"sku": "tea", "price": "1", "count": 1}}]})
+    task = task_of(dict[UUID, Line])
+    assert task.arguments(payload) == ([{ID: Line("tea", Decimal(1))}], {})
+    assert (
+        task.new_from_json(*json.loads(payload).values()).payload
+        == task.new({ID: Line("tea", Decimal(1))}).payload
+    )
+    assert forms(task.new({text: Line("tea", Decimal(1))})) == json.loads(payload)["args"]
+    with pytest.raises(ArgumentsError, match=r"two keys that are the same text|unknown field"):
+        task_of(dict[UUID, Any]).new({ID: 1, text: 2})
+
+
+# -- annotations that ask for nothing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        *(Any, object, int, str, float, bool, None, list, dict, T, Sequence, Mapping, int | None),
+        *(list[int], dict[str, Any], dict[str, list[dict[str, int]]], list[str | int], Sequence[Any], Mapping[str, object]),
+        *(Literal["a", 1, None], NewType("N", int), Annotated[list[int], "why"], Iterable[int]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["7", 7, 7.5, True, [1, "a"], {"a": [None]}, (1, 2)], ids=repr)
+def test_plain_json_goes_as_it_is_whatever_the_annotation(hint: Any, value: Any) -> None:
+    task = task_of(hint)
+    assert forms(task.new(value)) == json.loads(json.dumps([value]))
+    assert task.arguments(task.new(value).payload) == (json.loads(json.dumps([value])), {})
+
+
+@pytest.mark.parametrize(
+    ("hint", "why"),
+    [
+        (UUID | str, "Type unions may not contain more than one str-like type"),
+        (UUID | datetime, "Type unions may not contain more than one str-like type"),
+        (Line | Order, "Type unions may not contain more than one dataclass or attrs type"),
+        (Path | int, "Type unions containing a custom type may not contain any additional types"),
+        (Mixed, "Enums must contain either all str or all int values"),
+        (Mailer, "JSON has no form for Mailer"),
+        (list[Mailer], "JSON has no form for Mailer"),
+        (Row, "Row is an ORM class, of which jobs are given the id"),
+        (list[Row], "Row is an ORM class, of which jobs are given the id"),
+        ("NoSuchType", "name 'NoSuchType' is not defined"),
+        (Callable[[int], int], "JSON has no form for Callable"),
+        (5, "is not supported"),
+    ],
+)
+def test_an_annotation_of_no_use_refuses_no_json_and_says_why_it_refuses_the_rest(
+    hint: Any, why: str
+) -> None:
+    for task in (task_of(hint), task_of(hint, default=None)):
+        for value in ("7", 7, [1, {"a": None}]):
+            assert forms(task.new(value)) == [value]
+            assert task.arguments(task.new(value).payload) == ([value], {})
+    with pytest.raises(ArgumentsError) as refusal:
+        task_of(hint).new([ID])
+    assert str(refusal.value).startswith(
+        f"shop.take: args[0][0] is {ID!r} of type UUID, which is not JSON: its annotation is of no use here: "
+    )
+    assert why in str(refusal.value)
+
+
+def only_for_checkers(id: UUID, session: Session | None = None) -> None: ...
+
+
+def test_a_name_that_only_type_checkers_know_spoils_no_other_annotation() -> None:
+    task = make_task(only_for_checkers)
+    assert task.arguments(task.new(ID).payload) == ([ID], {})
+    assert task.arguments(task.new(ID, None).payload) == ([ID, None], {})
+    with pytest.raises(
+        ArgumentsError, match="its annotation is of no use here: name 'Session' is not defined"
+    ):
+        task.new(ID, session=Mailer())  # type: ignore[arg-type]
+    with pytest.raises(ArgumentsError, match="id is None, but it is annotated as never None"):
+        task.new(None)  # type: ignore[arg-type]
+
+
+# -- where the parameters are --------------------------------------------------------------------------------
+
+
+def everywhere(one: UUID, /, two: int, *more: date, three: UUID | None = None, four: str = "", **others: Decimal) -> None: ...  # fmt: skip
+
+
+def test_every_kind_of_parameter_is_converted() -> None:
+    task = make_task(everywhere)
+    args, kwargs = (
+        (ID, 7, date(2030, 1, 1), date(2031, 1, 1)),
+        {"three": ID, "four": "x", "one": Decimal("1.5")},
+    )
+    job = task.new(*args, **kwargs)  # type: ignore[arg-type]
+    assert json.loads(job.payload) == {
+        "args": [str(ID), 7, "2030-01-01", "2031-01-01"],
+        "kwargs": {"three": str(ID), "four": "x", "one": "1.5"},
+    }
+    assert task.arguments(job.payload) == ([*args], kwargs)
+    with pytest.raises(ArgumentsError, match=r"everywhere: args\[2\] does not fit its annotation"):
+        task.new(ID, 7, "x")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentsError, match=r"everywhere: five does not fit its annotation"):
+        task.new(ID, 7, five="x")  # type: ignore[arg-type]
+
+
+class Callme:
+    def __call__(self, id: UUID) -> None: ...
+
+    def method(self, id: UUID) -> None: ...
+
+
+class Made:
+    def __init__(self, id: UUID) -> None: ...
+
+
+def decorated(handler: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(handler)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return handler(*args, **kwargs)
+
+    return inner
+
+
+def two(number: int, id: UUID, nowhere: NoSuchType = 0) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [Callme(), Callme().method, Made, decorated(Callme().method), functools.partial(two, 7), decorated(functools.partial(two, 7))],
+)  # fmt: skip
+def test_every_kind_of_handler_is_read(handler: Callable[..., Any]) -> None:
+    task: Task[..., Any] = make_task(handler, name="shop.take")
+    assert task.arguments(task.new(ID).payload) == ([ID], {})
+
+
+def test_a_default_is_the_handlers_own() -> None:
+    task = task_of(UUID, default=None)
+    assert task.new().payload == "{}"
+    assert task.arguments(task.new(None).payload) == ([None], {})
+    assert task.arguments(task_of(Mailer, default=Mailer()).new().payload) == ([], {})
+
+
+# -- what arrives --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hint", "form", "message"),
+    [
+        (Line, {"sku": "a"}, r"args\[0\] does not fit its annotation: object missing required field price"),
+        (Line, {"sku": "a", "cost": "1"}, "object missing required field price"),
+        (Line, {"sku": "a", "price": "1", "gift": True}, r"args\[0\] does not fit .*: it has the unknown field gift"),
+        (Order, {"id": str(ID), "placed_at": "2030-01-01T00:00:00", "lines": [{"sku": "a", "price": "1", "gift": 1}]}, r"args\[0\]\.lines\[0\] .* unknown field gift"),
+        (Address, {"street": "a", "since": "2030-01-01", "city": "b"}, "it has the unknown field city"),
+        (Parcel, {"weightKg": "1", "weight_g": 1}, "it has the unknown field weight_g"),
+        (Strict, {"at": "2030-01-01T00:00:00", "Size": 3, "color": "red"}, r"args\[0\]\.color .*: Extra inputs are not permitted"),
+        (Customer, {"id": str(ID)}, r"args\[0\]\.born does not fit its annotation: Field required"),
+        (Point, ["1", "2", "3"], "expected array of"),
+        (Color, "green", "none of the values it may have"),
+        (Cat | Dog, {"type": "Cow", "born": "2020-01-01"}, r"args\[0\]\.type does not fit its annotation: not the tag of"),
+    ],
+)  # fmt: skip
+def test_fields_of_another_release_are_for_another_worker(hint: Any, form: Any, message: str) -> None:
+    with pytest.raises(MisfitError, match=message):
+        task_of(hint).arguments(json.dumps({"args": [form]}))
+
+
+@pytest.mark.parametrize(
+    ("hint", "form"),
+    [
+        (UUID, "x"),
+        (UUID, 7),
+        (UUID, None),
+        (bytes, "a"),
+        (date, "2030-02-30"),
+        (Decimal, "1,5"),
+        (Line, ["a", "1"]),
+        (Line, {"sku": "a", "price": "x", "count": "y"}),
+        (Customer, {"id": "x", "born": "2030-01-01"}),
+        (Positive, {"number": -1}),
+        (Positive, {"number": 0}),
+    ],
+)
+def test_a_value_that_is_no_such_thing_is_for_no_worker(hint: Any, form: Any) -> None:
+    with pytest.raises(
+        ArgumentsError, match=r"^shop.take: args\[0\].* (does not fit|cannot be read)"
+    ) as refusal:
+        task_of(hint).arguments(json.dumps({"args": [form]}))
+    assert not isinstance(refusal.value, MisfitError)
+    if form is not None:  # which has a sentence of its own there
+        with pytest.raises(ArgumentsError) as at_enqueue:
+            task_of(hint).new_from_json([form])
+        assert str(at_enqueue.value) == str(refusal.value)
+
+
+def test_what_a_value_was_is_in_no_sentence_about_what_arrived() -> None:
+    for hint, form in ((UUID, "s3cret"), (Color, "s3cret"), (Customer, {"id": "s3cret", "born": "s3cret"}), (dict[date, int], {"s3cret": 1}), (dict[str, UUID], {"s3cret": "s3cret"}), (dict[str, Line], {"s3cret": {"sku": "s3cret", "price": "1", "x": 1}}), (Cat | Dog, {"type": "s3cret"})):  # fmt: skip
+        with pytest.raises(ArgumentsError) as refusal:
+            task_of(hint).arguments(json.dumps({"args": [form]}))
+        assert "s3cret" not in str(refusal.value)
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def test_a_return_annotation_is_read_through_what_is_awaited() -> None:
+    async def coroutine() -> UUID:
+        return ID
+
+    def awaitable() -> Awaitable[UUID]:
+        return coroutine()
+
+    for handler in (coroutine, awaitable):
+        conversion = make_task(handler, name="shop.take").result_conversion
+        assert conversion is not None
+        assert conversion.shown(ID) == str(ID)
+    assert task_of(UUID).result_conversion is None
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_imported_for_plain_arguments() -> None:
+    program = """
+import sys, sqlq
+from datetime import date
+app = sqlq.App()
+@app.task(name="plain")
+def plain(id: int, names: list[str], more: "dict[str, int] | None" = None) -> str: ...
+plain.arguments(plain.new(7, ["a"]).payload)
+assert plain.result_conversion is None
+assert "msgspec" not in sys.modules
+@app.task(name="typed")
+def typed(day: date): ...
+assert "msgspec" not in sys.modules
+assert typed.arguments(typed.new(date(2030, 1, 1)).payload) == ([date(2030, 1, 1)], {})
+assert "msgspec" in sys.modules and "pydantic" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,32 @@
+"""Commands in messages, where no command line runs: they name the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from sqlq.commandline import command
+
+
+def test_a_database_is_named_so_that_it_is_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("migrate", make_url("sqlite:///my shop.db")) == (
+        f"sqlq migrate -d 'sqlite:///{tmp_path}/my shop.db'"
+    )
+    assert command("migrate", make_url("postgresql+psycopg://u@h/shop"), schema="queue") == (
+        "SQLQ_SCHEMA=queue sqlq migrate -d postgresql+psycopg://u@h/shop"
+    )
+
+
+def test_a_password_is_not_shown() -> None:
+    assert command("migrate", make_url("postgresql+psycopg://u:secret@h/shop")) == (
+        "SQLQ_DATABASE_URL='postgresql+psycopg://u:***@h/shop' sqlq migrate"
+    )
+
+
+def test_what_needs_an_app_says_how_one_is_written() -> None:
+    assert command("work -q mail", needs_app=True) == "sqlq work -q mail -a module:attribute"

@@ -1,0 +1,72 @@
+"""[tool.sqlq] in pyproject.toml: where it is found, what it may say, and what comes before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sqlq
+from sqlq import project
+from sqlq.settings import database_url
+
+BOTH = '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of a project, two levels below its pyproject.toml, as the current one."""
+    (tmp_path / "pyproject.toml").write_text(BOTH)
+    inner = tmp_path / "src" / "shop"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    return inner
+
+
+def test_the_nearest_file_with_the_table_counts(here: Path, tmp_path: Path) -> None:
+    assert project.find() == project.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+    (here / "pyproject.toml").write_text('[project]\nname = "x"\n')
+    assert project.find() == project.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+    (here.parent / "pyproject.toml").write_text('[tool.sqlq]\napp = "other:app"\n')
+    assert project.find() == project.Project(here.parent / "pyproject.toml", "other:app")
+
+
+def test_a_file_is_beside_the_pyproject_that_names_it(here: Path, tmp_path: Path) -> None:
+    assert database_url().database == str(tmp_path / "dev.db")
+    assert sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
+
+
+def test_what_comes_before_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert database_url("sqlite:///mine.db").database == "mine.db"
+    monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///variable.db")
+    assert database_url().database == "variable.db"
+
+
+def test_a_url_of_a_server_is_taken_as_it_is(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\ndatabase-url = "postgresql://u@h/shop"\n')
+    assert database_url().render_as_string() == "postgresql+psycopg://u@h/shop"
+
+
+WRONG = {
+    "[tool.sqlq]\napp = 7\n": "app in [tool.sqlq] is 7: it must be text",
+    '[tool.sqlq]\napp = ""\n': "app in [tool.sqlq] is '': it must be text",
+    '[tool.sqlq]\ndatabase_url = "sqlite:///x.db"\n': "[tool.sqlq] has no key 'database_url'; it has app and",
+    "[tool.sqlq]\napp = \n": "cannot be read as TOML",
+    '[tool.sqlq]\ndatabase-url = "nonsense"\n': "cannot be read: it has the form postgresql://",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_it_may_not_say(here: Path, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(text)
+    with pytest.raises(sqlq.ConfigurationError) as raised:
+        database_url()
+    assert WRONG[text] in str(raised.value)
+    assert str(file) in str(raised.value)
+
+
+def test_a_file_that_says_nothing_to_sqlq_is_not_even_read(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("this is no TOML [[[")
+    assert project.find() is None
+    assert database_url().database == "sqlq.db"

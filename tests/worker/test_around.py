@@ -1,0 +1,490 @@
+"""What surrounds attempts: in which order, wherever they run, and what it makes of their outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.testing import drain, inline
+from tests.faults.processes import worker_process
+from tests.waiting import wait_until
+
+SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    return []
+
+
+@pytest.fixture(params=["def", "async def"])
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+def handler_of(kind: str, body: Callable[[], Any]) -> Any:
+    """A handler of a kind that does what `body` does."""
+
+    async def handler() -> Any:
+        await asyncio.sleep(0)
+        return body()
+
+    def plain() -> Any:
+        return body()
+
+    return handler if kind == "async def" else plain
+
+
+def noting(told: list[Any], name: str) -> Any:
+    @contextmanager
+    def around(running: sqlq.RunningJob) -> Iterator[None]:
+        told.append(f"{name} before")
+        yield
+        told.append(f"{name} after")
+
+    return around
+
+
+# -- where and in which order --------------------------------------------------------------------------------
+
+
+def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: str, told: list[Any]) -> None:
+    app.around(noting(told, "first"))
+
+    @app.task(name="own", around=[noting(told, "own"), noting(told, "inner")])
+    def own() -> None:
+        told.append("handler")
+
+    task = app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, lambda: told.append("handler")))
+
+    @app.around
+    def second(running: sqlq.RunningJob) -> Iterator[None]:
+        assert running is sqlq.current_job()
+        told.append(f"second before {running.task} {running.attempts}")
+        yield
+        told.append("second after")
+
+    app.enqueue(task.new())
+    assert drain(app).completed == 1
+    assert told == [
+        "first before", "second before t 1", "handler", "second after", "first after",
+    ]  # fmt: skip
+    told.clear()
+    app.enqueue(own.new())
+    assert drain(app).completed == 1
+    assert told == [
+        "first before", "second before own 1", "own before", "inner before",
+        "handler", "inner after", "own after", "second after", "first after",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]) -> None:
+    class Tracing:
+        def __init__(self, running: sqlq.RunningJob) -> None:
+            self.id = running.id
+
+        def __enter__(self) -> None:
+            told.append(("class", self.id))
+
+        def __exit__(self, *error: object) -> None:
+            told.append("class after")
+
+    class Calling:
+        def __call__(self, running: sqlq.RunningJob) -> Iterator[None]:
+            told.append("object")
+            yield
+
+    app.around(Tracing)
+    app.around(lambda running: noting(told, f"lambda {running.task}")(running))
+    app.around(noting(told, "contextmanager"))
+    app.around(Calling())
+    task = app.task(name="t")(handler_of(kind, lambda: told.append("handler")))
+    job = app.enqueue(task.new())
+    assert drain(app).completed == 1
+    assert told == [
+        ("class", job.id), "lambda t before", "contextmanager before", "object",
+        "handler", "contextmanager after", "lambda t after", "class after",
+    ]  # fmt: skip
+
+
+def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, told: list[Any]) -> None:
+    @app.around
+    async def generator(running: sqlq.RunningJob) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        told.append(threading.current_thread().name)
+        yield
+        await asyncio.sleep(0)
+        told.append("after")
+
+    @app.around
+    @asynccontextmanager
+    async def decorated(running: sqlq.RunningJob) -> AsyncIterator[None]:
+        told.append("decorated")
+        yield
+
+    @app.around
+    class Entered:
+        def __init__(self, running: sqlq.RunningJob) -> None: ...
+
+        async def __aenter__(self) -> None:
+            told.append("class")
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    app.enqueue(app.task(name="a")(handler_of("async def", lambda: told.append("handler"))).new())
+    assert drain(app).completed == 1
+    assert told == ["sqlq-loop", "decorated", "class", "handler", "after"]
+    told.clear()
+    app.enqueue(app.task(name="d")(handler_of("def", lambda: told.append("handler"))).new())
+    assert drain(app).completed == 1
+    assert told == ["handler"]
+
+
+def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.App, kind: str) -> None:
+    @app.around
+    def setting(running: sqlq.RunningJob) -> Iterator[None]:
+        assert SETTING.get() == "unset"
+        SETTING.set(f"job {running.id}")  # and does not reset it
+        yield
+        assert SETTING.get() == f"job {running.id}"
+
+    task = app.task(name="t")(handler_of(kind, SETTING.get))
+    jobs = app.enqueue_many([task.new() for _ in range(3)])
+    assert app.worker(drain=True, concurrency=1).run().completed == 3
+    assert [app.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
+
+
+def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, told: list[Any]) -> None:
+    @app.around
+    def setting(running: sqlq.RunningJob) -> Iterator[None]:
+        SETTING.set("seen")
+        told.append("before")
+        yield
+        told.append("after")
+
+    async def later() -> str:
+        await asyncio.sleep(0)
+        told.append("awaited")
+        return SETTING.get()
+
+    job = app.enqueue(app.task(name="t")(handler_of("def", later)).new())
+    assert drain(app).completed == 1
+    assert app.get(job.id).result == "seen"
+    assert told == ["before", "awaited", "after"]
+
+
+def test_a_task_declines_all(app: sqlq.App, told: list[Any]) -> None:
+    app.around(noting(told, "app"))
+    app.enqueue(app.task(name="t", around=None)(lambda: told.append("handler")).new())
+    assert drain(app).completed == 1
+    assert told == ["handler"]
+
+
+def test_inline_is_surrounded_too(kind: str, told: list[Any]) -> None:
+    app = sqlq.App("sqlite://")
+    app.around(noting(told, "app"))
+
+    async def enqueue() -> None:
+        await app.aenqueue(task.new())
+
+    @app.around
+    def translating(running: sqlq.RunningJob) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise sqlq.Cancel("no luck") from error
+
+    def body() -> int:
+        told.append(sqlq.current_job().id)
+        if "fail" in told:
+            raise OSError
+        return 7
+
+    task = app.task(name="t")(handler_of(kind, body))
+    with inline(app) as ran:
+        app.enqueue(task.new())
+        asyncio.run(enqueue())
+        told.append("fail")
+        app.enqueue(task.new())
+    assert told == ["app before", 1, "app after", "app before", 2, "app after", "fail", "app before", 3]
+    assert [(job.state, job.result) for job in ran.jobs[:2]] == [("finished", 7)] * 2
+    assert ran.jobs[2].state == "cancelled"
+
+
+PLAY = """
+import os, sqlq
+
+app = sqlq.App()
+
+def note(what):
+    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{what} {os.getpid()}\\n".encode())
+    os.close(fd)
+
+@app.around
+def around(running):
+    note(f"before-{running.task}-{running.attempts}")
+    try:
+        yield
+    except ZeroDivisionError as error:
+        raise sqlq.Cancel("translated") from error
+    finally:
+        note(f"after-{running.task}-{running.attempts}")
+
+@app.around
+async def asynchronous(running):
+    note(f"async-{running.task}")
+    yield
+
+@app.task(isolate=True)
+def alone():
+    note("handler")
+    1 / 0
+
+@app.task(isolate=True)
+async def aalone():
+    note("handler")
+    1 / 0
+
+@app.task(backoff="0s")
+def dies():
+    note("handler")
+    if sqlq.current_job().attempts == 1:
+        os._exit(1)
+"""
+
+
+def test_in_isolated_processes_it_surrounds_too(app: sqlq.App, database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "play.py").write_text(PLAY)
+    new = [app.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone", "dies")]
+    states = []
+    with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
+        for job in new:
+            id = app.enqueue(job).id
+            wait_until(lambda id=id: app.get(id).ended_at, timeout=30, what="the job's end")  # type: ignore[misc]
+            states.append(app.get(id).state)
+        assert worker.stop() == 0
+    assert states == ["cancelled", "cancelled", "finished"]
+    lines = [line.split() for line in (tmp_path / "ran.txt").read_text().splitlines()]
+    assert [what for what, _ in lines] == [
+        "before-play.alone-1", "handler", "after-play.alone-1",
+        "before-play.aalone-1", "async-play.aalone", "handler", "after-play.aalone-1",
+        "before-play.dies-1", "handler",  # its process ends here
+        "before-play.dies-2", "handler", "after-play.dies-2",
+    ]  # fmt: skip
+    assert lines[8][1] != lines[10][1], "the next attempt ran in a process of its own"
+
+
+# -- outcomes ------------------------------------------------------------------------------------------------
+
+
+class BusyError(Exception):
+    pass
+
+
+def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
+    @app.around
+    def translating(running: sqlq.RunningJob) -> Iterator[None]:
+        try:
+            yield
+        except BusyError as error:
+            raise sqlq.Retry("0s") from error
+
+    def busy() -> str:
+        if sqlq.current_job().attempts == 1:
+            raise BusyError("too many requests")
+        return "done"
+
+    job = app.enqueue(app.task(name="t", fail_on=BusyError)(handler_of(kind, busy)).new())
+    tally = drain(app)
+    assert (tally.retried, tally.completed) == (1, 1)
+    done = app.get(job.id)
+    assert (done.state, done.result, done.attempts) == ("finished", "done", 2)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_it_raises_is_the_outcome_with_its_traceback(
+    app: sqlq.App, kind: str, when: str, told: list[Any]
+) -> None:
+    @app.around
+    def failing(running: sqlq.RunningJob) -> Iterator[None]:
+        if when == "before":
+            raise BusyError("no context")
+        yield
+        raise BusyError("no context")
+
+    task = app.task(name="t", max_attempts=1)(handler_of(kind, lambda: told.append("handler")))
+    job = app.enqueue(task.new())
+    assert drain(app).failed == 1
+    done = app.get(job.id)
+    assert (done.state, done.reason, done.message) == ("failed", "error", "no context")
+    assert "in failing" in (done.traceback or "")
+    assert told == ([] if when == "before" else ["handler"])
+
+
+def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
+    app: sqlq.App, kind: str
+) -> None:
+    @app.around
+    def swallowing(running: sqlq.RunningJob) -> Iterator[None]:
+        try:
+            yield
+        except BusyError:
+            pass
+
+    def busy() -> None:
+        raise BusyError
+
+    job = app.enqueue(app.task(name="t")(handler_of(kind, busy)).new())
+    assert drain(app).completed == 1
+    assert (app.get(job.id).state, app.get(job.id).result) == ("finished", None)
+
+
+def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app: sqlq.App) -> None:
+    started = threading.Event()
+
+    @app.around
+    def swallowing(running: sqlq.RunningJob) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            pass
+
+    @app.task(name="t")
+    async def wait() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    job = app.enqueue(wait.new())
+    worker = app.worker(grace="0s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert started.wait(10)
+    worker.stop()
+    thread.join(10)
+    assert app.get(job.id).state == "available"
+    assert worker.tally.released == 1
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: str, told: list[Any]) -> None:
+    @app.around
+    async def slow(running: sqlq.RunningJob) -> AsyncIterator[None]:
+        if where == "before":
+            await asyncio.sleep(60)
+        yield
+        await asyncio.sleep(60)
+
+    @app.task(name="t", timeout="200ms", max_attempts=1)
+    async def handler() -> None:
+        told.append("handler")
+
+    job = app.enqueue(handler.new())
+    assert drain(app).failed == 1
+    assert app.get(job.id).reason == "timeout"
+    assert told == ([] if where == "before" else ["handler"])
+
+
+def test_a_timeout_covers_a_synchronous_one(app: sqlq.App) -> None:
+    @app.around
+    def slow(running: sqlq.RunningJob) -> Iterator[None]:
+        yield
+        wait_until(lambda: running.cancelled)
+
+    job = app.enqueue(app.task(name="t", timeout="100ms", max_attempts=1)(lambda: None).new())
+    assert drain(app).failed == 1
+    assert app.get(job.id).reason == "timeout"
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+
+def test_where_none_is_registered_nothing_is_called(kind: str) -> None:
+    app = sqlq.App("sqlite://")
+    task = app.task(name="t")(handler_of(kind, lambda: None))
+    assert task.surroundings == ()
+    called: set[str] = set()
+
+    def note(frame: Any, event: str, arg: object) -> None:
+        called.add(frame.f_code.co_qualname)
+
+    with inline(app):
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            app.enqueue(task.new())
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    assert {"_call", "_acall"} & called
+    assert not {name for name in called if "surrounded" in name or "ExitStack" in name}
+
+
+# -- refused -------------------------------------------------------------------------------------------------
+
+
+async def coroutine(running: sqlq.RunningJob) -> None: ...
+async def asynchronous(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    yield
+
+
+def nothing() -> Iterator[None]:
+    yield
+
+
+def two(running: sqlq.RunningJob, more: int) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (7, "around is 7, not a function: it takes one argument, the running job"),
+        (nullcontext(), "not a function.*each time it is called"),
+        (noting([], "x")(None), "not a function"),
+        (coroutine, "coroutine, a coroutine function: it has to yield once"),
+        (nothing, r"nothing\(\) -> .* cannot be called: an around takes one argument"),
+        (two, "cannot be called: an around takes one argument, the running job"),
+        (int, "the class builtins.int, whose objects are no context managers"),
+    ],
+)
+def test_what_cannot_surround_is_refused(given: Any, sentence: str) -> None:
+    app = sqlq.App("sqlite://")
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+        app.around(given)
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+        app.task(name="t", around=[given])(lambda: None)
+    assert not app.tasks
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (two, "around of t is .*: it is a list of functions"),
+        ("two", "around of t is 'two': it is a list of functions"),
+        (False, "around of t is False: .*or None for nothing around this task"),
+        ([asynchronous], "the asynchronous .*asynchronous, but t is a def, so it would never run"),
+    ],
+)
+def test_what_cannot_surround_a_task_is_refused(given: Any, sentence: str) -> None:
+    app = sqlq.App("sqlite://")
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+        app.task(name="t", around=given)(lambda: None)
+
+
+def test_one_that_is_registered_already_is_refused() -> None:
+    app = sqlq.App("sqlite://")
+    assert app.around(asynchronous) is asynchronous
+    with pytest.raises(sqlq.ConfigurationError, match=r"asynchronous a second time: register it once"):
+        app.around(asynchronous)

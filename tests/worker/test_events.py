@@ -1,0 +1,530 @@
+"""What has become of jobs is told to those who listen: each route, after the fact, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq import JobEvent, events
+from sqlq.events import NAMES, EventName
+from sqlq.testing import drain
+from tests.faults.processes import ROOT, worker_process
+from tests.waiting import wait_until
+
+TOLD = [name for name in NAMES if name != "enqueued"]
+
+
+def listening(app: sqlq.App, *names: EventName) -> list[JobEvent]:
+    """A list that gets what is told."""
+    told: list[JobEvent] = []
+    app.on(*names or TOLD)(told.extend)
+    return told
+
+
+def names(told: list[JobEvent]) -> list[str]:
+    return [event.name for event in told]
+
+
+# -- each route ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_job_that_finishes(app: sqlq.App, kind: str) -> None:
+    told = listening(app)
+
+    async def asynchronous() -> None: ...
+    def plain() -> None: ...
+
+    task = app.task(name="t", queue="mail", max_attempts=3)(plain if kind == "def" else asynchronous)
+    job = app.enqueue(task.new())
+    drain(app)
+    assert names(told) == ["started", "finished"]
+    for event in told:
+        assert (event.id, event.task, event.queue) == (job.id, "t", "mail")
+        assert (event.attempt, event.max_attempts) == (1, 3)
+        assert abs(event.at - datetime.now(UTC)) < timedelta(seconds=30)
+        assert (event.error, event.reason, event.delay_seconds, event.worker) == (None,) * 4
+    assert told[0].seconds is None
+    assert told[1].seconds is not None
+    assert told[1].seconds < 10
+
+
+def test_a_job_that_fails_at_last(app: sqlq.App) -> None:
+    told = listening(app)
+
+    @app.task(name="t", max_attempts=2, backoff="0s")
+    def fails() -> None:
+        raise ValueError(f"attempt {sqlq.current_job().attempts}")
+
+    app.enqueue(fails.new())
+    drain(app)
+    told.sort(key=lambda event: event.attempt)  # the next attempt may start before this one's end is told
+    assert names(told) == ["started", "retried", "started", "failed"]
+    retried, failed = told[1], told[3]
+    assert (retried.reason, retried.delay_seconds, retried.attempt) == ("error", 0.0, 1)
+    assert (failed.reason, failed.delay_seconds, failed.attempt) == ("error", None, 2)
+    assert failed.error is not None
+    assert (failed.error.exception, failed.error.message) == ("ValueError", "attempt 2")
+    assert "in fails" in (failed.error.traceback or "")
+    assert isinstance(failed.exception, ValueError)
+    assert failed.exception.__traceback__ is not None
+
+
+def test_a_job_that_snoozes_and_is_cancelled(app: sqlq.App) -> None:
+    told = listening(app)
+
+    signals: list[Exception] = [sqlq.Snooze("0s"), sqlq.Cancel("not wanted")]
+
+    @app.task(name="t")
+    def indecisive() -> None:
+        raise signals.pop(0)
+
+    app.enqueue(indecisive.new())
+    drain(app)
+    assert sorted(names(told)) == ["cancelled", "snoozed", "started", "started"]
+    ends = {event.name: event for event in told}
+    assert (ends["snoozed"].delay_seconds, ends["cancelled"].reason) == (0.0, "not wanted")
+
+
+def test_jobs_that_fail_without_a_handler(app: sqlq.App, engine: Engine) -> None:
+    told = listening(app)
+    app.task(name="t")(lambda: None)
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', 'no json')"))
+        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 'nobodys', '{}')"))
+    drain(app)
+    assert [(event.name, event.task, event.reason) for event in sorted(told, key=lambda e: e.task)] == [
+        ("released", "nobodys", None),
+        ("failed", "t", "bad_payload"),
+    ]
+
+
+def test_a_job_that_times_out(app: sqlq.App) -> None:
+    told = listening(app, "failed")
+
+    @app.task(name="t", timeout="50ms", max_attempts=1)
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    app.enqueue(slow.new())
+    drain(app)
+    assert [(event.name, event.reason) for event in told] == [("failed", "timeout")]
+    assert isinstance(told[0].exception, sqlq.JobTimeoutError)
+
+
+def test_a_job_that_its_handler_completes(app: sqlq.App, engine: Engine) -> None:
+    told = listening(app, "finished")
+
+    @app.task(name="t")
+    def pay() -> None:
+        with sqlq.current_job().completing(engine):
+            pass
+
+    job = app.enqueue(pay.new())
+    drain(app)
+    assert [event.id for event in told] == [job.id]
+
+
+def test_a_job_that_a_stopped_worker_gives_back(app: sqlq.App) -> None:
+    told, started = listening(app), threading.Event()
+
+    @app.task(name="t")
+    async def long() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    app.enqueue(long.new())
+    worker = app.worker(grace="0s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert started.wait(10)
+    worker.stop()
+    thread.join(10)
+    assert names(told) == ["started", "released"], "what waited was told before run() returned"
+
+
+def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
+    told, started, go_on = listening(app), threading.Event(), threading.Event()
+
+    @app.task(name="t")
+    def long() -> None:
+        started.set()
+        assert go_on.wait(20)
+
+    job = app.enqueue(long.new())
+    worker = app.worker(lease="1s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert started.wait(10)
+    assert app.cancel([job.id], force=True) == {job.id: "cancelled"}
+    wait_until(lambda: "lost" in names(told))
+    go_on.set()
+    wait_until(lambda: worker.tally.lost)
+    worker.stop()
+    thread.join(10)
+    assert names(told) == ["started", "lost"]
+
+
+@pytest.mark.parametrize(("max_attempts", "expected"), [(2, "rescued"), (1, "failed")])
+def test_a_job_rescued_from_another_worker(app: sqlq.App, max_attempts: int, expected: str) -> None:
+    from tests.worker.test_leases import claim
+
+    told = listening(app)
+    app.task(name="t", max_attempts=max_attempts)(lambda: None)
+    job = app.enqueue(app.tasks["t"].new())
+    (held,) = claim(app, lease_ms=1)
+    assert held.id == job.id
+    worker = app.worker(queues=["another"])
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(lambda: told, 20)
+    worker.stop()
+    thread.join(10)
+    (event,) = told
+    assert (event.name, event.id, event.attempt) == (expected, job.id, 1)
+    assert event.worker
+    if expected == "failed":
+        assert event.reason == "worker_lost"
+        assert isinstance(event.exception, sqlq.WorkerLostError)
+        assert event.error is not None
+        assert event.error.exception == "sqlq.errors.WorkerLostError"
+
+
+PLAY = """
+import os, time, sqlq
+
+app = sqlq.App()
+
+@app.on("started", "finished", "failed", "rescued", "retried", "enqueued")
+def note(events):
+    fd = os.open("told.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for event in events:
+        why = f"{event.reason} {event.exception!r}" if event.exception else f"{event.reason}"
+        os.write(fd, f"{event.name} {event.task} {event.attempt} {why}\\n".encode())
+    os.close(fd)
+
+@app.task(max_attempts=2)
+def dies():
+    os._exit(3)
+
+@app.task(isolate=True, max_attempts=1)
+def alone():
+    raise ValueError("no")
+
+@app.task(isolate=True)
+def enqueues():
+    app.enqueue(alone.new())
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[], list[str]]:
+    (tmp_path / "play.py").write_text(PLAY)
+    file = tmp_path / "told.txt"
+    return lambda: file.read_text().splitlines() if file.exists() else []
+
+
+def test_jobs_in_isolated_processes(
+    app: sqlq.App, database_url: str, tmp_path: Path, play: Callable[[], list[str]]
+) -> None:
+    app.enqueue(app.task(name="play.enqueues")(lambda: None).new())
+    with worker_process(tmp_path, "play:app", database_url) as worker:
+        wait_until(lambda: len(play()) >= 5, 30, "the events")
+        assert worker.stop() == 0
+    assert sorted(play()) == [
+        "enqueued play.alone 0 None",
+        "failed play.alone 1 error ExecutionError('ValueError: no')",
+        "finished play.enqueues 1 None",
+        "started play.alone 1 None",
+        "started play.enqueues 1 None",
+    ]
+
+
+def test_jobs_of_a_worker_that_died_are_told_by_the_next(
+    app: sqlq.App, database_url: str, tmp_path: Path, play: Callable[[], list[str]]
+) -> None:
+    app.enqueue(app.task(name="play.dies", max_attempts=2)(lambda: None).new())
+    with worker_process(tmp_path, "play:app", database_url) as worker:
+        wait_until(lambda: [line for line in play() if line.startswith("failed")], 30, "the events")
+        assert worker.stop() == 0
+    told = [line for line in play() if not line.startswith("started")]
+    assert len(told) == 2
+    assert told[0].startswith("rescued play.dies 1 died: its process exited with code 3")
+    assert told[1].startswith("failed play.dies 2 worker_lost ExecutionError('sqlq.errors.WorkerLostError:")
+
+
+# -- enqueued ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_enqueued_is_told_when_it_is_committed(app: sqlq.App, engine: Engine) -> None:
+    told = listening(app, "enqueued")
+    task = app.task(name="t", queue="mail", max_attempts=7)(lambda: None)
+
+    def flushed() -> list[int]:
+        assert app.events.flush(10)
+        return [event.id for event in told]
+
+    first = app.enqueue(task.new())
+    assert flushed() == [first.id]
+    assert (told[0].queue, told[0].attempt, told[0].max_attempts, told[0].delay_seconds) == (
+        "mail",
+        0,
+        7,
+        None,
+    )
+    many = app.enqueue_many([task.new().set(unique_key="k", delay="5s"), task.new().set(unique_key="k")])
+    assert flushed() == [first.id, many[0].id], "a duplicate is no new job"
+    assert told[1].delay_seconds == 5.0
+    told.clear()
+    with Session(engine) as session:
+        committed = app.enqueue(task.new(), session)
+        assert flushed() == []
+        session.commit()
+        app.enqueue(task.new(), session)
+        session.rollback()
+        app.enqueue(task.new(), session)
+    assert flushed() == [committed.id]
+    with engine.connect() as conn:
+        app.enqueue(task.new(), conn)
+        conn.rollback()
+        committed = app.enqueue(task.new(), conn)
+        conn.commit()
+    assert flushed()[1:] == [committed.id]
+
+
+@pytest.mark.parametrize("first", ["before", "inside"])
+def test_a_savepoint_that_is_rolled_back_takes_its_events_along(
+    app: sqlq.App, engine: Engine, first: str
+) -> None:
+    told = listening(app, "enqueued")
+    task = app.task(name="t")(lambda: None)
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    expected = []
+    with Session(engine) as session, session.begin():
+        if first == "before":
+            expected.append(app.enqueue(task.new(), session).id)
+        with session.begin_nested() as savepoint:
+            app.enqueue(task.new(), session)
+            with session.begin_nested():
+                app.enqueue(task.new(), session)
+            savepoint.rollback()
+        with session.begin_nested():
+            expected.append(app.enqueue(task.new(), session).id)
+        expected.append(app.enqueue(task.new(), session).id)
+    assert app.events.flush(10)
+    assert [event.id for event in told] == expected
+
+
+# -- never in the way ----------------------------------------------------------------------------------------
+
+
+def test_a_listener_that_raises_changes_nothing(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    heard = itertools.count()
+
+    @app.on("finished")
+    def broken(events: list[JobEvent]) -> None:
+        next(heard)
+        raise SystemExit("broken")
+
+    told = listening(app, "finished")
+    task = app.task(name="t")(lambda: None)
+    for _ in range(3):
+        app.enqueue(task.new())
+        assert drain(app).completed == 1
+    assert len(told) == 3
+    assert next(heard) == 3, "it is told on"
+    lines = [record for record in caplog.records if "broken failed" in record.getMessage()]
+    assert len(lines) == 1, "once a minute"
+    assert lines[0].exc_info is not None
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    @app.on("finished")
+    def slow(events: list[JobEvent]) -> None:
+        assert go_on.wait(20)
+
+    told = listening(app, "finished")
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(50)])
+    worker = app.worker(drain=True)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(lambda: len(told) == 50, what="the jobs, and the other listener")
+    assert thread.is_alive(), "run() waits for the listener within the grace time"
+    go_on.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_listener_that_hangs_keeps_no_worker_longer_than_the_grace(app: sqlq.App) -> None:
+    hang = threading.Event()
+    app.on("finished")(lambda events: hang.wait(30))
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    began = time.monotonic()
+    assert app.worker(drain=True, grace="100ms").run().completed == 1
+    assert time.monotonic() - began < 10
+    hang.set()
+
+
+def test_of_too_many_events_the_rest_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "MOST_WAITING", 3)
+    go_on, told = threading.Event(), []
+
+    def slow(batch: list[JobEvent]) -> None:
+        told.extend(batch)
+        assert go_on.wait(20)
+
+    app = sqlq.App("sqlite://")
+    app.on("lost")(slow)
+    event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
+    app.events.tell(event)
+    wait_until(lambda: told)
+    for _ in range(5):
+        app.events.tell(event)
+    assert "slow is too slow: 1 events were dropped" in caplog.text, "the first; the others in a minute"
+    go_on.set()
+    assert app.events.flush(10)
+    assert len(told) == 4
+
+
+def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LARGEST_BATCH", 40)
+    app, sizes = sqlq.App("sqlite://"), []
+    app.on("lost", "failed")(lambda batch: sizes.append(len(batch)))
+    for n in range(100):
+        app.events.tell(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
+        app.events.tell(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
+    assert app.events.flush(10)
+    assert sum(sizes) == 100
+    assert max(sizes) <= 40
+    assert len(sizes) < 50
+
+
+def test_where_nothing_listens_and_no_line_is_written_no_event_is_made(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[str] = []
+    make = JobEvent.__init__
+
+    def note(event: JobEvent, **fields: Any) -> None:
+        made.append(fields["name"])
+        make(event, **fields)
+
+    monkeypatch.setattr(JobEvent, "__init__", note)
+    caplog.set_level(logging.WARNING, "sqlq")
+    app.on("failed")(lambda events: None)
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(3)])
+    assert drain(app).completed == 3
+    assert made == []
+
+
+def test_a_process_that_ends_tells_the_last(tmp_path: Path, database_url: str) -> None:
+    program = (
+        f"import sqlq; app = sqlq.App({database_url!r})\n"
+        "app.on('enqueued')(lambda events: print(len(events), events[0].task, flush=True))\n"
+        "app.enqueue(app.task(name='t')(lambda: None).new())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "1 t\n"
+
+
+def test_without_a_thread_to_be_had_nothing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = sqlq.App("sqlite://")
+    told = listening(app, "lost")
+    event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        app.events.tell(event)
+    assert app.events.flush(10)
+    assert told == [event]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_tells_for_itself(tmp_path: Path) -> None:
+    app, file = sqlq.App("sqlite://"), tmp_path / "told.txt"
+
+    @app.on("lost")
+    def note(batch: list[JobEvent]) -> None:
+        with file.open("a") as lines:
+            lines.writelines(f"{event.id} {os.getpid()}\n" for event in batch)
+
+    app.events.tell(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
+    child = os.fork()
+    if not child:
+        app.events.tell(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
+        app.events.flush(10)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert app.events.flush(10)
+    assert sorted(file.read_text().splitlines()) == [f"1 {os.getpid()}", f"2 {child}"]
+
+
+# -- refused -------------------------------------------------------------------------------------------------
+
+
+def generator(events: list[JobEvent]) -> Iterator[None]:
+    yield
+
+
+async def coroutine(events: list[JobEvent]) -> None: ...
+
+
+def test_what_is_no_event_is_refused() -> None:
+    app = sqlq.App("sqlite://")
+    known = ", ".join(NAMES)
+    refused: list[tuple[list[Any], str]] = [
+        ([], f"on() names no event: name some of {known}"),
+        (["failed", "finnished"], f"on() got 'finnished', which is no event: name some of {known}"),
+    ]
+    for given, sentence in refused:
+        with pytest.raises(sqlq.ConfigurationError) as caught:
+            app.on(*given)
+        assert str(caught.value) == sentence
+    with pytest.raises(sqlq.ConfigurationError, match=r"as in @app.on\('failed'\)"):
+        app.on(generator)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (7, "7 cannot listen: it is no function"),
+        (generator, "so they are plain def functions"),
+        (coroutine, "so they are plain def functions"),
+        (lambda: None, "a listener takes one argument, a list of events"),
+    ],
+)
+def test_what_cannot_listen_is_refused(given: Any, sentence: str) -> None:
+    app = sqlq.App("sqlite://")
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+        app.on("failed")(given)
+    assert not app.events.wants("failed")

@@ -1,0 +1,413 @@
+"""What an App sets up in each process: where it lives, and that it is left at each kind of stop but a
+kill."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.testing import drain, inline
+from tests.faults.processes import WorkerProcess, worker_process
+from tests.waiting import wait_until
+
+# -- in a worker of this process -----------------------------------------------------------------------------
+
+
+def test_what_it_yields_is_there_for_handlers(app: sqlq.App) -> None:
+    told: list[Any] = []
+
+    @app.lifespan
+    def pool() -> Iterator[dict[str, int]]:
+        told.append("entered")
+        yield {"size": 3}
+        told.append("left")
+
+    @app.task(name="d")
+    def plain() -> Any:
+        told.append("handler")
+        return sqlq.current_job().lifespan
+
+    @app.task(name="a")
+    async def asynchronous() -> Any:
+        return sqlq.current_job().lifespan
+
+    jobs = [app.enqueue(plain.new()), app.enqueue(asynchronous.new())]
+    assert drain(app).completed == 2
+    assert [app.get(job.id).result for job in jobs] == [{"size": 3}] * 2
+    assert told == ["entered", "handler", "left"]
+    drain(app)
+    assert told[-2:] == ["entered", "left"], "as long as the call lasts"
+
+
+def test_an_asynchronous_one_lives_in_one_task_on_the_loop_of_handlers(app: sqlq.App) -> None:
+    told: list[Any] = []
+    beaten = asyncio.Event()
+
+    @app.lifespan
+    async def clients() -> AsyncIterator[asyncio.AbstractEventLoop]:
+        async def beat() -> None:
+            for n in itertools.count():
+                if n == 3:
+                    beaten.set()
+                await asyncio.sleep(0.001)
+
+        try:
+            async with asyncio.timeout(None), asyncio.TaskGroup() as group:
+                beating = group.create_task(beat())
+                yield asyncio.get_running_loop()
+                told.append("leaving")
+                beating.cancel()
+        finally:
+            told.append("left")
+
+    @app.task(name="a")
+    async def asynchronous() -> bool:
+        await beaten.wait()
+        return sqlq.current_job().lifespan is asyncio.get_running_loop()
+
+    job = app.enqueue(asynchronous.new())
+    assert drain(app).completed == 1
+    assert app.get(job.id).result is True
+    assert told == ["leaving", "left"]
+
+
+def failing() -> Iterator[None]:
+    raise OSError("no broker\nat all")
+    yield
+
+
+async def afailing() -> AsyncIterator[None]:
+    raise OSError("no broker\nat all")
+    yield
+
+
+@pytest.mark.parametrize("lifespan", [failing, afailing])
+def test_a_worker_whose_lifespan_fails_does_not_start(
+    app: sqlq.App, lifespan: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.lifespan(lifespan)
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    with pytest.raises(
+        sqlq.SqlqError, match=r"^the lifespan .*failing failed: OSError: no broker$"
+    ) as caught:
+        drain(app)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert "in afailing" in caplog.text or "in failing" in caplog.text, "the log has its traceback"
+    assert app.get(job.id).state == "available"
+    assert app.workers() == []
+
+
+def test_one_that_yields_nothing_fails(app: sqlq.App) -> None:
+    @app.lifespan
+    def nothing() -> Iterator[None]:
+        yield from ()
+
+    with pytest.raises(sqlq.SqlqError, match="RuntimeError: generator didn't yield"):
+        drain(app)
+
+
+def test_it_is_left_where_the_database_cannot_be_used() -> None:
+    told: list[str] = []
+    app = sqlq.App("sqlite:///absent/sqlq.db")
+
+    @app.lifespan
+    def noted() -> Iterator[None]:
+        told.append("entered")
+        yield
+        told.append("left")
+
+    with pytest.raises(sqlq.SqlqError):
+        app.worker(drain=True).run()
+    assert told == ["entered", "left"]
+
+
+def test_a_failure_to_leave_is_logged(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    @app.lifespan
+    def noted() -> Iterator[None]:
+        yield
+        raise OSError("will not close")
+
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    assert drain(app).completed == 1
+    assert "noted failed when it was left" in caplog.text
+    assert "will not close" in caplog.text
+
+
+def test_a_worker_whose_asynchronous_lifespan_ends_by_itself_retires(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.lifespan
+    async def clients() -> AsyncIterator[None]:
+        async def lose_connection() -> None:
+            raise ConnectionError("gone")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lose_connection())
+            yield
+
+    app.worker().run()
+    assert "the lifespan has ended by itself" in caplog.text
+    assert "ConnectionError: gone" in caplog.text
+
+
+def hanging_when_left() -> Iterator[None]:
+    yield
+    threading.Event().wait(60)
+
+
+async def ahanging_when_left() -> AsyncIterator[None]:
+    yield
+    threading.Event().wait(60)  # the loop stands still
+
+
+def hanging_when_entered() -> Iterator[None]:
+    threading.Event().wait(60)
+    yield
+
+
+@pytest.mark.parametrize("lifespan", [hanging_when_left, ahanging_when_left, hanging_when_entered])
+def test_one_that_hangs_keeps_no_worker_longer_than_the_grace(
+    app: sqlq.App, lifespan: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.lifespan(lifespan)
+    worker = app.worker(grace="100ms")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    if lifespan is not hanging_when_entered:
+        wait_until(app.workers)
+    worker.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert worker.left_running
+    assert "hanging_when" in caplog.text
+    assert "does not end, and is left behind" in caplog.text
+
+
+def test_inline_is_given_one() -> None:
+    app = sqlq.App("sqlite://")
+
+    @app.lifespan
+    def never() -> Iterator[None]:
+        raise AssertionError
+        yield
+
+    def lifespan() -> Any:
+        return sqlq.current_job().lifespan
+
+    async def alifespan() -> Any:
+        return sqlq.current_job().lifespan
+
+    app.task(name="d")(lifespan)
+    app.task(name="a")(alifespan)
+    with inline(app, lifespan={"fake": 1}) as ran:
+        for task in app.tasks.values():
+            app.enqueue(task.new())
+    assert [job.result for job in ran.jobs] == [{"fake": 1}] * 2
+    with inline(app) as ran:
+        app.enqueue(app.tasks["d"].new())
+    assert ran.jobs[0].result is None
+
+
+def takes(app: sqlq.App) -> Iterator[None]:
+    yield
+
+
+async def coroutine() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "lifespan is None, not a function: it takes no arguments"),
+        (takes, r"takes\(.*cannot be called: a lifespan takes no arguments"),
+        (coroutine, "coroutine, a coroutine function: it has to yield once"),
+    ],
+)
+def test_what_cannot_be_one_is_refused(given: Any, sentence: str) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+        sqlq.App("sqlite://").lifespan(given)
+
+
+def test_a_second_one_is_refused() -> None:
+    app = sqlq.App("sqlite://")
+    assert app.lifespan(failing) is failing
+    with pytest.raises(
+        sqlq.ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"
+    ):
+        app.lifespan(afailing)
+
+
+# -- in processes of `sqlq work` -----------------------------------------------------------------------------
+
+PLAY = """
+import asyncio, os, threading, time, sqlq
+
+app = sqlq.App()
+
+def note(what):
+    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{what} {os.getpid()}\\n".encode())
+    os.close(fd)
+
+if os.environ["PLAY"] == "def":
+    @app.lifespan
+    def life():
+        note("enter")
+        yield os.getpid()
+        note("leave")
+
+elif os.environ["PLAY"] == "async def":
+    @app.lifespan
+    async def life():
+        note("enter")
+        async with asyncio.timeout(None):
+            yield os.getpid()
+        await asyncio.sleep(0.01)
+        note("leave")
+
+elif os.environ["PLAY"] == "failing":
+    @app.lifespan
+    def life():
+        note("enter")
+        raise OSError("no broker")
+        yield
+
+else:
+    @app.lifespan
+    def life():
+        note("enter")
+        yield
+        threading.Event().wait(120)
+
+@app.task
+def work():
+    note("job")
+    return [sqlq.current_job().lifespan, os.getpid()]
+
+@app.task(isolate=True)
+async def alone():
+    note("job")
+    return [sqlq.current_job().lifespan, os.getpid()]
+
+@app.task
+def wait():
+    note("job")
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+
+Play = Callable[..., Any]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[[], list[tuple[str, int]]]:
+    (tmp_path / "play.py").write_text(PLAY)
+
+    def lines() -> list[tuple[str, int]]:
+        file = tmp_path / "ran.txt"
+        found = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [(what, int(pid)) for what, pid in found]
+
+    return lines
+
+
+def enqueue(app: sqlq.App, *names: str) -> list[int]:
+    tasks = {name: app.task(name=f"play.{name}")(lambda: None) for name in sorted({*names})}
+    return [app.enqueue(tasks[name].new()).id for name in names]
+
+
+def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
+    """What each process did, in order."""
+    found: dict[int, list[str]] = {}
+    for what, pid in lines:
+        found.setdefault(pid, []).append(what)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs", "--max-lifetime"])
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_it_is_left_at_each_kind_of_stop(
+    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch,
+    kind: str, stop: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PLAY", kind)
+    options = {"TERM": [], "--drain": ["--drain"], "--max-jobs": ["--max-jobs", "1"]}.get(
+        stop, ["--max-lifetime", "1s"]
+    )
+    (job,) = enqueue(app, "wait" if stop == "TERM" else "work")
+    with worker_process(tmp_path, "play:app", database_url, *options, ready=False) as worker:
+        if stop == "TERM":
+            wait_until(lambda: "job" in [what for what, _ in lines()], 20)
+            worker.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: worker.said("stopping"))
+            (tmp_path / "go").touch()
+        elif stop != "--drain":
+            wait_until(lambda: "leave" in [what for what, _ in lines()], 20)
+            wait_until(lambda: [what for what, _ in lines()].count("enter") == 2, 20)
+            worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(20) == 0, worker.log.read_text()
+    did = list(whats(lines()).values())
+    assert did[0] == ["enter", "job", "leave"]
+    assert all(other == ["enter", "leave"] for other in did[1:])
+    if stop != "TERM":
+        pid = next(iter(whats(lines())))
+        assert app.get(job).result == [pid, pid]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_each_process_of_an_isolated_job_has_its_own(
+    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("PLAY", kind)
+    jobs = enqueue(app, "alone", "work")
+    with worker_process(tmp_path, "play:app", database_url, "--drain", ready=False) as worker:
+        assert worker.process.wait(30) == 0, worker.log.read_text()
+    (first, pid), (second, other) = (app.get(id).result for id in jobs)
+    assert (first, second) == (pid, other)
+    assert pid != other
+    assert whats(lines()) == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_stopped_at_once_nothing_leaves_it(
+    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAY", "def")
+    with worker_process(tmp_path, "play:app", database_url) as worker:
+        worker.process.send_signal(signal.SIGQUIT)
+        assert worker.process.wait(20) == 128 + signal.SIGQUIT
+    assert [what for what, _ in lines()] == ["enter"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_command_whose_lifespan_fails_ends_with_a_sentence(
+    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAY", "failing")
+    worker = WorkerProcess(tmp_path, "play:app", database_url)
+    assert worker.process.wait(20) == 1
+    said = worker.log.read_text().splitlines()
+    assert said[-1] == "sqlq: the lifespan play.life failed: OSError: no broker"
+    assert "Traceback (most recent call last):" in said
+    assert lines() == [("enter", pid) for _, pid in lines()][:1], "one process, and no other after it"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_process_whose_lifespan_does_not_end_ends_all_the_same(
+    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAY", "hanging")
+    with worker_process(tmp_path, "play:app", database_url, "--grace", "500ms") as worker:
+        assert worker.stop(timeout=8) == 0
+        assert worker.said("the lifespan play.life does not end, and is left behind")
+        assert worker.said("stopped: no jobs")

@@ -1,0 +1,140 @@
+"""Rows inserted by plain SQL: what such a row does not say, its task says when the row is claimed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.store import jobs
+from sqlq.worker.claim import Claimer
+from tests.faults import guard
+from tests.worker.test_outcomes import drain
+
+
+@pytest.fixture(autouse=True)
+def guarded(engine: Engine) -> None:
+    guard.install(engine, owners_may_be_known_dead=True)
+
+
+def insert(engine: Engine, **columns: Any) -> int:
+    names = ", ".join(columns)
+    values = ", ".join(f":{name}" for name in columns)
+    with engine.begin() as conn:
+        row = conn.execute(text(f"INSERT INTO jobs ({names}) VALUES ({values}) RETURNING id"), columns)
+        return int(row.scalar_one())
+
+
+def shown(engine: Engine, id: int) -> Any:
+    with engine.connect() as conn:
+        return conn.execute(
+            text("SELECT state, attempts, max_attempts FROM job_states WHERE id = :id"), {"id": id}
+        ).one()
+
+
+def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="t", timeout="100ms", max_attempts=1, aliases=["was.t"])
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    for name in ("t", "was.t"):
+        job = insert(engine, task=name)
+        assert tuple(shown(engine, job)) == ("available", 0, None)
+        assert app.get(job).max_attempts is None
+        assert drain(app).failed == 1
+        assert tuple(shown(engine, job)) == ("failed", 1, 1)
+        done = app.get(job)
+        assert (done.reason, done.max_attempts) == ("timeout", 1)
+        assert "longer than its timeout of 100 ms" in str(done.message)
+
+
+def test_what_the_row_says_comes_first(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="t", timeout="1h", max_attempts=1, backoff="0s")
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    job = insert(engine, task="t", timeout_ms=50, max_attempts=2)
+    assert (drain(app).failed, tuple(shown(engine, job))) == (1, ("failed", 2, 2))
+    assert app.get(job).reason == "timeout"
+
+
+def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="t", timeout="1ms", max_attempts=1)
+    async def slow() -> bool:
+        await asyncio.sleep(0.05)
+        return sqlq.current_job().cancelled
+
+    unlimited, limited = insert(engine, task="t", timeout_ms=0), insert(engine, task="t")
+    drain(app)
+    assert (app.get(unlimited).state, app.get(unlimited).result) == ("finished", False)
+    assert app.get(limited).reason == "timeout"
+
+
+def test_a_job_of_its_task_made_without_a_timeout_says_none_either(app: sqlq.App, engine: Engine) -> None:
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    with engine.connect() as conn:
+        assert conn.scalar(text("SELECT timeout_ms FROM jobs")) is None
+    later = sqlq.App(app.database.engine.url)
+
+    @later.task(name="t", timeout="50ms", max_attempts=1)
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    drain(later)
+    assert (later.get(job.id).attempts, later.get(job.id).max_attempts) == (1, 5)
+    assert later.get(job.id).errors[0]["reason"] == "timeout"
+    later.close()
+
+
+def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.App, engine: Engine) -> None:
+    """The rescuer knows no tasks: an operator's command, or a supervisor."""
+    app.task(name="once", max_attempts=1)(lambda: None)
+    app.task(name="twice", max_attempts=2)(lambda: None)
+    ids = [insert(engine, task=name) for name in ("once", "twice", "nobody.knows")]
+    database = app.database.for_loops
+    claimer = Claimer(database, "dead", ["default"], 3, 30_000, tasks=app.tasks)
+    assert [job.max_attempts for job in claimer.claim(3)] == [1, 2, 5]
+    guard.advance(engine, 60_000)
+    with app.database.begin() as conn:
+        assert [lost.failed for lost in jobs.rescue(conn)] == [True, False, False]
+    assert [tuple(shown(engine, id)) for id in ids] == [
+        ("failed", 1, 1),
+        ("available", 1, 2),
+        ("available", 1, None),
+    ]
+    assert app.get(ids[0]).reason == "worker_lost"
+
+
+def test_a_worker_that_does_not_know_the_task_leaves_it_to_one_that_does(
+    app: sqlq.App, engine: Engine, database_url: str
+) -> None:
+    job = insert(engine, task="t")
+    assert drain(app).released == 1
+    assert shown(engine, job).max_attempts is None
+    guard.advance(engine, 60_000)
+    knows = sqlq.App(database_url)
+    knows.task(name="t", max_attempts=1)(lambda: 1 / 0)
+    assert drain(knows).failed == 1
+    assert tuple(shown(engine, job)) == ("failed", 1, 1)
+    knows.close()
+
+
+def test_a_task_added_while_a_worker_runs_is_asked_too(app: sqlq.App, engine: Engine) -> None:
+    claimer = Claimer(app.database.for_loops, "me", ["default"], 3, 30_000, tasks=app.tasks)
+    for name, attempts in (("first", 3), ("second", 7)):
+        app.task(name=name, max_attempts=attempts)(lambda: None)
+        insert(engine, task=name)
+        assert [job.max_attempts for job in claimer.claim(1)] == [attempts]
+
+
+def test_odd_names_find_their_tasks(app: sqlq.App, engine: Engine) -> None:
+    names = ["it's", 'a "b" c', "a\\b", "$.a[0]", "%s %(x)s", "ключ 😀", "\x01"]
+    for n, name in enumerate(names, start=10):
+        app.task(name=name, max_attempts=n)(lambda: None)
+        insert(engine, task=name)
+    claimer = Claimer(app.database.for_loops, "me", ["default"], 99, 30_000, tasks=app.tasks)
+    found = {job.task: job.max_attempts for job in claimer.claim(99)}
+    assert found == dict(zip(names, range(10, 17), strict=True))

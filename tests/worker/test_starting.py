@@ -1,0 +1,497 @@
+"""Whatever is claimed is started, settled or given back: also where threads, files or processes are short,
+and where the database is away."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+
+import sqlq
+from sqlq.doctor import Doctor, Finding, Verdict
+from sqlq.job import ClaimedJob
+from sqlq.schema.tables import finished_jobs
+from sqlq.store import jobs
+from sqlq.store.sqlite import SQLite
+from sqlq.worker import chores, settle
+from sqlq.worker import worker as worker_module
+from sqlq.worker.deadlines import Deadlines
+from sqlq.worker.executors import Executors
+from sqlq.worker.isolates import Isolates
+from sqlq.worker.lease import Leases
+from sqlq.worker.running import CompletionTarget, RunningJob
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+TARGET = CompletionTarget(None, keep_finished=True)
+
+
+def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> RunningJob:
+    claimed = ClaimedJob(id, 1, "q", "t", "{}", 1, 3, timeout_ms=timeout_ms)
+    return RunningJob(claimed, None, float("inf"), TARGET, isolated=isolated)
+
+
+def finding(app: sqlq.App, check: str) -> Finding:
+    """What the doctor says of one thing."""
+    return next(found for found in Doctor(app.database).examine() if found.check == check)
+
+
+# -- threads and files that are short ------------------------------------------------------------------------
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open nothing more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir()) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    filled = []
+    try:
+        with suppress(OSError):
+            while True:
+                filled.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for file in filled:
+            os.close(file)
+
+
+# Python's own event loop, broken off as it is made, complains that it was not closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_where_no_event_loop_can_be_made_the_job_is_given_back_and_runs_later(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(name="t")
+    async def handler() -> None:
+        await asyncio.sleep(0)
+
+    warm = app.task(name="warm")(lambda: None)
+    with working(app, concurrency=2):
+        first = app.enqueue(warm.new())
+        wait_until(
+            lambda: app.get(first.id).state == "finished", what="the worker at work, with its connections"
+        )
+        with no_more_files():
+            made = app.enqueue_many([handler.new(), handler.new()])
+            wait_until(lambda: "it is given back" in caplog.text, what="the jobs given back")
+        wait_until(
+            lambda: all(app.get(job.id).state == "finished" for job in made), what="both done afterwards"
+        )
+    assert all(app.get(job.id).attempts == 1 for job in made), "what did not start did not count"
+    caplog.clear()  # its records keep the error, and that the loop
+    gc.collect()
+
+
+def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = threading.Event()
+    short.set()
+    start = threading.Thread.start
+
+    def may_fail(self: threading.Thread) -> None:
+        if short.is_set() and self.name.startswith("sqlq-slot"):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", may_fail)
+    monkeypatch.setattr(chores, "RESCUE_MS", 20)
+    together = threading.Barrier(2, timeout=60)
+    task = app.task(name="t")(together.wait)
+    with working(app, concurrency=2):
+        made = app.enqueue_many([task.new(), task.new()])
+        wait_until(lambda: all(app.get(job.id).releases >= 1 for job in made), what="both given back")
+        wait_until(lambda: finding(app, "starts").verdict is Verdict.CHECK, what="the doctor seeing it")
+        short.clear()
+        wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="both at a time")
+
+
+# -- processes that start ------------------------------------------------------------------------------------
+
+SLOW_START = """
+import sys
+from sqlq.worker.link import Link
+link = Link.inherited(int(sys.argv[1]))
+sys.stdin.readline()                     # until it is let go
+link.send(up=True)
+while (message := link.receive()) is not None:
+    if "job" in message:
+        link.send(began=True)
+        link.send(outcome={"is": "Completed", "result": None, "note": None})
+"""
+
+
+class Processes:
+    """Isolates that come up when they are told to."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW_START, str(fd)], pass_fds=[fd], stdin=subprocess.PIPE
+        )
+        self.started.append(process)
+        return process
+
+    def let_go(self) -> None:
+        for process in self.started:
+            if process.stdin and not process.stdin.closed:
+                process.stdin.close()
+
+
+def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.App, engine: Engine) -> None:
+    """As after the death of a host, whose jobs all need a process of their own."""
+    task = app.task(name="t")(lambda: None)
+    lost = app.enqueue_many([task.new() for _ in range(6)])
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET losses = 1"))
+    usual = app.enqueue_many([task.new() for _ in range(3)])
+    processes = Processes()
+    worker = app.worker(concurrency=4, isolates=Isolates(processes.spawn, at_a_time=2))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_until(
+            lambda: all(app.get(job.id).state == "finished" for job in usual), what="the usual jobs done"
+        )
+        assert len(processes.started) == 2
+        assert [app.get(job.id).state for job in lost] == ["running"] * 6, (
+            "the oldest first; the others are held"
+        )
+
+        def all_done() -> bool:
+            processes.let_go()
+            return all(app.get(job.id).state == "finished" for job in lost)
+
+        wait_until(all_done, timeout=60, what="the lost jobs done")
+        assert len(processes.started) <= 4, "a process that came up takes the next job"
+    finally:
+        worker.stop()
+        thread.join(20)
+        for process in processes.started:
+            process.wait(10)
+
+
+# -- deadlines -----------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that renews leases may hang in it for long."""
+    cancelled = threading.Event()
+    beating = threading.Event()
+
+    def hangs(self: Leases) -> None:
+        beating.set()
+        assert cancelled.wait(20), "the handler was not told while a heartbeat went on"
+
+    monkeypatch.setattr(Leases, "beat", hangs)
+    monkeypatch.setattr(chores.Rescue, "run", lambda self: 60.0)
+
+    @app.task(name="t", timeout="1s", max_attempts=1)
+    async def handler() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    with working(app, lease="1s"):
+        job = app.enqueue(handler.new())
+        wait_until(lambda: app.get(job.id).state == "failed", what="the timeout")
+        assert beating.is_set()
+    assert app.get(job.id).reason == "timeout"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_handler_that_keeps_everybody_from_writing_meets_its_timeout(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores.Rescue, "run", lambda self: 60.0)
+    sqlq.configure_sqlite(engine, immediate=True)
+
+    @app.task(name="t", timeout="300ms", max_attempts=1)
+    async def handler() -> None:
+        with engine.begin() as conn:
+            conn.execute(text("DELETE FROM jobs WHERE false"))
+            await asyncio.sleep(60)
+
+    with working(app, lease="1s"):
+        job = app.enqueue(handler.new())
+        wait_until(lambda: app.get(job.id).state == "failed", timeout=30, what="the timeout")
+    assert app.get(job.id).reason == "timeout"
+
+
+def test_a_handler_that_returns_past_its_timeout_is_late_whether_or_not_it_was_told(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deadlines, "_look_at", lambda self, watched: float("inf"))
+
+    @app.task(name="t", timeout="1ms", max_attempts=1)
+    def handler() -> str:
+        began = time.monotonic()
+        while time.monotonic() < began + 0.002:
+            pass
+        return "done"
+
+    job = app.enqueue(handler.new())
+    assert app.worker(drain=True).run().failed == 1
+    assert app.get(job.id).reason == "timeout"
+
+
+def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlq.worker.deadlines.OVERDUE_SECONDS", 0.0)
+    stuck: list[int] = []
+    deadlines = Deadlines(lambda job: stuck.append(job.id))
+    ended, goes_on = running(1, timeout_ms=1), running(2, timeout_ms=1)
+    for job in (ended, goes_on):
+        job.mark_started()
+    ended.ended = True
+    deadlines.watch([ended, goes_on])
+    deadlines.start()
+    try:
+        wait_until(lambda: 2 in stuck, what="the one that goes on")
+    finally:
+        deadlines.stop()
+    assert stuck == [2]
+
+
+# -- outcomes while the database is away ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["max_jobs", "stuck"])
+def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """It has no deadline: nobody asked it to be gone by a certain time."""
+    monkeypatch.setattr(worker_module, "LAST_SETTLES_SECONDS", 0.1)
+    monkeypatch.setattr(settle, "LAST_STATEMENT_SECONDS", 0.1)
+    away, refused = threading.Event(), threading.Semaphore(0)
+    settled = jobs.settle
+
+    def answers(*args: Any, **options: Any) -> Any:
+        if away.is_set():
+            refused.release()
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise OperationalError("COMMIT", {}, error, connection_invalidated=True)
+        return settled(*args, **options)
+
+    monkeypatch.setattr(jobs, "settle", answers)
+    task = app.task(name="t", max_attempts=1)(away.set)
+    made = app.enqueue_many([task.new() for _ in range(5)])
+    worker = app.worker(concurrency=5, max_jobs=5 if way == "max_jobs" else None)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    for _ in range(3):
+        assert refused.acquire(timeout=60)
+    if way == "stuck":
+        worker._retire("a handler does not stop")
+    wait_until(lambda: worker._retiring, what="it retiring")
+    for _ in range(3):
+        assert refused.acquire(timeout=60), "it tries on"
+    assert thread.is_alive()
+    away.clear()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [app.get(job.id).state for job in made] == ["finished"] * 5
+
+
+REFUSE = {
+    "sqlite": ["CREATE TRIGGER refuse BEFORE INSERT ON {} BEGIN SELECT RAISE(ABORT, 'refused'); END"],
+    "postgresql": [
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'refused'; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ],
+}
+
+
+def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would run for ever: as a job claimed without its worker's knowing it would go back
+    uncounted."""
+    ran: list[int] = []
+    task = app.task(name="t", max_attempts=2, backoff="0s")(lambda: ran.append(1))
+    with engine.begin() as conn:
+        for statement in REFUSE[engine.dialect.name]:
+            conn.exec_driver_sql(statement.format("finished_jobs"))
+    job = app.enqueue(task.new())
+
+    def supervise(worker: Any) -> bool:
+        """Renew what is in the worker's name, as a supervisor does, and tell it."""
+        sent_at = time.monotonic()
+        with app.database.begin() as conn:
+            renewed = jobs.extend_owned(conn, worker.id, lease_ms=30_000)
+        worker._leases.renewed_for_us(renewed, sent_at)
+        return app.get(job.id).state == "failed"
+
+    with working(app) as worker:
+        wait_until(lambda: supervise(worker), timeout=60, what="the attempts spent")
+    assert len(ran) == 2
+    done = app.get(job.id)
+    assert (done.reason, done.attempts, done.releases) == ("worker_lost", 2, 0)
+    assert "without its knowing" not in caplog.text
+
+
+def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn(
+    database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10⁵ rows are a hundred turns; of the rescues none waits for more than one of them."""
+    app = sqlq.App(database_url, retention="1ms")
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    app.worker(drain=True).run()
+    columns = ", ".join(column.name for column in finished_jobs.c if column.name != "id")
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 100001)"
+    with engine.begin() as conn:
+        conn.exec_driver_sql(
+            f"INSERT INTO finished_jobs (id, {columns}) {numbers} SELECT i, {columns} FROM n, finished_jobs"
+        )
+    turns: list[str] = []
+
+    def noted(kind: Any) -> None:
+        run = kind.run
+
+        def turn(self: Any) -> float:
+            turns.append(kind.__name__)
+            return float(run(self))
+
+        monkeypatch.setattr(kind, "run", turn)
+
+    for kind in (chores.Rescue, chores.Prune):
+        noted(kind)
+    monkeypatch.setattr(chores, "RESCUE_MS", 0)
+    monkeypatch.setattr(chores, "PRUNE_SECONDS", 0.0)
+    monkeypatch.setattr(chores, "jittered", lambda seconds: seconds)
+
+    def left() -> int:
+        with engine.connect() as conn:
+            return int(conn.exec_driver_sql("SELECT count(*) FROM finished_jobs").scalar_one())
+
+    with working(app):
+        wait_until(lambda: left() == 0, timeout=60, what="all of them pruned")
+    app.close()
+    longest = max(len(run) for run in "".join(name[0] for name in turns).split("R"))
+    assert turns.count("Prune") >= 100
+    assert longest <= 2
+
+
+def test_the_failure_of_a_job_for_good_reaches_error_reporters_with_its_exception(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqlq")
+
+    @app.task(name="t", max_attempts=2, backoff="0s")
+    def handler() -> None:
+        raise ValueError("no")
+
+    app.enqueue(handler.new())
+    app.worker(drain=True).run()
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    (failed,) = errors
+    assert failed.exc_info is not None
+    assert isinstance(failed.exc_info[1], ValueError)
+    assert failed.exc_info[1].__traceback__ is not None
+
+
+def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = app.task(name="t", max_attempts=1)(lambda: None)
+    job = app.enqueue(task.new())
+    with app.database.begin() as conn:
+        jobs.claim(conn, ["default"], limit=1, owner="gone", lease_ms=1_000)
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
+    with working(app):
+        wait_until(lambda: app.get(job.id).state == "failed", what="the rescue")
+    (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert failed.exc_info is not None
+    assert isinstance(failed.exc_info[1], sqlq.WorkerLostError)
+
+
+# -- what a crash would run again ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has run and is not written runs again after a crash."""
+    monkeypatch.setattr(SQLite, "most_unwritten", 5)
+    ran: list[int] = []
+    task = app.task(name="t")(lambda: ran.append(1))
+    locked, free = threading.Event(), threading.Event()
+    settled = jobs.settle
+
+    def waits(*args: Any, **options: Any) -> Any:
+        locked.set()
+        assert free.wait(30)
+        return settled(*args, **options)
+
+    monkeypatch.setattr(jobs, "settle", waits)
+    worker = app.worker(concurrency=2)
+    claim, held = worker._claimer.claim, threading.Event()
+
+    def many(limit: int, **options: Any) -> Any:
+        claimed = claim(100, **options)
+        if claimed:
+            held.set()
+        return claimed
+
+    monkeypatch.setattr(worker._claimer, "claim", many)
+    app.enqueue_many([task.new() for _ in range(100)])
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        assert held.wait(20)
+        assert locked.wait(20)
+        wait_until(lambda: len(ran) >= 5, what="as many as may have run")
+        wait_until(lambda: worker._executors.load()[0] == 0, what="what had started ended")
+        assert len(ran) <= 5 + 2
+    finally:
+        free.set()
+        wait_until(lambda: len(ran) == 100, what="all of them run")
+        worker.stop()
+        thread.join(20)
+
+
+def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it was that it met on the way."""
+    monkeypatch.setattr(chores, "UNSTARTED_SECONDS", 0.5)
+    monkeypatch.setattr(chores, "RESCUE_MS", 20)
+    lost: list[RunningJob] = []
+    start = Executors._start
+
+    def loses_one(self: Executors, job: RunningJob) -> None:
+        if not lost:
+            lost.append(job)
+        else:
+            start(self, job)
+
+    monkeypatch.setattr(Executors, "_start", loses_one)
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    with working(app, concurrency=1):
+        wait_until(lambda: app.get(job.id).state == "finished", what="it run in the only slot")
+    done = app.get(job.id)
+    assert (done.attempts, done.releases) == (1, 1)
+    assert "it does not start" in caplog.text
