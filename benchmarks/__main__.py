@@ -25,26 +25,71 @@ def _peers(names: str) -> tuple[str, ...]:
         return PEERS if names == "all" else ()
     asked = tuple(name.strip() for name in names.split(","))
     if unknown := set(asked) - set(PEERS):
-        raise click.BadParameter(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}", param_hint="--peers")
+        raise click.BadParameter(
+            f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}",
+            param_hint="--peers",
+        )
     return asked
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="The smoke version: small sizes, one round, no peers, nothing but Python and pip's wheels.")
-@click.option("--only", multiple=True, metavar="MEASURE", help="Measure only this; may be given again.")
-@click.option("--case", "only_cases", multiple=True, metavar="CASE", help="Only cases whose name has this in it; may be given again.")
-@click.option("--database", "only_databases", multiple=True, metavar="DATABASE", help="Only on postgresql, sqlite or redis.")
 @click.option(
-    "--peers", default=None, metavar="all|none|NAME,NAME", help="The peers to measure beside sqlq  [default: all, or none with --quick]"
+    "--quick",
+    is_flag=True,
+    help="The smoke version: small sizes, one round, no peers, nothing but Python and pip's wheels.",
 )
-@click.option("--rounds", type=int, default=None, help="How often each case is run, all cases in turn  [default: 3; with --quick 1]")
+@click.option("--only", multiple=True, metavar="MEASURE", help="Measure only this; may be given again.")
+@click.option(
+    "--case",
+    "only_cases",
+    multiple=True,
+    metavar="CASE",
+    help="Only cases whose name has this in it; may be given again.",
+)
+@click.option(
+    "--database",
+    "only_databases",
+    multiple=True,
+    metavar="DATABASE",
+    help="Only on postgresql, sqlite or redis.",
+)
+@click.option(
+    "--peers",
+    default=None,
+    metavar="all|none|NAME,NAME",
+    help="The peers to measure beside sqlq  [default: all, or none with --quick]",
+)
+@click.option(
+    "--rounds",
+    type=int,
+    default=None,
+    help="How often each case is run, all cases in turn  [default: 3; with --quick 1]",
+)
 @click.option("--jobs", type=int, default=None, help="How many jobs are drained.")
 @click.option("--growth", type=float, default=None, help="A factor for the rows of the growth measure.")
-@click.option("--database-url", default=None, help="A PostgreSQL to use, by a superuser's URL  [default: one of its own]")
-@click.option("--redis-url", default=None, help="A Redis to use, which is emptied  [default: a redis-server from PATH]")
-@click.option("--environments", type=click.Path(path_type=Path), default=None, help="Where peers are installed  [default: a cache folder]")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="A folder for results.json, table.md and the plots.")
-@click.option("--list", "only_list", is_flag=True, help="Name the measures and their cases, and measure nothing.")
+@click.option(
+    "--database-url",
+    default=None,
+    help="A PostgreSQL to use, by a superuser's URL  [default: one of its own]",
+)
+@click.option(
+    "--redis-url", default=None, help="A Redis to use, which is emptied  [default: a redis-server from PATH]"
+)
+@click.option(
+    "--environments",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Where peers are installed  [default: a cache folder]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="A folder for results.json, table.md and the plots.",
+)
+@click.option(
+    "--list", "only_list", is_flag=True, help="Name the measures and their cases, and measure nothing."
+)
 def main(
     quick: bool,
     only: tuple[str, ...],
@@ -60,9 +105,11 @@ def main(
     out: Path | None,
     only_list: bool,
 ) -> None:
-    """Measure sqlq beside hand-written SQL and beside its peers, all in turn on this machine, and print a table.
+    """Measure sqlq beside hand-written SQL and beside its peers, all in turn on this machine, and print a
+    table.
 
-    Exits with 1 when a measure of sqlq or of the limit broke; a broken peer is reported, and a missed target is, too.
+    Exits with 1 when a measure of sqlq or of the limit broke; a broken peer is reported, and a missed target
+    is, too.
     """
     asked = _peers(peers or ("none" if quick else "all"))
     rounds = rounds or (1 if quick else 3)
@@ -70,7 +117,9 @@ def main(
     size = replace(size, jobs=jobs or size.jobs, growth=growth if growth is not None else size.growth)
     known = rooms.load()
     if unknown := set(only) - {measure.name for measure in known}:
-        raise click.BadParameter(f"there is no measure {', '.join(sorted(unknown))}; see --list", param_hint="--only")
+        raise click.BadParameter(
+            f"there is no measure {', '.join(sorted(unknown))}; see --list", param_hint="--only"
+        )
     wanted = [measure for measure in known if not only or measure.name in only]
     begun, samples = time.monotonic(), list[Sample]()
     with Servers(database_url, redis_url) as servers:
@@ -111,13 +160,21 @@ def _run(bench: Bench, measure: Measure, cases: list[tuple[str, str]], rounds: i
             begun = time.monotonic()
             try:
                 sample = Sample(measure.name, database, case, number, measure.run(bench, database, case))
-                said = ", ".join(f"{name} {value:,.{measure.figures[name].decimals}f}" for name, value in sample.figures.items())
+                said = ", ".join(
+                    f"{name} {value:,.{measure.figures[name].decimals}f}"
+                    for name, value in sample.figures.items()
+                )
             except Exception as error:  # whatever it is, it is reported and the others go on
                 broken.add((database, case))
-                sample = Sample(measure.name, database, case, number, {}, broken=f"{type(error).__name__}: {error}")
+                sample = Sample(
+                    measure.name, database, case, number, {}, broken=f"{type(error).__name__}: {error}"
+                )
                 said = f"broken: {sample.broken}"
             samples.append(sample)
-            click.echo(f"{measure.name} {number}/{rounds} · {database} · {case}: {said}  [{time.monotonic() - begun:.1f} s]")
+            click.echo(
+                f"{measure.name} {number}/{rounds} · {database} · {case}: {said}  "
+                f"[{time.monotonic() - begun:.1f} s]"
+            )
     return samples
 
 
@@ -130,9 +187,14 @@ def _settings(bench: Bench, peers: tuple[str, ...], rounds: int, seconds: float)
             versions = bench.inside(subject, "versions")
         except Exception as error:  # a peer that could not even be installed
             versions = {"broken": str(error)}
-        subjects[name] = {"versions": versions, "settings": f"{subject.settings}; handlers are {subject.handles}"}
+        subjects[name] = {
+            "versions": versions,
+            "settings": f"{subject.settings}; handlers are {subject.handles}",
+        }
     return {
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores shared with the databases",
+        "machine": (
+            f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores shared with the databases"
+        ),
         "Python": platform.python_version(),
         **bench.servers.settings(),
         "rounds": f"{rounds}, all cases in turn; medians, with the least and the most in brackets",

@@ -1,4 +1,5 @@
-"""Runs subjects: what they do in their own environment, and their workers; and checks that all jobs were done, once each."""
+"""Runs subjects: what they do in their own environment, and their workers; and checks that all jobs were
+done, once each."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ class Size:
     nap_seconds: float = 3.0
     producers: tuple[int, ...] = (1, 2, 4, 8)
     warm_seconds: float = 2.0
+    kills: int = 20
 
 
 QUICK = Size(
@@ -62,6 +64,7 @@ QUICK = Size(
     nap_seconds=0.3,
     producers=(2,),
     warm_seconds=0.3,
+    kills=1,
 )
 
 
@@ -70,7 +73,9 @@ class WrongCountError(Exception):
 
 
 class Bench:
-    def __init__(self, servers: Servers, environments: Environments, size: Size, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, servers: Servers, environments: Environments, size: Size, patience: float = PATIENCE_SECONDS
+    ) -> None:
         self.servers = servers
         self.environments = environments
         self.size = size
@@ -139,8 +144,11 @@ class Bench:
                 workers.start(self.environments.command(subject, [*command, *options]), variables(told))
             yield workers
 
-    def check(self, subject: Subject, place: Place, workers: Workers | None, expected: int, what: str = "settled") -> None:
-        """Raise `WrongCountError` unless exactly so many jobs are settled, by the store's own word, and their handler ran as often."""
+    def check(
+        self, subject: Subject, place: Place, workers: Workers | None, expected: int, what: str = "settled"
+    ) -> None:
+        """Raise `WrongCountError` unless exactly so many jobs are settled, by the store's own word, and their
+        handler ran as often."""
         left = place.number(subject.left)
         if left:
             raise WrongCountError(f"{left} of {expected} jobs are left")
@@ -161,7 +169,9 @@ class Workers:
 
     def start(self, command: list[str], environment: dict[str, str]) -> None:
         with self._words.open("ab") as words:
-            process = subprocess.Popen(command, cwd=TREE, env=environment, stdout=words, stderr=words, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=TREE, env=environment, stdout=words, stderr=words, start_new_session=True
+            )
         self.processes.append(process)
 
     def words(self) -> str:
@@ -174,7 +184,9 @@ class Workers:
         while not condition():
             if time.monotonic() > until:
                 so_far = f"after {self.calls.count()} calls"
-                raise WrongCountError(f"not {what} within {self._patience:g} s, {so_far}; {_last_words(self.words())}")
+                raise WrongCountError(
+                    f"not {what} within {self._patience:g} s, {so_far}; {_last_words(self.words())}"
+                )
             if any(process.poll() not in (None, 0) for process in self.processes):
                 raise RuntimeError(f"a worker ended: {_last_words(self.words())}")
             time.sleep(look)

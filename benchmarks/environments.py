@@ -1,4 +1,5 @@
-"""Peers' own environments: each in a folder of its own, for their requirements may clash, kept from one run to the next."""
+"""Peers' own environments: each in a folder of its own, for their requirements may clash, kept from one run
+to the next."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Environments:
         self.folder = folder or cache / "sqlq-benchmarks"
 
     def programs(self, subject: Subject) -> Path:
-        """Return the folder with the subject's python; raises `RuntimeError` with pip's last words where it cannot be installed."""
+        """Return the folder with the subject's python; raises `RuntimeError` with pip's last words where it
+        cannot be installed."""
         if not subject.requirements:
             return Path(sys.executable).parent
         place = self.folder / subject.name
@@ -29,7 +31,15 @@ class Environments:
         installed = place / "installed"
         if not installed.exists() or installed.read_text() != repr(subject.requirements):
             venv.create(place, clear=True, with_pip=True)
-            command = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *subject.requirements]
+            command = [
+                str(programs / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *subject.requirements,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"pip could not install {subject.name}: {done.stderr.strip()[-300:]}")
@@ -43,6 +53,11 @@ class Environments:
 
 
 def variables(more: dict[str, str]) -> dict[str, str]:
-    """Return an environment in which `benchmarks` can be imported and no setting of the shell's own sqlq is seen."""
+    """Return an environment in which `benchmarks` can be imported and no setting of the shell's own sqlq is
+    seen."""
     foreign = ("SQLQ_", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PG", "DJANGO")
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {"PYTHONPATH": str(TREE)} | more
+    return (
+        {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        | {"PYTHONPATH": str(TREE)}
+        | more
+    )

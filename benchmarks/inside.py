@@ -1,6 +1,8 @@
-"""What a subject does in its own environment: `python -m benchmarks.inside SUBJECT COMMAND …`, which prints JSON.
+"""What a subject does in its own environment: `python -m benchmarks.inside SUBJECT COMMAND …`, which prints
+JSON.
 
-The loops are the same for all of them, and so is what is timed: from before the first call to after the last returned.
+The loops are the same for all of them, and so is what is timed: from before the first call to after the last
+returned.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ async def _ran(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def with_producer(subject: Subject, url: str, task: str, measure: Callable[[Any], Any], ameasure: Callable[[Any], Any]) -> Any:
-    """Run one of the two with the subject's producer: `ameasure`, on an event loop, where the producer is asynchronous."""
+def with_producer(
+    subject: Subject, url: str, task: str, measure: Callable[[Any], Any], ameasure: Callable[[Any], Any]
+) -> Any:
+    """Run one of the two with the subject's producer: `ameasure`, on an event loop, where the producer is
+    asynchronous."""
     opened = subject.producer(url, task)
     if isinstance(opened, AbstractAsyncContextManager):
 
@@ -40,7 +45,8 @@ def with_producer(subject: Subject, url: str, task: str, measure: Callable[[Any]
 
 
 def one(subject: Subject, url: str, task: str, jobs: int) -> float:
-    """Enqueue jobs, each in a transaction of its own; return the seconds that those after the first WARM_UP took."""
+    """Enqueue jobs, each in a transaction of its own; return the seconds that those after the first WARM_UP
+    took."""
 
     def measure(producer: Any) -> float:
         for number in range(WARM_UP):
@@ -62,7 +68,8 @@ def one(subject: Subject, url: str, task: str, jobs: int) -> float:
 
 
 def many(subject: Subject, url: str, task: str, jobs: int, size: int) -> float:
-    """Enqueue jobs `size` at a time, each lot in a transaction of its own; return the seconds that all but the first lot took."""
+    """Enqueue jobs `size` at a time, each lot in a transaction of its own; return the seconds that all but
+    the first lot took."""
 
     def measure(producer: Any) -> float:
         producer.many(range(size))
@@ -87,7 +94,8 @@ def fill(subject: Subject, url: str, task: str, jobs: int) -> float:
 
 
 def tick(subject: Subject, url: str, task: str, jobs: int, every_ms: int) -> list[list[int]]:
-    """Enqueue one job each so many milliseconds; return when each call was made and when it returned, in ns of the monotonic clock."""
+    """Enqueue one job each so many milliseconds; return when each call was made and when it returned, in ns
+    of the monotonic clock."""
 
     def measure(producer: Any) -> list[list[int]]:
         call = getattr(producer, "tick", producer.one)

@@ -1,7 +1,10 @@
-"""The limit: the same work on the same tables, written by hand for psycopg and sqlite3, with no framework at all.
+"""The limits: the same work written by hand for psycopg and sqlite3, with no framework at all.
 
-No validation, no retries, no leases to renew, no threads: a loop that claims 100 jobs in one statement, calls the handler for
-each and moves the 100 to finished_jobs in another. It is what sqlq's own SQL could at best come to, not a queue to use.
+No validation, no retries, no leases to renew, no threads: a loop that claims 100 jobs in one statement, calls
+the handler for each and moves the 100 to a history in another. One limit, "lean", works on tables of its
+own, as small as a queue can have them: it is what a team without sqlq would write. The other, "limit", works
+on sqlq's tables: what is between it and the lean one is what sqlq's rows cost, and what is between it and
+sqlq is what sqlq's Python costs.
 """
 
 from __future__ import annotations
@@ -11,154 +14,202 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks import work
 from benchmarks.own import Sqlq, in_transactions, payload
 
 BATCH = 100
-TASK = "benchmarks.tasks.noop"
+CONSTANTS = {"queue": "default", "task": "benchmarks.tasks.noop"}
 
 
 class Limit(Sqlq):
     name = "limit"
-    settings = "claims 100, moves 100 to finished_jobs, one thread"
+    settings = "sqlq's tables; claims 100, moves 100 to finished_jobs, one thread"
+    given: ClassVar[tuple[str, ...]] = ("queue", "task", "payload")
+    """The columns that an INSERT names."""
 
     @contextmanager
     def producer(self, url: str, task: str) -> Iterator[Any]:
-        with _producer(url) as producer:
-            yield producer
+        if url.startswith("sqlite"):
+            with closing(_sqlite(url)) as connection:
+                yield SQLiteProducer(connection, self.given)
+        else:
+            import psycopg
+
+            with psycopg.connect(url, autocommit=True) as postgresql:
+                yield PostgreSQLProducer(postgresql, self.given)
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        return [["python", "-m", "benchmarks.limit", url]] * processes
+        return [["python", "-m", "benchmarks.limit", self.name, url]] * processes
 
     def session(self, url: str, jobs: int) -> dict[str, float]:
         """The caller's own Core INSERT of such a row, with the new id at hand."""
         from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, insert
 
-        table = Table(
-            "jobs",
-            MetaData(),
-            Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
-            Column("queue", Text),
-            Column("task", Text),
-            Column("payload", Text),
-        )
+        id = Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+        table = Table("jobs", MetaData(), id, *(Column(name, Text) for name in self.given))
 
         def enqueue(session: Any, number: int) -> Any:
-            row = {"queue": "default", "task": TASK, "payload": payload(number)}
+            row = dict(zip(self.given, _row(self.given, number), strict=True))
             return session.execute(insert(table), row).inserted_primary_key
 
         return in_transactions(url, jobs, enqueue)
 
+    def move(self) -> tuple[str, str]:
+        """Return where the columns of a job that ended go, and what is written there."""
+        from sqlq.schema.tables import CARRIED
 
-@contextmanager
-def _producer(url: str) -> Iterator[Any]:
-    if url.startswith("sqlite"):
-        with closing(_sqlite(url)) as connection:
-            yield SQLiteProducer(connection)
-    else:
-        import psycopg
+        carried = ", ".join(CARRIED)
+        return f"finished_jobs ({carried}, outcome)", f"{carried}, 'completed'"
 
-        with psycopg.connect(url, autocommit=True) as postgresql:
-            yield PostgreSQLProducer(postgresql)
+    def reserve(self, moment: str, hour: str) -> str:
+        """Return what a claim sets."""
+        return (
+            f"reserved_at = {moment}, reserved_by = 'limit', lease_expires_at = {moment} + {hour}, "
+            "lease_token = lease_token + 1, attempts = attempts + 1"
+        )
+
+
+class Lean(Limit):
+    name = "lean"
+    settings = "tables of its own, as small as can be; claims 100, moves 100 to history, one thread"
+    given = ("queue", "payload")
+    settled = "SELECT count(*) FROM history"
+
+    def prepare(self, url: str) -> None:
+        """Make the tables: a queue, two indexes on it, a history."""
+        if url.startswith("sqlite"):
+            with closing(_sqlite(url)) as connection:
+                connection.executescript(
+                    _LEAN.format(
+                        id="INTEGER PRIMARY KEY AUTOINCREMENT",
+                        moment="INTEGER",
+                        now=f"({_NOW})",
+                        big="INTEGER",
+                    )
+                )
+        else:
+            import psycopg
+
+            with psycopg.connect(url, autocommit=True) as postgresql:
+                id = "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+                postgresql.execute(
+                    _LEAN.format(id=id, moment="timestamptz", now="statement_timestamp()", big="bigint")
+                )
+
+    def move(self) -> tuple[str, str]:
+        return "history (id, queue, payload, attempts)", "id, queue, payload, attempts"
+
+    def reserve(self, moment: str, hour: str) -> str:
+        return f"reserved_at = {moment}, attempts = attempts + 1"
+
+
+_LEAN = """
+    CREATE TABLE jobs (
+        id {id}, queue text NOT NULL, payload text NOT NULL, priority smallint NOT NULL DEFAULT 0,
+        attempts integer NOT NULL DEFAULT 0, available_at {moment} NOT NULL DEFAULT {now},
+        reserved_at {moment});
+    CREATE INDEX jobs_due ON jobs (queue, priority DESC, available_at, id) WHERE reserved_at IS NULL;
+    CREATE INDEX jobs_reserved ON jobs (reserved_at) WHERE reserved_at IS NOT NULL;
+    CREATE TABLE history (
+        id {big} PRIMARY KEY, queue text NOT NULL, payload text NOT NULL, attempts integer NOT NULL,
+        finished_at {moment} NOT NULL DEFAULT {now});
+"""
+
+
+def _row(given: Sequence[str], number: int) -> list[str]:
+    return [CONSTANTS.get(name) or payload(number) for name in given]
 
 
 class PostgreSQLProducer:
-    def __init__(self, connection: Any) -> None:
+    mark = "%s"
+
+    def __init__(self, connection: Any, given: Sequence[str]) -> None:
         self.connection = connection
-        self.insert = "INSERT INTO jobs (queue, task, payload) VALUES (%s, %s, %s)"
+        self.given = given
+        self.row = f"({', '.join([self.mark] * len(given))})"
+        self.insert = f"INSERT INTO jobs ({', '.join(given)}) VALUES "
+        self.one_row = f"{self.insert}{self.row} RETURNING id"
+        self.notifying = f"WITH new AS ({self.one_row}) SELECT id, pg_notify('jobs', '') FROM new"
 
     def one(self, number: int) -> None:
-        self.connection.execute(self.insert + " RETURNING id", ("default", TASK, payload(number))).fetchone()
+        self.connection.execute(self.one_row, _row(self.given, number)).fetchone()
 
     def tick(self, number: int) -> None:
-        """With a notification in the same transaction, for whoever sleeps."""
-        self.connection.execute(
-            f"WITH new AS ({self.insert} RETURNING id) SELECT id, pg_notify('jobs', '') FROM new", ("default", TASK, payload(number))
-        ).fetchone()
+        """With a notification in the same transaction, for a worker that sleeps."""
+        self.connection.execute(self.notifying, _row(self.given, number)).fetchone()
 
     def many(self, numbers: Sequence[int]) -> list[int]:
-        values = ", ".join(["(%s, %s, %s)"] * len(numbers))
-        parameters = [value for number in numbers for value in ("default", TASK, payload(number))]
-        cursor = self.connection.execute(f"INSERT INTO jobs (queue, task, payload) VALUES {values} RETURNING id", parameters)
-        return [id for (id,) in cursor]
+        statement = f"{self.insert}{', '.join([self.row] * len(numbers))} RETURNING id"
+        parameters = [value for number in numbers for value in _row(self.given, number)]
+        return [id for (id,) in self.connection.execute(statement, parameters).fetchall()]
 
 
-class SQLiteProducer:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
+class SQLiteProducer(PostgreSQLProducer):
+    mark = "?"
 
-    def one(self, number: int) -> None:
-        self.connection.execute("INSERT INTO jobs (queue, task, payload) VALUES (?, ?, ?)", ("default", TASK, payload(number)))
-
-    def many(self, numbers: Sequence[int]) -> list[int]:
-        values = ", ".join(["(?, ?, ?)"] * len(numbers))
-        parameters = [value for number in numbers for value in ("default", TASK, payload(number))]
-        cursor = self.connection.execute(f"INSERT INTO jobs (queue, task, payload) VALUES {values} RETURNING id", parameters)
-        return [id for (id,) in cursor.fetchall()]
+    def tick(self, number: int) -> None:
+        self.one(number)
 
 
 def _sqlite(url: str) -> sqlite3.Connection:
-    """A connection with sqlq's own settings: write-ahead log, and SQLite's default of a flush to disk for each commit."""
+    """A connection with sqlq's own settings: write-ahead log, and SQLite's default of a flush to disk for
+    each commit."""
     connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=10)
     connection.execute("PRAGMA journal_mode = WAL").fetchall()
     return connection
 
 
-# -- the worker --------------------------------------------------------------------------------------------------------
+# -- the worker ----------------------------------------------------------------------------------------------
 
 
-def _carried() -> str:
-    from sqlq.schema.tables import CARRIED
-
-    return ", ".join(CARRIED)
-
-
-def work_on_postgresql(url: str) -> None:
-    """Claim 100, call, move 100; where there is nothing, wait for a notification, at most a tenth of a second."""
+def work_on_postgresql(subject: Limit, url: str) -> None:
+    """Claim 100, call, move 100; where there is nothing, wait for a notification, at most a tenth of a
+    second."""
     import json
 
     import psycopg
 
-    columns = _carried()
+    into, what = subject.move()
     claim = f"""
         WITH due AS MATERIALIZED (
              SELECT id FROM jobs
               WHERE queue = 'default' AND reserved_at IS NULL AND available_at <= statement_timestamp()
               ORDER BY priority DESC, available_at, id LIMIT {BATCH} FOR UPDATE SKIP LOCKED)
-        UPDATE jobs
-           SET reserved_at = statement_timestamp(), reserved_by = 'limit', lease_expires_at = statement_timestamp() + interval '1 hour',
-               lease_token = lease_token + 1, attempts = attempts + 1
+        UPDATE jobs SET {subject.reserve("statement_timestamp()", "interval '1 hour'")}
           FROM due WHERE jobs.id = due.id
-        RETURNING jobs.id, task, payload"""
+        RETURNING jobs.id, payload"""
     move = f"""
-        WITH gone AS (DELETE FROM jobs WHERE id = ANY(%s) RETURNING {columns})
-        INSERT INTO finished_jobs ({columns}, outcome) SELECT {columns}, 'completed' FROM gone"""
-    with psycopg.connect(url, autocommit=True) as connection, psycopg.connect(url, autocommit=True) as listening:
+        WITH gone AS (DELETE FROM jobs WHERE id = ANY(%s) RETURNING *)
+        INSERT INTO {into} SELECT {what} FROM gone"""
+    with (
+        psycopg.connect(url, autocommit=True) as connection,
+        psycopg.connect(url, autocommit=True) as listening,
+    ):
         listening.execute("LISTEN jobs")
         while True:
             claimed = connection.execute(claim).fetchall()
-            for _, _, arguments in claimed:
+            for _, arguments in claimed:
                 work.done(*json.loads(arguments)["args"])
             if claimed:
-                connection.execute(move, ([id for id, _, _ in claimed],))
+                connection.execute(move, ([id for id, _ in claimed],))
             else:
                 list(listening.notifies(timeout=0.1, stop_after=1))
 
 
-def work_on_sqlite(url: str) -> None:
+def work_on_sqlite(subject: Limit, url: str) -> None:
     """Claim 100, call, move 100; where there is nothing, look again after two milliseconds."""
     import json
 
-    columns = _carried()
-    moment = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+    into, what = subject.move()
     claim = f"""
-        UPDATE jobs SET reserved_at = {moment}, reserved_by = 'limit', lease_expires_at = {moment} + 3600000,
-               lease_token = lease_token + 1, attempts = attempts + 1
-         WHERE id IN (SELECT id FROM jobs WHERE queue = 'default' AND reserved_at IS NULL AND available_at <= {moment}
+        UPDATE jobs SET {subject.reserve(_NOW, "3600000")}
+         WHERE id IN (SELECT id FROM jobs
+                       WHERE queue = 'default' AND reserved_at IS NULL AND available_at <= {_NOW}
                        ORDER BY priority DESC, available_at, id LIMIT {BATCH})
-        RETURNING id, task, payload"""
+        RETURNING id, payload"""
+    of_these = "WHERE id IN (SELECT value FROM json_each(?))"
     with closing(_sqlite(url)) as connection:
         seen = None
         while True:
@@ -169,24 +220,24 @@ def work_on_sqlite(url: str) -> None:
             connection.execute("BEGIN IMMEDIATE")
             claimed = connection.execute(claim).fetchall()
             connection.execute("COMMIT")
-            for _, _, arguments in claimed:
+            for _, arguments in claimed:
                 work.done(*json.loads(arguments)["args"])
             seen = version
             if claimed:
-                ids = json.dumps([id for id, _, _ in claimed])
+                ids = json.dumps([id for id, _ in claimed])
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute(
-                    f"INSERT INTO finished_jobs ({columns}, outcome) SELECT {columns}, 'completed' FROM jobs "
-                    "WHERE id IN (SELECT value FROM json_each(?))",
-                    (ids,),
-                )
-                connection.execute("DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?))", (ids,))
+                connection.execute(f"INSERT INTO {into} SELECT {what} FROM jobs {of_these}", (ids,))
+                connection.execute(f"DELETE FROM jobs {of_these}", (ids,))
                 connection.execute("COMMIT")
                 if len(claimed) == BATCH:
                     seen = None
 
 
-SUBJECTS = (Limit,)
+_NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+SUBJECTS = (Limit, Lean)
 
 if __name__ == "__main__":
-    (work_on_sqlite if sys.argv[1].startswith("sqlite") else work_on_postgresql)(sys.argv[1])
+    from benchmarks.peers import find
+
+    chosen: Any = find(sys.argv[1])
+    (work_on_sqlite if sys.argv[2].startswith("sqlite") else work_on_postgresql)(chosen, sys.argv[2])

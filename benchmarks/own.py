@@ -41,15 +41,27 @@ class Sqlq(Subject):
         tasks.app.close()
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        command = ["sqlq", "-d", url, "-a", "benchmarks.tasks:app", "work", "-c", str(concurrency), "--log-level", "warning"]
+        command = [
+            "sqlq",
+            "-d",
+            url,
+            "-a",
+            "benchmarks.tasks:app",
+            "work",
+            "-c",
+            str(concurrency),
+            "--log-level",
+            "warning",
+        ]
         if processes > 1 and _has_processes():
             return [[*command, "-p", str(processes)]]
         return [command] * processes
 
-    # -- what only sqlq and the limit do -----------------------------------------------------------------------------
+    # -- what only sqlq and the limit do ---------------------------------------------------------------------
 
     def session(self, url: str, jobs: int) -> dict[str, float]:
-        """Enqueue in the caller's open transaction; return the µs a job takes there, through a Session and a Connection."""
+        """Enqueue in the caller's open transaction; return the µs a job takes there, through a Session and a
+        Connection."""
         from benchmarks import tasks
 
         tasks.app.use(url)
@@ -63,7 +75,7 @@ class Sqlq(Subject):
         from benchmarks import tasks
 
         tasks.app.use(url)
-        hints: Any = tasks.app.enqueuer._hints  # noqa: SLF001 - there is no option to turn wake-ups off, and no need of one
+        hints: Any = tasks.app._enqueuer._hints  # noqa: SLF001 - there is no option to turn wake-ups off, and no need of one
         if not wake_ups:
             hints.send = lambda *args, **kw: None
         for number in range(20):
@@ -78,7 +90,8 @@ class Sqlq(Subject):
         return took
 
     def late(self, url: str, jobs: int, wait_ms: int, every_ms: int) -> list[list[int]]:
-        """Insert jobs in transactions that commit later; return when each COMMIT was sent and when it returned.
+        """Insert jobs in transactions that commit later; return when each COMMIT was sent and when it
+        returned.
 
         All the inserts come first, then, `wait_ms` after them, one commit each `every_ms`.
         """
@@ -99,7 +112,8 @@ class Sqlq(Subject):
                 called = time.monotonic_ns()
                 connection.commit()
                 moments.append([called, time.monotonic_ns()])
-            time.sleep(every_ms / 1000)  # to close so many connections keeps both cores busy, and the last job is still on its way
+            # to close so many connections keeps both cores busy, and the last job is still on its way
+            time.sleep(every_ms / 1000)
         finally:
             for connection in connections:
                 connection.close()
@@ -107,7 +121,8 @@ class Sqlq(Subject):
         return moments
 
     def claims(self, url: str, times: int, limit: int) -> list[float]:
-        """Claim `limit` jobs of the queue default as a worker does and settle them, so many times; return the ms each claim took.
+        """Claim `limit` jobs of the queue default as a worker does and settle them, so many times; return the
+        ms each claim took.
 
         The first ones only warm up and are left out.
         """
@@ -128,7 +143,10 @@ class Sqlq(Subject):
             if len(claimed) != limit:
                 raise RuntimeError(f"claimed {len(claimed)} jobs instead of {limit}")
             with app.database.begin() as conn:
-                jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed])
+                jobs.settle(
+                    conn,
+                    [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed],
+                )
         app.close()
         return found[5:]
 
@@ -153,8 +171,8 @@ class SqlqProducer:
 
 
 def in_transactions(url: str, jobs: int, enqueue: Any) -> dict[str, float]:
-    """Call `enqueue(session, number)` in transactions of 100, through a Session and a Connection in turn; return the µs a call takes
-    of each. BEGIN and COMMIT are not timed."""
+    """Call `enqueue(session, number)` in transactions of 100, through a Session and a Connection in turn;
+    return the µs a call takes of each. BEGIN and COMMIT are not timed."""
     from sqlalchemy import create_engine
     from sqlalchemy.orm import Session
 
@@ -183,7 +201,9 @@ def in_transactions(url: str, jobs: int, enqueue: Any) -> dict[str, float]:
 @cache
 def _has_processes() -> bool:
     """Whether `sqlq work` can run several processes by itself."""
-    done = subprocess.run([sys.executable, "-m", "sqlq", "work", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sqlq", "work", "--help"], capture_output=True, text=True, check=True
+    )
     return "-p," in done.stdout
 
 

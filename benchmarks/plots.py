@@ -1,4 +1,5 @@
-"""The plots for the docs: bars of subjects, curves of growth. Text stays text in the SVGs, so that they stay small and readable."""
+"""The plots for the docs: bars of subjects, curves of growth. Text stays text in the SVGs, so that they stay
+small and readable."""
 
 from __future__ import annotations
 
@@ -13,9 +14,15 @@ BARS = {
     "enqueue-one": ("rate", "jobs per second"),
     "latency": ("p50", "ms until the handler starts, p50"),
 }
-COLOURS = {"sqlq": "#1f6f54", "sqlq-async": "#3f9f7a", "limit": "#b8b8b8"}
+COLOURS = {"sqlq": "#1f6f54", "sqlq-async": "#3f9f7a", "limit": "#b8b8b8", "lean": "#d8d8d8"}
 PEER_COLOUR = "#7d93b2"
-SIZES = {"nothing": 1, "10⁴ available": 10**4, "10⁵ available": 10**5, "10⁶ available": 10**6, "3·10⁶ available": 3 * 10**6}
+SIZES = {
+    "nothing": 1,
+    "10⁴ available": 10**4,
+    "10⁵ available": 10**5,
+    "10⁶ available": 10**6,
+    "3·10⁶ available": 3 * 10**6,
+}
 
 
 def draw(report: Report, folder: Path) -> None:
@@ -50,7 +57,9 @@ def _bars(report: Report, folder: Path, measure: str, figure: str, label: str) -
             middle = sorted(values)[len(values) // 2]
             ax.barh(place, middle, color=COLOURS.get(case, PEER_COLOUR))
             ax.plot([min(values), max(values)], [place, place], color="#333333", linewidth=1)
-            ax.annotate(f" {middle:,.0f}" if middle >= 100 else f" {middle:.2f}", (max(values), place), va="center")
+            ax.annotate(
+                f" {middle:,.0f}" if middle >= 100 else f" {middle:.2f}", (max(values), place), va="center"
+            )
         ax.set_yticks(range(len(cases)), [case for case, _ in cases])
         ax.invert_yaxis()
         ax.margins(x=0.1)  # room for the numbers

@@ -27,7 +27,9 @@ class Sample:
 
 
 class Report:
-    def __init__(self, measures: Sequence[Measure], samples: Sequence[Sample], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, measures: Sequence[Measure], samples: Sequence[Sample], settings: dict[str, Any]
+    ) -> None:
         self.measures = measures
         self.samples = samples
         self.settings = settings
@@ -40,12 +42,16 @@ class Report:
                 self.values[sample.measure, sample.database, sample.case, figure].append(value)
         self.medians = Medians({key: median(values) for key, values in self.values.items()})
 
-    # -- for machines ------------------------------------------------------------------------------------------------
+    # -- for machines ----------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> None:
         """Write results.json, table.md and the plots."""
         folder.mkdir(parents=True, exist_ok=True)
-        document = {"settings": self.settings, "targets": self.targets(), "samples": [asdict(sample) for sample in self.samples]}
+        document = {
+            "settings": self.settings,
+            "targets": self.targets(),
+            "samples": [asdict(sample) for sample in self.samples],
+        }
         (folder / "results.json").write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
         (folder / "table.md").write_text(self.table())
         from benchmarks import plots
@@ -75,19 +81,30 @@ class Report:
                 )
         return found
 
-    # -- for people --------------------------------------------------------------------------------------------------
+    # -- for people ------------------------------------------------------------------------------------------
 
     def table(self) -> str:
         """Return everything as Markdown."""
         lines = ["# What was measured", ""]
-        lines += [f"- {name}: {value}" for name, value in self.settings.items() if not isinstance(value, dict)]
-        lines += ["", "## Targets", "", "| measure | database | case | wanted | found | |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"- {name}: {value}" for name, value in self.settings.items() if not isinstance(value, dict)
+        ]
+        lines += [
+            "",
+            "## Targets",
+            "",
+            "| measure | database | case | wanted | found | |",
+            "|---|---|---|---|---|---|",
+        ]
         for target in self.targets():
             bound = f"≥ {target['least']:g}" if target["least"] is not None else f"≤ {target['most']:g}"
             found = "–" if target["value"] is None else f"{target['value']:.2f}"
             verdict = "reached" if target["reached"] else "**missed**"
             wanted = f"{bound} {target['text']}"
-            lines.append(f"| {target['measure']} | {target['database']} | {target['case']} | {wanted} | {found} | {verdict} |")
+            lines.append(
+                f"| {target['measure']} | {target['database']} | {target['case']} | {wanted} | {found} | "
+                f"{verdict} |"
+            )
         for measure in self.measures:
             lines += self._section(measure)
         lines += ["", "## Settings", "", "| subject | versions | how it is run |", "|---|---|---|"]
@@ -97,12 +114,23 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _section(self, measure: Measure) -> Iterable[str]:
-        cases = list(dict.fromkeys((sample.database, sample.case) for sample in self.samples if sample.measure == measure.name))
+        cases = list(
+            dict.fromkeys(
+                (sample.database, sample.case) for sample in self.samples if sample.measure == measure.name
+            )
+        )
         if not cases:
             return
         yield from ("", f"## {measure.title}", "", measure.what.format(**self.settings.get("size", {})), "")
-        compared = ["of the limit", "of the best peer"] if measure.subjects else []
-        heads = ["database", "case", *(f"{name}{f' ({figure.unit})' if figure.unit else ''}" for name, figure in measure.figures.items())]
+        compared = ["of the limit", "of the lean limit", "of the best peer"] if measure.subjects else []
+        heads = [
+            "database",
+            "case",
+            *(
+                f"{name}{f' ({figure.unit})' if figure.unit else ''}"
+                for name, figure in measure.figures.items()
+            ),
+        ]
         yield "| " + " | ".join(heads + compared) + " |"
         yield "|---" * len(heads + compared) + "|"
         for database, case in cases:
@@ -111,7 +139,10 @@ class Report:
             if broken is not None:
                 cells += [f"**broken**: {_cell(broken)}"] + [""] * (len(heads) + len(compared) - 3)
             else:
-                cells += [self._figure(measure, database, case, name, figure) for name, figure in measure.figures.items()]
+                cells += [
+                    self._figure(measure, database, case, name, figure)
+                    for name, figure in measure.figures.items()
+                ]
                 cells += self._compared(measure, database, case) if compared else []
             yield "| " + " | ".join(cells) + " |"
 
@@ -120,15 +151,23 @@ class Report:
         if not values:
             return "–"
         found = f"{median(values):,.{figure.decimals}f}"
-        return found if len(values) == 1 else f"{found} ({min(values):,.{figure.decimals}f} to {max(values):,.{figure.decimals}f})"
+        return (
+            found
+            if len(values) == 1
+            else f"{found} ({min(values):,.{figure.decimals}f} to {max(values):,.{figure.decimals}f})"
+        )
 
     def _compared(self, measure: Measure, database: str, case: str) -> list[str]:
-        """The first figure beside the limit's and the best peer's."""
+        """The first figure beside those of the limits and of the best peer."""
         name, figure = next(iter(measure.figures.items()))
         own = self.medians.get(measure.name, database, case, name)
-        limit = self.medians.get(measure.name, database, "limit", name)
-        peer = None if case in PEERS else self.medians.best_peer(measure.name, database, name, more_is_better=figure.more_is_better)
-        return ["–" if (r := ratio(own, other)) is None else f"{r:.2f}" for other in (limit, peer)]
+        limits = [self.medians.get(measure.name, database, limit, name) for limit in ("limit", "lean")]
+        peer = (
+            None
+            if case in PEERS
+            else self.medians.best_peer(measure.name, database, name, more_is_better=figure.more_is_better)
+        )
+        return ["–" if (r := ratio(own, other)) is None else f"{r:.2f}" for other in (*limits, peer)]
 
 
 def _cell(text: str) -> str:

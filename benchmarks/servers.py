@@ -1,7 +1,8 @@
 """The databases everything is measured on: one PostgreSQL for all, files of SQLite, one Redis.
 
-PostgreSQL is the tests' own, but with fsync on: nothing is measured with less durability than people run with. A server
-named by URL is used as it is. Every measurement gets a database of its own, copied from one that its subject prepared.
+PostgreSQL is the tests' own, but with fsync on: nothing is measured with less durability than people run
+with. A server named by URL is used as it is. Every measurement gets a database of its own, copied from one
+that its subject prepared.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class Servers:
         return self._postgresql
 
     def redis(self) -> str:
-        """Return the URL of Redis: the one given, or of a server of our own with the settings it comes with."""
+        """Return the URL of Redis: the one given, or of a server of our own with the settings it comes
+        with."""
         if self._redis_url is None:
             program = shutil.which("redis-server")
             if program is None:
@@ -135,7 +137,8 @@ class Servers:
 
     @contextmanager
     def place(self, kind: str, subject: str, prepare: Callable[[str], None]) -> Iterator[Place]:
-        """Yield a database of a kind, which `prepare` has prepared for the subject; once, then it is copied."""
+        """Yield a database of a kind, which `prepare` has prepared for the subject; once, then it is
+        copied."""
         template = f"{subject} on {kind}"
         match kind:
             case "postgresql":

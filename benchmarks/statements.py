@@ -15,8 +15,9 @@ from sqlq.store.postgresql import PostgreSQL
 def count_into(folder: str) -> None:
     """Append a letter for each statement of this process to a file of its own.
 
-    On SQLite each connection of a pool is traced, so that raw statements count like others; not counted are what begins
-    and ends transactions, and the connection that only looks at data_version, which is in no pool.
+    On SQLite each connection of a pool is traced, so that raw statements count like others; not counted are
+    what begins and ends transactions, and the connection that only looks at data_version, which is in no
+    pool.
     """
     file = (Path(folder) / f"statements-{os.getpid()}").open("ab", buffering=0)
 

@@ -1,7 +1,8 @@
 """What is measured: sqlq, the limit, and each peer, all behind one face.
 
-A subject's methods run in the subject's own environment, by `benchmarks.inside`; its attributes are read in ours. So a
-module with a subject imports at its top nothing but the standard library, and what it measures inside its methods.
+A subject's methods run in the subject's own environment, by `benchmarks.inside`; its attributes are read in
+ours. So a module with a subject imports at its top nothing but the standard library, and what it measures
+inside its methods.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
 NOOP = "noop"
-"""The task every subject has, which does nothing, as the kind of handler that suits it best. sqlq also has "nap:MS", which sleeps."""
+"""The task every subject has, which does nothing, as the kind of handler that suits it best. sqlq also has
+"nap:MS", which sleeps."""
 
 
 class Producer(Protocol):
-    """Enqueues jobs; either of both may be a coroutine function. `many` is missing where the peer knows one at a time only."""
+    """Enqueues jobs; either of both may be a coroutine function. `many` is missing where the peer knows one
+    at a time only."""
 
     def one(self, number: int) -> Awaitable[Any] | None: ...
 
@@ -37,9 +40,11 @@ class Subject:
     many: ClassVar[bool] = True
     """Whether it can enqueue many jobs in one go."""
     enqueued: ClassVar[str | Sequence[Sequence[str]]]
-    """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are added up."""
+    """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are
+    added up."""
     settled: ClassVar[str] = ""
-    """SQL for how many jobs are settled. Where it is empty, the store forgets what is done, and `left` is all there is to ask."""
+    """SQL for how many jobs are settled. Where it is empty, the store forgets what is done, and `left` is all
+    there is to ask."""
     left: ClassVar[str | Sequence[Sequence[str]]]
     """SQL for a number that is 0 when no job is left; for Redis, commands whose numbers are added up."""
 
@@ -51,8 +56,8 @@ class Subject:
         raise NotImplementedError
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        """Return the commands that run so many worker processes, each with so many jobs at a time. Runs in our environment; the
-        programs are those of the subject's."""
+        """Return the commands that run so many worker processes, each with so many jobs at a time. Runs in
+        our environment; the programs are those of the subject's."""
         raise NotImplementedError
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:

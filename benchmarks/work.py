@@ -1,8 +1,9 @@
 """What the jobs do, the same for whoever runs them: nothing, or sleep; and they are counted.
 
-Every handler of every subject is one line that calls `done` or `nap`. A call is counted in a file that is mapped into
-memory, one file for each process and one cell for each thread: exact without a lock, and without a system call, which
-would make threads hand the interpreter to each other. Nothing but the standard library: this runs in peers' environments.
+Every handler of every subject is one line that calls `done` or `nap`. A call is counted in a file that is
+mapped into memory, one file for each process and one cell for each thread: exact without a lock, and without
+a system call, which would make threads hand the interpreter to each other. Nothing but the standard library:
+this runs in peers' environments.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class _Process:
 
 
 def _mapped(file: Path, cells: int | None = None) -> memoryview:
-    """Return a file as 64-bit integers; with `cells` it is made, full of zeros, and only then found under its name."""
+    """Return a file as 64-bit integers; with `cells` it is made, full of zeros, and only then found under its
+    name."""
     if cells is not None:
         unnamed = file.with_name(f"new-{file.name}")
         with unnamed.open("wb") as made:
@@ -105,7 +107,10 @@ class Calls:
         """How many calls each process made."""
         if self._kept is not None:
             return self._kept
-        return {int(file.name.partition("-")[2]): sum(_mapped(file)[THREADS:]) for file in self.folder.glob("calls-*")}
+        return {
+            int(file.name.partition("-")[2]): sum(_mapped(file)[THREADS:])
+            for file in self.folder.glob("calls-*")
+        }
 
     def count(self) -> int:
         return sum(self.by_process().values())

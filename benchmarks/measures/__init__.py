@@ -1,4 +1,5 @@
-"""What is measured. Each measure is a list of cases, run in turn in every round, and the targets its medians should reach."""
+"""What is measured. Each measure is a list of cases, run in turn in every round, and the targets its medians
+should reach."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Figure:
 
 
 class Medians:
-    """The medians of a run; asks by measure, database, case and figure, and knows None where there is none."""
+    """The medians of a run; asks by measure, database, case and figure, and knows None where there is
+    none."""
 
     def __init__(self, values: dict[tuple[str, str, str, str], float]) -> None:
         self._values = values
@@ -27,15 +29,22 @@ class Medians:
     def get(self, measure: str, database: str, case: str, figure: str) -> float | None:
         return self._values.get((measure, database, case, figure))
 
-    def best_peer(self, measure: str, database: str, figure: str, *, more_is_better: bool = True) -> float | None:
+    def best_peer(
+        self, measure: str, database: str, figure: str, *, more_is_better: bool = True
+    ) -> float | None:
         """The best of the peers on this kind of database."""
-        found = [value for (m, d, case, f), value in self._values.items() if (m, d, f) == (measure, database, figure) and case in PEERS]
+        found = [
+            value
+            for (m, d, case, f), value in self._values.items()
+            if (m, d, f) == (measure, database, figure) and case in PEERS
+        ]
         return (max if more_is_better else min)(found) if found else None
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a case should reach: `value` gives the figure to compare, from the medians; None where something is missing."""
+    """What a case should reach: `value` gives the figure to compare, from the medians; None where something
+    is missing."""
 
     database: str
     case: str
@@ -54,7 +63,8 @@ def ratio(over: float | None, under: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing that is measured, `run` for one case on one kind of database; it returns the figures or raises."""
+    """One thing that is measured, `run` for one case on one kind of database; it returns the figures or
+    raises."""
 
     name: str
     title: str
@@ -73,9 +83,14 @@ class Measure:
 
 
 def subjects(
-    *, databases: tuple[str, ...] = ("postgresql", "sqlite"), ours: tuple[str, ...] = OURS, peers: bool = True, many: bool = False
+    *,
+    databases: tuple[str, ...] = ("postgresql", "sqlite"),
+    ours: tuple[str, ...] = OURS,
+    peers: bool = True,
+    many: bool = False,
 ) -> Callable[[Bench, tuple[str, ...]], list[tuple[str, str]]]:
-    """Return the cases of a measure of subjects: ours on each database, and the peers where they are at home."""
+    """Return the cases of a measure of subjects: ours on each database, and the peers where they are at
+    home."""
 
     def cases(bench: Bench, asked: tuple[str, ...]) -> list[tuple[str, str]]:
         from benchmarks.peers import find
@@ -86,7 +101,11 @@ def subjects(
             if many and not subject.many:
                 continue
             # the references on Redis stand beside PostgreSQL
-            found += [(database, name) for database in subject.databases if database in databases or database == "redis"]
+            found += [
+                (database, name)
+                for database in subject.databases
+                if database in databases or database == "redis"
+            ]
         return found
 
     return cases
@@ -94,7 +113,17 @@ def subjects(
 
 def load() -> list[Measure]:
     """Return all measures, in the order of the report."""
-    from benchmarks.measures import drain, enqueue, growth, hoarding, idle, latency, overhead, snapshot
+    from benchmarks.measures import (
+        drain,
+        enqueue,
+        growth,
+        hoarding,
+        idle,
+        latency,
+        overhead,
+        recovery,
+        snapshot,
+    )
 
-    rooms = (enqueue, drain, latency, idle, growth, snapshot, overhead, hoarding)
+    rooms = (enqueue, drain, latency, idle, growth, snapshot, overhead, hoarding, recovery)
     return [measure for room in rooms for measure in room.MEASURES]

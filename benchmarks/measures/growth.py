@@ -1,7 +1,7 @@
 """What becomes of speed as the tables grow: the same drain and the same claims beside ever more rows.
 
-The rate counts the handler's calls, from the first to that of the last job measured; which rows are beside them differs, nothing
-else. Claims are timed alone: 10 jobs at a time, each settled before the next.
+The rate counts the handler's calls, from the first to that of the last job measured; which rows are beside
+them differs, nothing else. Claims are timed alone: 10 jobs at a time, each settled before the next.
 """
 
 from __future__ import annotations
@@ -63,18 +63,28 @@ def growth(bench: Bench, database: str, case: str) -> dict[str, float]:
         took = bench.inside(subject, "claims", place.url, claims, CLAIM)
         options = () if beside.queues > 1 else ("-q", "default")
         with bench.workers(subject, place, options=options) as workers:
-            ended = workers.wait_for(lambda: workers.calls.count() >= jobs, f"through {jobs} jobs", look=0.005)
+            ended = workers.wait_for(
+                lambda: workers.calls.count() >= jobs, f"through {jobs} jobs", look=0.005
+            )
             rate = workers.calls.count() / (ended - workers.calls.first())
         settled = place.number(subject.settled) - finished - claims * CLAIM
         if settled != workers.calls.count():
-            raise WrongCountError(f"{settled} jobs are settled, the handler ran {workers.calls.count()} times")
+            raise WrongCountError(
+                f"{settled} jobs are settled, the handler ran {workers.calls.count()} times"
+            )
         p = quantiles(took, n=100, method="inclusive")
         return {"rate": rate, "claim p50": p[49], "claim p99": p[98]}
 
 
 def _fill(place: Place, beside: Beside, factor: float, jobs: int, claims: int) -> int:
     """Fill the tables; return how many finished jobs are there already."""
-    place.rows(_insert(place, jobs + claims, queue="'default'" if beside.queues == 1 else f"'queue-' || (n % {beside.queues})"))
+    place.rows(
+        _insert(
+            place,
+            jobs + claims,
+            queue="'default'" if beside.queues == 1 else f"'queue-' || (n % {beside.queues})",
+        )
+    )
     if beside.queues > 1:  # the claims that are timed alone are of one queue
         place.rows(_insert(place, claims))
     for number, options in (
@@ -86,13 +96,23 @@ def _fill(place: Place, beside: Beside, factor: float, jobs: int, claims: int) -
             place.rows(_insert(place, int(number * factor), **options))
     finished, failed = int(beside.finished * factor), int(beside.failed * factor)
     if finished:
-        place.rows(_insert_ended(place, "finished_jobs", "finished_at", "outcome, result", "'completed', NULL", finished))
+        place.rows(
+            _insert_ended(
+                place, "finished_jobs", "finished_at", "outcome, result", "'completed', NULL", finished
+            )
+        )
     if failed:
-        place.rows(_insert_ended(place, "failed_jobs", "failed_at", "reason, message", "'error', 'it failed'", failed))
+        place.rows(
+            _insert_ended(
+                place, "failed_jobs", "failed_at", "reason, message", "'error', 'it failed'", failed
+            )
+        )
     return finished
 
 
-def _insert(place: Place, number: int, *, queue: str = "'default'", priority: str = "0", due_ms: int = 0) -> str:
+def _insert(
+    place: Place, number: int, *, queue: str = "'default'", priority: str = "0", due_ms: int = 0
+) -> str:
     due = _moment(place, f"{due_ms}")
     return f"""
         INSERT INTO jobs (queue, task, payload, priority, available_at)
@@ -104,16 +124,21 @@ def _insert_ended(place: Place, table: str, moment: str, columns: str, values: s
     """Jobs that ended within the last days, none of them old enough to be pruned."""
     ago = _moment(place, f"-1 * (n % {5 * DAY_MS})")
     return f"""
-        INSERT INTO {table} (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by,
+        INSERT INTO {table} (id, queue, task, payload, priority, attempts, max_attempts, available_at,
+                             reserved_at, reserved_by,
                              lease_token, unique_until, releases, created_at, {columns}, {moment})
-        SELECT 1000000000000 + n, 'default', 'benchmarks.tasks.noop', '{{"args": [' || n || ']}}', 0, 1, 5, {ago}, {ago}, 'earlier', 1,
+        SELECT 1000000000000 + n, 'default', 'benchmarks.tasks.noop', '{{"args": [' || n || ']}}', 0, 1, 5,
+               {ago}, {ago}, 'earlier', 1,
                'finish', 0, {ago}, {values}, {ago}
           FROM {_numbers(place, number)}"""
 
 
 def _numbers(place: Place, number: int) -> str:
     if place.kind == "sqlite":
-        return f"(WITH RECURSIVE up (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM up WHERE n < {number}) SELECT n FROM up)"
+        return (
+            f"(WITH RECURSIVE up (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM up WHERE n < {number}) "
+            "SELECT n FROM up)"
+        )
     return f"generate_series(1, {number}) AS n"
 
 
@@ -124,14 +149,17 @@ def _moment(place: Place, ms: str) -> str:
 
 
 def _against_empty(database: str, case: str, figure: str) -> Callable[[Medians], float | None]:
-    return lambda medians: ratio(medians.get("growth", database, case, figure), medians.get("growth", database, EMPTY, figure))
+    return lambda medians: ratio(
+        medians.get("growth", database, case, figure), medians.get("growth", database, EMPTY, figure)
+    )
 
 
 MEASURES = [
     Measure(
         "growth",
         "How it grows: drain and claim beside other rows",
-        "{jobs} jobs drained by one process, concurrency 10, and claims of 10 timed alone, beside the rows named.",
+        "{jobs} jobs drained by one process, concurrency 10, and claims of 10 timed alone, beside the rows "
+        "named.",
         {
             "rate": Figure("jobs/s"),
             "claim p50": Figure("ms", more_is_better=False, decimals=2),
@@ -145,8 +173,16 @@ MEASURES = [
             for case in CASES
             if case != EMPTY
             for target in (
-                Target(database, case, "of the empty drain", _against_empty(database, case, "rate"), least=0.8),
-                Target(database, case, "of the empty claim p99", _against_empty(database, case, "claim p99"), most=2.0),
+                Target(
+                    database, case, "of the empty drain", _against_empty(database, case, "rate"), least=0.8
+                ),
+                Target(
+                    database,
+                    case,
+                    "of the empty claim p99",
+                    _against_empty(database, case, "claim p99"),
+                    most=2.0,
+                ),
             )
         ],
         subjects=False,

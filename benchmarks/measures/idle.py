@@ -1,4 +1,5 @@
-"""What a worker costs that has nothing to do: memory, processor, statements; and how soon the command line answers."""
+"""What a worker costs that has nothing to do: memory, processor, statements; and how soon the command line
+answers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def idle(bench: Bench, database: str, name: str) -> dict[str, float]:
     with bench.place(subject, database) as place, tempfile.TemporaryDirectory() as folder:
         bench.inside(subject, "fill", place.url, NOOP, JOBS_BEFORE)
         with bench.workers(subject, place, more={"SQLQ_BENCHMARK_STATEMENTS": folder}) as workers:
-            workers.wait_for(lambda: place.number(subject.left) == 0 and workers.calls.count() >= JOBS_BEFORE, "drained")
+            workers.wait_for(
+                lambda: place.number(subject.left) == 0 and workers.calls.count() >= JOBS_BEFORE, "drained"
+            )
             time.sleep(min(SETTLING_SECONDS, bench.size.idle_seconds))
             before, statements, transactions = _cpu_seconds(workers), _letters(folder), _transactions(place)
             time.sleep(bench.size.idle_seconds)
@@ -45,10 +48,13 @@ def _cpu_seconds(workers: Workers) -> float:
 
 
 def _transactions(place: Place) -> int:
-    """How many transactions the database has seen, as it tells others: its processes report about once a second, this one included."""
+    """How many transactions the database has seen, as it tells others: its processes report about once a
+    second, this one included."""
     if place.kind != "postgresql":
         return 0
-    return place.number("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+    return place.number(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )
 
 
 def _letters(folder: str) -> int:
@@ -70,8 +76,10 @@ MEASURES = [
     Measure(
         "idle",
         "An idle worker",
-        "A worker with concurrency 10 that ran 200 jobs and then found none for ten seconds: the resident memory of its processes, the "
-        "processor time it takes of one core, the statements it sends through SQLAlchemy (SQLite's looks at data_version not counted), "
+        "A worker with concurrency 10 that ran 200 jobs and then found none for ten seconds: the resident "
+        "memory of its processes, the "
+        "processor time it takes of one core, the statements it sends through SQLAlchemy (SQLite's looks at "
+        "data_version not counted), "
         "and the transactions PostgreSQL counts.",
         {
             "largest process": Figure("MB", more_is_better=False, decimals=1),
@@ -86,9 +94,17 @@ MEASURES = [
             target
             for database in ("postgresql", "sqlite")
             for target in (
-                Target(database, "sqlq", "MB in a worker process", _own("idle", database, "largest process"), most=60.0),
+                Target(
+                    database,
+                    "sqlq",
+                    "MB in a worker process",
+                    _own("idle", database, "largest process"),
+                    most=60.0,
+                ),
                 Target(database, "sqlq", "% of one core", _own("idle", database, "processor"), most=0.5),
-                Target(database, "sqlq", "statements per second", _own("idle", database, "statements"), most=1.0),
+                Target(
+                    database, "sqlq", "statements per second", _own("idle", database, "statements"), most=1.0
+                ),
             )
         ],
     ),

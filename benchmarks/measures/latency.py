@@ -1,7 +1,8 @@
-"""How soon an idle worker picks a job up: from the return of the call that committed it to the first line of its handler.
+"""How soon an idle worker picks a job up: from the return of the call that committed it to the first line of
+its handler.
 
-Both moments are of the machine's one monotonic clock. Where the call takes longer to return than the worker to start, that is
-less than nothing; it is reported as it is.
+Both moments are of the machine's one monotonic clock. Where the call takes longer to return than the worker
+to start, that is less than nothing; it is reported as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def late(bench: Bench, database: str, name: str) -> dict[str, float]:
     jobs = min(bench.size.ticks, 150)  # each holds a connection of the server's 200
     with bench.place(subject, database) as place, bench.workers(subject, place, starts=jobs) as workers:
         warmed = _warm_up(bench, name, place.url, workers)
-        moments = bench.inside(subject, "late", place.url, jobs, int(bench.size.late_seconds * 1000), EVERY_MS)
+        moments = bench.inside(
+            subject, "late", place.url, jobs, int(bench.size.late_seconds * 1000), EVERY_MS
+        )
         workers.wait_for(lambda: workers.calls.count() >= jobs + warmed, "called for each job")
         workers.wait_for(lambda: place.number(subject.left) == 0, "settled")
         bench.check(subject, place, workers, jobs + warmed)
@@ -44,7 +47,8 @@ def late(bench: Bench, database: str, name: str) -> dict[str, float]:
 
 
 def _warm_up(bench: Bench, name: str, url: str, workers: Workers) -> int:
-    """Have a job run, so that the workers are up, then let them come to rest; their starts are overwritten later."""
+    """Have a job run, so that the workers are up, then let them come to rest; their starts are overwritten
+    later."""
     bench.inside(find(name), "one", url, NOOP, WARM_UP)
     workers.wait_for(lambda: workers.calls.count() >= WARM_UP, "up")
     time.sleep(bench.size.warm_seconds)
@@ -57,7 +61,11 @@ WARM_UP = 20
 def _figures(moments: list[list[int]], starts: list[int]) -> dict[str, float]:
     found = [(start - returned) / 1e6 for (_, returned), start in zip(moments, starts, strict=True)]
     whole = [(start - called) / 1e6 for (called, _), start in zip(moments, starts, strict=True)]
-    return {"p50": _quantile(found, 50), "p99": _quantile(found, 99), "p50 from the call": _quantile(whole, 50)}
+    return {
+        "p50": _quantile(found, 50),
+        "p99": _quantile(found, 99),
+        "p50 from the call": _quantile(whole, 50),
+    }
 
 
 def _quantile(values: list[float], percent: int) -> float:
@@ -77,8 +85,10 @@ MEASURES = [
     Measure(
         "latency",
         "Pick-up latency, idle worker",
-        f"One job each {EVERY_MS} ms, one worker process, concurrency 10: from the return of the enqueue to the start of the handler. "
-        "The limit: an INSERT that notifies in its own transaction, and a loop that waits for the notification.",
+        f"One job each {EVERY_MS} ms, one worker process, concurrency 10: from the return of the enqueue to "
+        "the start of the handler. "
+        "The limit: an INSERT that notifies in its own transaction, and a loop that waits for the "
+        "notification.",
         FIGURES,
         latency,
         subjects(),
@@ -92,7 +102,8 @@ MEASURES = [
     Measure(
         "latency-late",
         "Pick-up latency of jobs whose transaction commits late",
-        "Jobs are inserted in transactions that stay open for a while (10 s in a full run); then one commits each 20 ms. From the "
+        "Jobs are inserted in transactions that stay open for a while (10 s in a full run); then one "
+        "commits each 20 ms. From the "
         "return of the COMMIT to the start of the handler.",
         FIGURES,
         late,

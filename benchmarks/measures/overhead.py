@@ -11,7 +11,8 @@ CONCURRENCIES = (1, 10, 50)
 
 
 def overhead(bench: Bench, database: str, case: str) -> dict[str, float]:
-    """All slots times the time from the first call to the last settled job, divided by the jobs, less the time each sleeps."""
+    """All slots times the time from the first call to the last settled job, divided by the jobs, less the
+    time each sleeps."""
     name, ms, concurrency = _read(case)
     subject = find(name)
     rounds = max(3, min(int(bench.size.nap_seconds * 1000) // ms, MOST_JOBS // concurrency))
@@ -40,9 +41,13 @@ MEASURES = [
     Measure(
         "overhead",
         "What is added to jobs that take a while",
-        "Jobs that sleep; the slots' time from the first call to the last settled job, divided by the jobs, less the sleep. Sleeping "
+        "Jobs that sleep; the slots' time from the first call to the last settled job, divided by the jobs, "
+        "less the sleep. Sleeping "
         "longer than asked for (about 0.1 ms here and now) is part of it.",
-        {"overhead": Figure("ms", more_is_better=False, decimals=2), "share": Figure("%", more_is_better=False, decimals=1)},
+        {
+            "overhead": Figure("ms", more_is_better=False, decimals=2),
+            "share": Figure("%", more_is_better=False, decimals=1),
+        },
         overhead,
         lambda bench, asked: [
             ("postgresql", _case(name, ms, concurrency))

@@ -1,4 +1,5 @@
-"""A transaction that holds an old snapshot keeps dead rows from being vacuumed: what becomes of speed while jobs pass."""
+"""A transaction that holds an old snapshot keeps dead rows from being vacuumed: what becomes of speed while
+jobs pass."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ CLAIM = 10
 
 
 def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
-    """Jobs pass in lots, each enqueued at once and drained before the next, under a REPEATABLE READ snapshot taken before the first.
+    """Jobs pass in lots, each enqueued at once and drained before the next, under a REPEATABLE READ snapshot
+    taken before the first.
 
-    Claims are timed alone before, while the snapshot is still held, and after it has ended; nothing is vacuumed by hand.
+    Claims are timed alone before, while the snapshot is still held, and after it has ended; nothing is
+    vacuumed by hand.
     """
     subject = find("sqlq")
     lots, lot = bench.size.lots, bench.size.passing // bench.size.lots
@@ -34,8 +37,12 @@ def snapshot(bench: Bench, database: str, case: str) -> dict[str, float]:
             with bench.workers(subject, place) as workers:
                 rates = [_pass(bench, place, workers, lot) for _ in range(lots)]
                 more = 0
-                while not (said := "old-report" in workers.words()) and time.monotonic() - begun < bench.size.warning_seconds:
-                    _pass(bench, place, workers, lot // 10)  # a warning comes when the snapshot is old enough, while jobs pass
+                while (
+                    not (said := "old-report" in workers.words())
+                    and time.monotonic() - begun < bench.size.warning_seconds
+                ):
+                    # a warning comes when the snapshot is old enough, while jobs pass
+                    _pass(bench, place, workers, lot // 10)
                     more += lot // 10
             claims.append(_claims(bench, place, times))
             old.rollback()
@@ -61,9 +68,14 @@ def _pass(bench: Bench, place: Place, workers: Workers, jobs: int) -> float:
     subject = find("sqlq")
     bench.inside(subject, "many", place.url, NOOP, jobs, jobs)  # one transaction: they are all there at once
     with place.questions() as number:
-        workers.wait_for(lambda: workers.calls.count() - before >= jobs and number(subject.left) == 0, f"through {jobs} jobs")
+        workers.wait_for(
+            lambda: workers.calls.count() - before >= jobs and number(subject.left) == 0,
+            f"through {jobs} jobs",
+        )
         last = f"(SELECT reserved_at, finished_at FROM finished_jobs ORDER BY id DESC LIMIT {jobs}) AS lot"
-        ms = place.number(f"SELECT extract(epoch FROM max(finished_at) - min(reserved_at)) * 1000 FROM {last}")
+        ms = place.number(
+            f"SELECT extract(epoch FROM max(finished_at) - min(reserved_at)) * 1000 FROM {last}"
+        )
     return jobs / max(ms, 1) * 1000
 
 
@@ -76,7 +88,9 @@ def _claims(bench: Bench, place: Place, times: int) -> float:
 
 
 def _over(over: str, under: str) -> Callable[[Medians], float | None]:
-    return lambda m: ratio(m.get("snapshot", "postgresql", "sqlq", over), m.get("snapshot", "postgresql", "sqlq", under))
+    return lambda m: ratio(
+        m.get("snapshot", "postgresql", "sqlq", over), m.get("snapshot", "postgresql", "sqlq", under)
+    )
 
 
 _RATE, _MS = Figure("jobs/s"), Figure("ms", more_is_better=False, decimals=2)
@@ -84,8 +98,10 @@ MEASURES = [
     Measure(
         "snapshot",
         "Beside a transaction that keeps dead rows from being vacuumed",
-        "{passing} jobs pass in {lots} lots while a REPEATABLE READ snapshot is held: rate of the first and of the last lot, and of one "
-        "after the snapshot has ended; p99 of claims of 10; and whether the worker named the transaction (1 = yes).",
+        "{passing} jobs pass in {lots} lots while a REPEATABLE READ snapshot is held: rate of the first and "
+        "of the last lot, and of one "
+        "after the snapshot has ended; p99 of claims of 10; and whether the worker named the transaction (1 "
+        "= yes).",
         {
             "first": _RATE,
             "last": _RATE,
@@ -99,9 +115,21 @@ MEASURES = [
         lambda bench, asked: [("postgresql", "sqlq")],
         [
             Target("postgresql", "sqlq", "last lot, of the first", _over("last", "first"), least=0.7),
-            Target("postgresql", "sqlq", "claim p99 held, of before", _over("claim p99 held", "claim p99 before"), most=3.0),
+            Target(
+                "postgresql",
+                "sqlq",
+                "claim p99 held, of before",
+                _over("claim p99 held", "claim p99 before"),
+                most=3.0,
+            ),
             Target("postgresql", "sqlq", "after it ended, of the first", _over("after", "first"), least=0.9),
-            Target("postgresql", "sqlq", "warned", lambda m: m.get("snapshot", "postgresql", "sqlq", "warned"), least=1.0),
+            Target(
+                "postgresql",
+                "sqlq",
+                "warned",
+                lambda m: m.get("snapshot", "postgresql", "sqlq", "warned"),
+                least=1.0,
+            ),
         ],
         subjects=False,
         rounds=1,

@@ -6,10 +6,15 @@ import importlib
 
 from benchmarks.subject import Subject
 
-OURS = ("sqlq", "sqlq-async", "limit")
+OURS = ("sqlq", "sqlq-async", "limit", "lean")
 PEERS = ("procrastinate", "pgqueuer", "chancy", "saq", "django-tasks-db", "huey", "celery", "dramatiq", "rq")
 
-_MODULES = {"sqlq": "benchmarks.own", "sqlq-async": "benchmarks.own", "limit": "benchmarks.limit"}
+_MODULES = {
+    "sqlq": "benchmarks.own",
+    "sqlq-async": "benchmarks.own",
+    "limit": "benchmarks.limit",
+    "lean": "benchmarks.limit",
+}
 
 
 def find(name: str) -> Subject:

@@ -18,7 +18,8 @@ class Celery(Subject):
     requirements = ("celery[redis]",)
     packages = ("celery", "redis")
     settings = (
-        "-P prefork -c CONCURRENCY (quicker than threads here), prefetch multiplier 10, results ignored, no gossip, mingle or heartbeat"
+        "-P prefork -c CONCURRENCY (quicker than threads here), prefetch multiplier 10, results "
+        "ignored, no gossip, mingle or heartbeat"
     )
     many = False
     enqueued = (("LLEN", "celery"),)
@@ -31,7 +32,10 @@ class Celery(Subject):
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         options = ["-P", "prefork", "-c", str(concurrency), "--prefetch-multiplier", "10", "-l", "WARNING"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        return [["celery", "-q", "-A", f"{__name__}:app", "worker", "-n", f"w{n}@%h", *options, *quiet] for n in range(processes)]
+        return [
+            ["celery", "-q", "-A", f"{__name__}:app", "worker", "-n", f"w{n}@%h", *options, *quiet]
+            for n in range(processes)
+        ]
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:
         return {"SQLQ_BENCHMARK_URL": url, "C_FORCE_ROOT": "1"}

@@ -19,7 +19,10 @@ class Chancy(Subject):
     handles = "async def"
     enqueued = "SELECT count(*) FROM chancy_jobs"
     settled = "SELECT count(*) FROM chancy_jobs WHERE state = 'succeeded'"
-    left = "SELECT count(*) FROM (SELECT 1 FROM chancy_jobs WHERE state IN ('pending', 'running', 'retrying') LIMIT 1) AS rest"
+    left = (
+        "SELECT count(*) FROM (SELECT 1 FROM chancy_jobs WHERE state IN ('pending', 'running', "
+        "'retrying') LIMIT 1) AS rest"
+    )
 
     def prepare(self, url: str) -> None:
         import asyncio
@@ -83,7 +86,11 @@ async def _work(url: str, concurrency: int) -> None:
     logging.disable(logging.INFO)
     async with _app(url) as app:
         queue = chancy.Queue(
-            "default", concurrency=concurrency, executor=chancy.Chancy.Executor.Async, polling_interval=1, eager_polling=True
+            "default",
+            concurrency=concurrency,
+            executor=chancy.Chancy.Executor.Async,
+            polling_interval=1,
+            eager_polling=True,
         )
         await app.declare(queue, upsert=True)
         async with chancy.Worker(app) as worker:

@@ -1,4 +1,5 @@
-"""django-tasks-db: Django's ORM, one task at a time in each process, polling. Finished tasks stay in its table."""
+"""django-tasks-db: Django's ORM, one task at a time in each process, polling. Finished tasks stay in its
+table."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class DjangoTasksDb(Subject):
     many = False
     enqueued = f"SELECT count(*) FROM {_TABLE}"
     settled = f"SELECT count(*) FROM {_TABLE} WHERE status = 'SUCCESSFUL'"
-    left = f"SELECT count(*) FROM (SELECT 1 FROM {_TABLE} WHERE status IN ('READY', 'RUNNING') LIMIT 1) AS rest"
+    left = (
+        f"SELECT count(*) FROM (SELECT 1 FROM {_TABLE} WHERE status IN ('READY', 'RUNNING') LIMIT 1) AS rest"
+    )
 
     def prepare(self, url: str) -> None:
         _set_up(url)
@@ -39,7 +42,9 @@ class DjangoTasksDb(Subject):
         yield Producer(noop_task())
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        return [["python", "-m", __name__, "db_worker", "--interval", "0.01", "--no-startup-delay", "-v", "0"]] * (concurrency * processes)
+        return [
+            ["python", "-m", __name__, "db_worker", "--interval", "0.01", "--no-startup-delay", "-v", "0"]
+        ] * (concurrency * processes)
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:
         return {"SQLQ_BENCHMARK_URL": url}

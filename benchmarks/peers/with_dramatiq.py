@@ -27,7 +27,9 @@ class Dramatiq(Subject):
         yield Producer(_actor(url))
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        return [["dramatiq", f"{__name__}:set_up", "-p", str(processes), "-t", str(concurrency), "--skip-logging"]]
+        return [
+            ["dramatiq", f"{__name__}:set_up", "-p", str(processes), "-t", str(concurrency), "--skip-logging"]
+        ]
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:
         return {"SQLQ_BENCHMARK_URL": url}

@@ -1,4 +1,5 @@
-"""Huey on SQLite: threads, polling. What is finished leaves nothing, as long as nobody wants results: its quickest way."""
+"""Huey on SQLite: threads, polling. What is finished leaves nothing, as long as nobody wants results: its
+quickest way."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ class Huey(Subject):
     databases = ("sqlite",)
     requirements = ("huey",)
     packages = ("huey",)
-    settings = "SqliteHuey(fsync=True, results=False), -w CONCURRENCY -k thread, delay 1 to 10 ms, no periodic tasks"
+    settings = (
+        "SqliteHuey(fsync=True, results=False), -w CONCURRENCY -k thread, delay 1 to 10 ms, no periodic tasks"
+    )
     many = False
     enqueued = "SELECT count(*) FROM task"
     left = "SELECT count(*) FROM task"

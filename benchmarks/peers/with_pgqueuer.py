@@ -15,7 +15,9 @@ class PGQueuer(Subject):
     databases = ("postgresql",)
     requirements = ("pgqueuer[cli]", "asyncpg", "uvloop")
     packages = ("pgqueuer", "asyncpg", "uvloop")
-    settings = "batch size CONCURRENCY, at most 2 × CONCURRENCY tasks (the least it takes with it), asyncpg, uvloop"
+    settings = (
+        "batch size CONCURRENCY, at most 2 × CONCURRENCY tasks (the least it takes with it), asyncpg, uvloop"
+    )
     handles = "async def"
     enqueued = "SELECT count(*) FROM pgqueuer"
     settled = "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"
@@ -57,11 +59,14 @@ class Producer:
         await self.queries.enqueue("noop", str(number).encode())
 
     async def many(self, numbers: Sequence[int]) -> None:
-        await self.queries.enqueue(["noop"] * len(numbers), [str(number).encode() for number in numbers], [0] * len(numbers))
+        await self.queries.enqueue(
+            ["noop"] * len(numbers), [str(number).encode() for number in numbers], [0] * len(numbers)
+        )
 
 
 async def _work(url: str, concurrency: int) -> None:
-    """What `pgq run` does with these options; its own command has no way to log less with every version of its command-line library."""
+    """What `pgq run` does with these options; its own command has no way to log less with every version of
+    its command-line library."""
     import asyncio
     import logging
     import signal

@@ -1,4 +1,5 @@
-"""procrastinate: psycopg 3, LISTEN/NOTIFY, jobs as asyncio tasks. Finished jobs stay in procrastinate_jobs."""
+"""procrastinate: psycopg 3, LISTEN/NOTIFY, jobs as asyncio tasks. Finished jobs stay in
+procrastinate_jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ class Procrastinate(Subject):
     handles = "async def"
     enqueued = "SELECT count(*) FROM procrastinate_jobs"
     settled = "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
-    left = "SELECT count(*) FROM (SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1) AS rest"
+    left = (
+        "SELECT count(*) FROM (SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT "
+        "1) AS rest"
+    )
 
     def prepare(self, url: str) -> None:
         with _app(url).open() as app:
@@ -33,7 +37,16 @@ class Procrastinate(Subject):
             yield Producer(app.tasks["noop"])
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        command = ["procrastinate", "--log-level", "warning", "--app", f"{__name__}.app", "worker", "-c", str(concurrency)]
+        command = [
+            "procrastinate",
+            "--log-level",
+            "warning",
+            "--app",
+            f"{__name__}.app",
+            "worker",
+            "-c",
+            str(concurrency),
+        ]
         return [command] * processes
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:

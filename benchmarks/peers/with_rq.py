@@ -1,4 +1,5 @@
-"""RQ on Redis, as a reference: a process for each job at a time. Finished jobs are kept for 500 s (its default)."""
+"""RQ on Redis, as a reference: a process for each job at a time. Finished jobs are kept for 500 s (its
+default)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,18 @@ class Rq(Subject):
         yield Producer(rq.Queue("default", connection=redis.Redis.from_url(url)))
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
-        pool = ["rq", "worker-pool", "default", "-u", url, "-n", str(concurrency * processes), "-w", "rq.worker.SimpleWorker", "-q"]
+        pool = [
+            "rq",
+            "worker-pool",
+            "default",
+            "-u",
+            url,
+            "-n",
+            str(concurrency * processes),
+            "-w",
+            "rq.worker.SimpleWorker",
+            "-q",
+        ]
         return [pool]
 
 

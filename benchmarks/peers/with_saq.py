@@ -1,4 +1,5 @@
-"""SAQ on PostgreSQL: psycopg 3, LISTEN/NOTIFY, jobs as asyncio tasks. Finished jobs stay in saq_jobs for their ttl."""
+"""SAQ on PostgreSQL: psycopg 3, LISTEN/NOTIFY, jobs as asyncio tasks. Finished jobs stay in saq_jobs for
+their ttl."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ class Saq(Subject):
     many = False
     enqueued = "SELECT count(*) FROM saq_jobs"
     settled = "SELECT count(*) FROM saq_jobs WHERE status = 'complete'"
-    left = "SELECT count(*) FROM (SELECT 1 FROM saq_jobs WHERE status IN ('new', 'queued', 'active') LIMIT 1) AS rest"
+    left = (
+        "SELECT count(*) FROM (SELECT 1 FROM saq_jobs WHERE status IN ('new', 'queued', 'active') LIMIT "
+        "1) AS rest"
+    )
 
     def prepare(self, url: str) -> None:
         import asyncio
