@@ -32,7 +32,15 @@ from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.job import ErrorText, JobDetails, State, error_line
 from sqlq.retry import error_record
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, after, failed_jobs, finished_jobs, jobs, now
+from sqlq.schema.tables import (
+    CARRIED,
+    TOKEN_SCHEMA,
+    after,
+    failed_jobs,
+    finished_jobs,
+    jobs,
+    now,
+)
 from sqlq.settings import ERROR_BYTES
 from sqlq.store.jobs import DIALECTS, LIVE_STATE
 
@@ -378,26 +386,37 @@ def erase(conn: Connection, queues: Collection[str]) -> None:
 
 
 def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
-    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return how
-    many."""
+    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first, and return how
+    many; those with a retention of their own stay."""
     return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
 
 
 def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> int:
-    """Delete failed jobs that failed longer ago than that, the oldest first; return how many."""
+    """Delete failed jobs that failed longer ago than that, the oldest first, and return how many; those with
+    a retention of their own stay."""
     return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
+
+
+def prune_expired(conn: Connection, *, limit: int) -> int:
+    """Delete ended jobs, failed ones too, whose own retention is over; return how many."""
+    pruned = 0
+    for source in (finished_jobs, failed_jobs):
+        ends = source.c.expires_at
+        chosen = select(source.c.id).where(ends < now()).order_by(ends)
+        pruned += _delete(conn, source, chosen, {"most": limit - pruned})
+    return pruned
 
 
 def _prune(
     conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int
 ) -> int:
-    old = (
-        select(source.c.id)
-        .where(ended_at < after(bindparam("ago_ms", type_=BigInteger)))
-        .order_by(ended_at)
-        .limit(bindparam("most", type_=Integer))
-        .with_for_update(skip_locked=True)
-    )
-    return conn.execute(
-        delete(source).where(source.c.id.in_(old)), {"ago_ms": -older_than_ms, "most": limit}
-    ).rowcount
+    # guard: own-retention-is-kept
+    old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
+    chosen = select(source.c.id).where(*old).order_by(ended_at)
+    return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
+
+
+def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
+    """Delete at most `most` of the chosen rows; one that is locked is left to the next turn."""
+    ids = chosen.limit(bindparam("most", type_=Integer)).with_for_update(skip_locked=True)
+    return conn.execute(delete(source).where(source.c.id.in_(ids)), parameters).rowcount
