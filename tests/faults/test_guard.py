@@ -51,6 +51,8 @@ ILLEGAL = [
     ),
     ("INSERT INTO jobs (id, task) SELECT id, task FROM finished_jobs", "a finished job comes back"),
     ("UPDATE jobs SET payload = '[]' WHERE id = {waiting}", "what a job is was changed"),
+    ("UPDATE jobs SET on_success = 'null' WHERE id = {waiting}", "what follows on_success was changed"),
+    ("UPDATE jobs SET on_failure = 'null' WHERE id = {running}", "what follows on_failure was changed"),
     ("UPDATE jobs SET lease_token = 0 WHERE id = {running}", "the token fell"),
     ("UPDATE jobs SET lease_token = lease_token + 2 WHERE id = {running}", "the token fell or jumped"),
     (f"UPDATE jobs SET attempts = attempts + 1, {RESERVE} WHERE id = {{waiting}}", "without a new token"),
