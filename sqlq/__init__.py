@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.job import Job, JobDetails, NewJob, State
+    from sqlq.job import Ended, Job, JobDetails, NewJob, State
     from sqlq.retry import Cancel, Retry, Snooze, exponential, fibonacci, fixed, linear
     from sqlq.store.sqlite import configure_sqlite
     from sqlq.task import Task
@@ -41,6 +41,7 @@ __all__ = [
     "ArgumentsError",
     "Cancel",
     "ConfigurationError",
+    "Ended",
     "EnqueueError",
     "ExecutionError",
     "Job",

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 from sqlq.clock import Duration, aware, milliseconds
 from sqlq.errors import EnqueueError
@@ -32,6 +32,15 @@ else:
 
 FailureReason: TypeAlias = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload"]
 UniqueUntil: TypeAlias = Literal["finish", "start"]
+
+
+class Kept(Enum):
+    """Stands for an option of `.set` that is not given, where None is a value of its own."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
 
 
 class State(StrEnum):
@@ -55,13 +64,17 @@ class NewJob(Generic[R_co]):
     task: str
     payload: str
     queue: str
-    max_attempts: int
+    max_attempts: int | None
+    """None: what the task says, when a worker that knows it claims the job."""
     priority: int = 0
     timeout_ms: int | None = None
     delay_ms: int = 0
     available_at: datetime | None = None
     unique_key: str | None = None
     unique_until: UniqueUntil = "finish"
+    on_success: str | None = None
+    """The task that follows, as the job's row names it; see `endings.Follower`."""
+    on_failure: str | None = None
 
     def set(
         self,
@@ -74,13 +87,17 @@ class NewJob(Generic[R_co]):
         timeout: Duration | None = None,
         unique_key: str | None = None,
         unique_until: UniqueUntil | None = None,
+        on_success: Follows | Kept | None = KEPT,
+        on_failure: Follows | Kept | None = KEPT,
     ) -> NewJob[R_co]:
         """Return this job with other options; what is not given stays as it is.
 
         `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
         give one of the two. A larger `priority` (−100 to 100) runs first. With a `unique_key`, at most one
         job of that key is live in its queue: until it finishes, or with `unique_until="start"` until it is
-        first claimed. Raises `EnqueueError` for a value out of range, naming it.
+        first claimed. `on_success` and `on_failure` are tasks of which a job follows when this one has
+        finished, or has failed for good; with None none does, whatever the task says. Raises `EnqueueError`
+        for a value out of range, naming it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
@@ -105,6 +122,10 @@ class NewJob(Generic[R_co]):
             if unique_until not in ("finish", "start"):
                 raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish" or "start"')
             changes["unique_until"] = unique_until
+        if not isinstance(on_success, Kept):
+            changes["on_success"] = checked_follow_up(on_success, "on_success")
+        if not isinstance(on_failure, Kept):
+            changes["on_failure"] = checked_follow_up(on_failure, "on_failure")
         new = replace(self, **changes)
         if unique_until == "start" and new.unique_key is None:
             raise EnqueueError('unique_until="start" is about a unique key: set unique_key together with it')
@@ -146,6 +167,19 @@ def checked_max_attempts(value: int, error: type[Exception] = EnqueueError) -> i
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
         raise error(f"max_attempts is {value!r}: it must be a whole number from 1 to 1,000,000")
     return int(value)
+
+
+def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueError) -> str:
+    """Return what a job's row says of the task that follows its end; `null` for None, after which none
+    does."""
+    if task is None:
+        return "null"
+    if not hasattr(type(task), "as_follow_up"):
+        raise error(
+            f"{option} is {task!r}: it is a task, as in {option}=alarm, whose handler takes how the job ended"
+        )
+    text: str = task.as_follow_up(option, error)
+    return text
 
 
 def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> int:
@@ -242,6 +276,8 @@ class ClaimedJob(NamedTuple):
     priority: int = 0
     due_ms: float = 0.0
     """When it was due, in milliseconds since 1970."""
+    on_success: str | None = None
+    on_failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +351,42 @@ class Settlement:
     lease_token: int
     attempts: int
     outcome: Outcome
+    follow_up: NewJob | None = None
+    """What follows the job that ends so, to be enqueued with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended: the one argument of the task that follows it.
+
+    `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
+    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload), `exception` the
+    class and `message` the text of its last error. More is to be had by its id: `app.get(ended.id)` has the
+    traceback and the errors of earlier attempts, `app.result(ended.id)` what it returned.
+
+    >>> @app.task  # doctest: +SKIP
+    ... def alarm(ended: sqlq.Ended) -> None:
+    ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
+    """
+
+    id: int
+    task: str
+    queue: str
+    outcome: Literal["completed", "failed"]
+    attempts: int
+    reason: FailureReason | None = None
+    exception: str | None = None
+    message: str | None = None
+
+
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class TakesEnding(Protocol[E_contra]):
+    """A task whose handler takes how a job ended."""
+
+    def new(self, ended: E_contra, /) -> NewJob[Any]: ...
+
+
+Follows: TypeAlias = TakesEnding[Ended] | TakesEnding[dict[str, Any]]
+"""A task that may follow the end of a job: its handler takes an `Ended`, or that as a dict."""
