@@ -97,6 +97,10 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
     epoch_ms(jobs.c.available_at).label("due_ms"),
     jobs.c.on_success,
     jobs.c.on_failure,
+    jobs.c.label,
+    jobs.c.headers,
+    jobs.c.backoff,
+    jobs.c.retention_ms,
 )
 """The fields of `ClaimedJob`, in their order."""
 
