@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import NamedTuple, Protocol
 
 from sqlq.errors import ArgumentsError
+from sqlq.headers import decode
 from sqlq.job import (
     ClaimedJob,
     Completed,
@@ -40,6 +41,10 @@ class Ending(Protocol):
     def queue(self) -> str: ...
     @property
     def attempts(self) -> int: ...
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def headers(self) -> str | None: ...
     @property
     def on_success(self) -> str | None: ...
     @property
@@ -91,11 +96,11 @@ _DEFAULTS = Follower._field_defaults
 
 def follow_up(job: Ending, outcome: Outcome) -> NewJob | None:
     """Return the job that follows one that ends with this outcome; None where none does, as after an attempt
-    that did not end its job and after a cancel."""
+    that did not end its job and after a cancel. It has the headers of the job it follows."""
     match outcome:
         case Completed():
             text, column = job.on_success, "on_success"
-            ended = Ended(job.id, job.task, job.queue, "completed", job.attempts)
+            ended = Ended(job.id, job.task, job.queue, "completed", job.attempts, label=job.label)
         case Failed(reason, error):
             text, column = job.on_failure, "on_failure"
             ended = Ended(
@@ -107,6 +112,7 @@ def follow_up(job: Ending, outcome: Outcome) -> NewJob | None:
                 reason,
                 error.exception,
                 error.message,
+                job.label,
             )
         case _:
             return None
@@ -127,7 +133,20 @@ def follow_up(job: Ending, outcome: Outcome) -> NewJob | None:
         queue=follower.queue,
         max_attempts=None,
         priority=follower.priority,
+        headers_text=_passed_on(job.headers),
     )
+
+
+def _passed_on(headers: str | None) -> str | None:
+    """Return the headers that a follow-up has from the job it follows: so a correlation id goes on. Those
+    that no handler could be given are left out, since the follow-up would fail of them."""
+    if headers is None:
+        return None
+    try:
+        decode(headers)
+    except ArgumentsError:
+        return None  # guard: bad-headers-are-not-passed-on
+    return headers
 
 
 def settlement(job: ClaimedJob, outcome: Outcome) -> Settlement:

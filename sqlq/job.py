@@ -445,8 +445,9 @@ class Ended:
 
     `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
     is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload), `exception` the
-    class and `message` the text of its last error. More is to be had by its id: `app.get(ended.id)` has the
-    traceback and the errors of earlier attempts, `app.result(ended.id)` what it returned.
+    class and `message` the text of its last error. `label` is the one that the job has. More is to be had by
+    the id: `app.get(ended.id)` has the traceback and the errors of earlier attempts, `app.result(ended.id)`
+    what it returned.
 
     >>> @app.task  # doctest: +SKIP
     ... def alarm(ended: sqlq.Ended) -> None:
@@ -461,6 +462,7 @@ class Ended:
     reason: FailureReason | None = None
     exception: str | None = None
     message: str | None = None
+    label: str | None = None
 
 
 E_contra = TypeVar("E_contra", contravariant=True)

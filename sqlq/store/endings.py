@@ -335,6 +335,8 @@ _REVOKED = (
     attempts_allowed.label("max_attempts"),
     jobs.c.losses,
     jobs.c.reserved_by,
+    jobs.c.label,
+    jobs.c.headers,
     jobs.c.on_failure,
 )
 _REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)

@@ -374,6 +374,8 @@ def _claimed(job: InlineJob) -> ClaimedJob:
         max_attempts=new.max_attempts or MAX_ATTEMPTS,
         on_success=new.on_success,
         on_failure=new.on_failure,
+        label=new.label,
+        headers=new.headers_text,
     )
 
 

@@ -143,6 +143,7 @@ GUARDS = [
     Guard("a-late-complete-is-not-followed", None, "if True:", FOLLOW_UPS + "test_a_zombies_complete_is_not_followed[postgresql]"),
     Guard("the-lost-are-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_loses_its_worker_for_the_last_time_is_followed[sqlite-False]"),
     Guard("nobody-pays-for-a-bad-follow-up", None, "raise", FOLLOW_UPS + "test_a_row_that_names_no_task_fails_by_itself"),
+    Guard("bad-headers-are-not-passed-on", "return None", "pass", FOLLOW_UPS + "test_headers_that_no_handler_could_be_given_are_not_passed_on[sqlite-no JSON]"),
     Guard("a-claim-says-what-follows", None, "self._follow_ups = None", FOLLOW_UPS + "test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed[postgresql]"),
     # complete(), in the handler's own transaction
     Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),

@@ -475,5 +475,43 @@ def test_without_an_annotation_the_handler_gets_a_dict(shop: Shop) -> None:
             "reason": "error",
             "exception": "ValueError",
             "message": "no",
+            "label": None,
         }
     ]
+
+
+# -- what it inherits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_follow_up_has_the_headers_of_the_job_and_is_told_its_label(shop: Shop, lost: bool) -> None:
+    new = shop.task(fail, max_attempts=1).new().set(label="of May", headers={"tenant": "blue"})
+    shop.app.enqueue(new)
+    (job,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        if lost:
+            assert endings.lose(conn, [(job.id, job.lease_token)], "is gone")
+        else:
+            assert endings.settle(conn, [settlement(job, Failed("error", ERROR))])
+    ((_, ended),) = shop.following()
+    assert ended.label == "of May"
+    (follow_up,) = shop.app.list(task="alarm")
+    assert (follow_up.headers, follow_up.label) == ({"tenant": "blue"}, None)
+
+
+@pytest.mark.parametrize("headers", ["no JSON", "[]", '{"sqlq.carry": 1}'])
+def test_headers_that_no_handler_could_be_given_are_not_passed_on(
+    shop: Shop, engine: Engine, headers: str
+) -> None:
+    """The job fails of them, and its alarm would, too."""
+    shop.task(lambda: 1, max_attempts=1)
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (task, headers) VALUES ('pay', :h)"), {"h": headers})
+    (job,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        assert endings.settle(
+            conn, [settlement(job._replace(on_failure='{"task": "alarm"}'), Failed("error", ERROR))]
+        )
+    shop.work()
+    (follow_up,) = shop.app.list(task="alarm")
+    assert (follow_up.state, follow_up.headers) == ("finished", {})
