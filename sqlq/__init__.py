@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.job import Job, JobDetails, NewJob, Progress, State
+    from sqlq.job import Ended, Job, JobDetails, NewJob, Progress, State
     from sqlq.retry import Cancel, Retry, Snooze
     from sqlq.store.sqlite import configure_sqlite
     from sqlq.task import Task
@@ -42,6 +42,7 @@ __all__ = [
     "ArgumentsError",
     "Cancel",
     "ConfigurationError",
+    "Ended",
     "EnqueueError",
     "ExecutionError",
     "Job",

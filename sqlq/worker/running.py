@@ -11,12 +11,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sqlq.endings import follow_up
 from sqlq.errors import ConfigurationError, LeaseLostError
 from sqlq.job import ClaimedJob, Completed
 from sqlq.retry import scrubbed
 from sqlq.session import AnyAsyncSession, SyncSession, connection_to_write, note_write
 from sqlq.settings import RESULT_BYTES
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.dialect import Right
 
 if TYPE_CHECKING:
@@ -199,8 +200,13 @@ class RunningJob:
             )
         self.completed = True
         # guard: complete-by-the-owner
-        if not jobs.complete(
-            conn, self.right, done, schema=self.target.schema, keep_finished=self.target.keep_finished
+        if not endings.complete(
+            conn,
+            self.right,
+            done,
+            schema=self.target.schema,
+            keep_finished=self.target.keep_finished,
+            follow_up=follow_up(self.claimed, done),
         ):
             raise LeaseLostError(
                 f"job {self.id} belongs to another owner by now: this attempt came too late, and its "
