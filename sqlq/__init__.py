@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sqlq.events import JobEvent
     from sqlq.job import Job, JobDetails, NewJob, State
     from sqlq.retry import Cancel, Retry, Snooze, exponential, fibonacci, fixed, linear
+    from sqlq.session import own
     from sqlq.store.sqlite import configure_sqlite
     from sqlq.task import Task
     from sqlq.worker.running import RunningJob, current_job
@@ -67,9 +68,10 @@ __all__ = [
     "fibonacci",
     "fixed",
     "linear",
+    "own",
 ]
 
-_ROOMS = ("app", "job", "events", "retry", "errors", "task", "store.sqlite", "worker.running")
+_ROOMS = ("app", "job", "events", "retry", "errors", "task", "store.sqlite", "session", "worker.running")
 
 
 def __getattr__(name: str) -> Any:

@@ -55,7 +55,8 @@ class NewJob(Generic[R_co]):
     task: str
     payload: str
     queue: str
-    max_attempts: int
+    max_attempts: int | None
+    """None where the task is known by its name alone: the worker that claims the job says it."""
     priority: int = 0
     timeout_ms: int | None = None
     delay_ms: int = 0

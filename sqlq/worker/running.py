@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.app import App
     from sqlq.task import Task
 
 D = TypeVar("D", bound=AnyDriverConnection)
@@ -140,6 +141,14 @@ class RunningJob:
         self.claimed_at = time.monotonic()
         self.cancel_requested = claimed.cancel_requested_at is not None
         """Whether an operator asked for the job's end."""
+
+    @property
+    def app(self) -> App:
+        """The App whose job it is, for a handler that enqueues more jobs."""
+        if self.task_found is None or self.task_found.app is None:
+            raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
+        app: App = self.task_found.app
+        return app
 
     @property
     def id(self) -> int:
