@@ -72,6 +72,7 @@ UNIQUE, ENQUEUE = "tests/conformance/test_enqueue_unique.py::", "tests/conforman
 STATEMENTS, TYPED = "tests/sql/test_statements.py::", "tests/worker/test_typed.py::"
 ANNOTATIONS = "tests/unit/test_annotations.py::"
 SESSIONS = "tests/conformance/test_sessions.py::"
+DRIVERS = "tests/conformance/test_driver_connections.py::"
 LOGS = "tests/faces/test_cli_logs.py::"
 FOLLOW_UPS = "tests/worker/test_follow_ups.py::"
 AROUND, LIFESPAN, EVENTS = (
@@ -230,6 +231,9 @@ GUARDS = [
     Guard("own-schema-first", "self._schema or known", "self._schema", ENQUEUE + "test_a_search_path_sends_no_job_elsewhere[postgresql]"),
     Guard("keys-are-let-go-of", None, "savepoint.commit()", UNIQUE + "test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys[postgresql]"),
     Guard("no-autocommit", None, "if False:", SESSIONS + "test_autocommit_is_refused"),
+    Guard("driver-begins-as-for-its-own", None, "pass", DRIVERS + "test_a_handlers_writes_and_its_completion_commit_together[sqlite3]"),
+    Guard("psycopg2-may-begin", None, "pass", DRIVERS + "test_psycopg2_in_with_blocks[postgresql]"),
+    Guard("no-completing-in-autocommit", None, "if False:", DRIVERS + "test_completing_alone_is_refused"),
     Guard("zope-is-told", None, "pass", SESSIONS + "test_a_job_is_committed_by_zopes_transaction[sqlite-enqueue]"),
     Guard("zope-read-only", None, "if False:", SESSIONS + "test_a_session_that_zope_takes_for_read_only_is_refused[sqlite]"),
     Guard("errors-are-sqlalchemys", None, "pass", "tests/faults/test_host_hooks.py::test_what_the_database_rolled_back_is_run_again[raises_the_drivers-40001-postgresql]"),
