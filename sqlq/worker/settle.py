@@ -219,6 +219,7 @@ class Settler:
         self._leases.drop(ended)
         if ended:
             self._after_settling()
+            self._teller.told()
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """The database refuses something in the batch: write row by row, and what it refuses alone without
