@@ -73,8 +73,8 @@ STATEMENTS, TYPED = "tests/sql/test_statements.py::", "tests/worker/test_typed.p
 ANNOTATIONS = "tests/unit/test_annotations.py::"
 SESSIONS = "tests/conformance/test_sessions.py::"
 DRIVERS = "tests/conformance/test_driver_connections.py::"
-LOGS = "tests/faces/test_cli_logs.py::"
 FOLLOW_UPS = "tests/worker/test_follow_ups.py::"
+LOGS, OUTLET = "tests/faces/test_cli_logs.py::", "tests/faces/test_cli_outlet.py::"
 AROUND, LIFESPAN, EVENTS = (
     "tests/worker/test_around.py::",
     "tests/worker/test_lifespan.py::",
@@ -270,6 +270,10 @@ GUARDS = [
     Guard("a-commit-raises-nothing", "Exception", "ZeroDivisionError", AT_COMMIT + "TestEveryWay::test_a_job_that_fails_reaches_the_test_when_the_block_ends[psycopg-Connection]"),
     Guard("awaitables-are-awaited", None, "if False:", KIT + "TestWhatHandlersReturn::test_what_is_to_be_awaited_is[sqlite-inline]"),
     Guard("log-tracebacks-are-bounded", "ERROR_BYTES", "10**8", LOGS + "test_formatters_cut_tracebacks_and_messages[sqlite]"),
+    Guard("lines-are-bounded", "self._size + len(line) > MOST_WAITING", "False", OUTLET + "test_past_a_limit_lines_are_dropped_and_counted[pipe]"),
+    Guard("an-end-waits-for-no-reader", None, "if False:", OUTLET + "test_an_end_waits_for_a_reader_but_not_for_ever"),
+    Guard("others-see-records", None, "return handler", "tests/faces/test_cli_lines.py::test_where_a_host_looks_at_records_there_are_records[a_handler_of_sqlq]"),
+    Guard("closed-stderr", None, "pass", LOGS + "test_closed_descriptors_stop_nothing[all-sqlite]"),
     Guard("log-lines-name-their-job", "job is not None", "False", LOGS + "test_a_handlers_own_lines_appear_with_logger_and_job[sqlite]"),
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
