@@ -223,6 +223,8 @@ class InlineEnqueuer:
             payload=job.new.payload,
             attempts=job.attempts,
             max_attempts=job.new.max_attempts,
+            label=job.new.label,
+            headers=job.new.headers_text,
         )
         running = RunningJob(claimed, task, float("inf"))
         running.lifespan = self._lifespan

@@ -33,6 +33,7 @@ from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import Leases
 from sqlq.worker.outage import Outage
+from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
 from sqlq.worker.tell import NAMES, Teller
 
@@ -79,6 +80,7 @@ class Settler:
         database: Database,
         leases: Leases,
         teller: Teller,
+        progress: ProgressWriter,
         *,
         keep_finished: bool,
         due_again: Callable[[float], None],
@@ -87,6 +89,7 @@ class Settler:
         self._database = database
         self._leases = leases
         self._teller = teller
+        self._progress = progress
         self._keep_finished = keep_finished
         self._due_again = due_again
         self._after_settling = settled
@@ -168,14 +171,32 @@ class Settler:
         if self._refused is not None:
             self._write_singly(pending, self._refused)
             self._refused = None
-        if pending:
-            with self._database.single_statements() as conn:  # each job is in one of its statements only
-                done = jobs.settle(
-                    conn, [_settlement(*item) for item in pending.values()], keep_finished=self._keep_finished
-                )
-            self._resolve(pending, done)
+        # guard: the-last-word-is-written
+        held_up = {
+            right: pending.pop(right)
+            for right in self._progress.flush([job for job, _, _ in pending.values()])
+        }
+        try:
+            self._write_at_once(pending)
+        finally:
+            pending |= held_up
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
+
+    def _write_at_once(self, pending: dict[Right, Item]) -> None:
+        """Write what is pending together."""
+        done: set[Right] = set()
+        for keep, items in self._by_retention(pending.values()):
+            with self._database.single_statements() as conn:  # each job is in one of its statements only
+                done |= jobs.settle(conn, [_settlement(*item) for item in items], keep_finished=keep)
+        self._resolve(pending, done)
+
+    def _by_retention(self, items: Collection[Item]) -> list[tuple[bool, list[Item]]]:
+        """Part jobs by whether their rows are kept when they have finished."""
+        if self._keep_finished:
+            return [(True, list(items))] if items else []
+        parts = [(keep, [item for item in items if item[0].says_retention is keep]) for keep in (False, True)]
+        return [(keep, part) for keep, part in parts if part]
 
     def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
         """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt
