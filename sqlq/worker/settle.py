@@ -249,9 +249,8 @@ class Settler:
             for version in (outcome, _plain(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        done = jobs.settle(
-                            conn, [_settlement(job, version, seconds)], keep_finished=self._keep_finished
-                        )
+                        keep = self._keep_finished or job.says_retention
+                        done = jobs.settle(conn, [_settlement(job, version, seconds)], keep_finished=keep)
                 except DBAPIError as refusal:
                     if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
                         raise
