@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.job import Job, JobDetails, NewJob, Progress, State
+    from sqlq.job import Ended, Job, JobDetails, NewJob, Progress, State
     from sqlq.retry import Cancel, Retry, Snooze
+    from sqlq.session import own
     from sqlq.store.sqlite import configure_sqlite
     from sqlq.task import Task
     from sqlq.worker.running import RunningJob, current_job
@@ -42,6 +43,7 @@ __all__ = [
     "ArgumentsError",
     "Cancel",
     "ConfigurationError",
+    "Ended",
     "EnqueueError",
     "ExecutionError",
     "Job",
@@ -69,9 +71,13 @@ __all__ = [
     "fibonacci",
     "fixed",
     "linear",
+    "own",
 ]
 
-_ROOMS = ("app", "job", "events", "retry", "backoff", "errors", "task", "store.sqlite", "worker.running")
+_ROOMS = (
+    *("app", "job", "events", "retry", "backoff", "errors", "task"),
+    *("store.sqlite", "session", "worker.running"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -81,7 +81,9 @@ def enqueue(
     named = {name: _set_to(name, value) for name, value in options.items() if value is not None}
     with naming_options(*options, "queue"):
         new = new.set(available_at=None if moment is None else _moment(moment), **named)
-    job = app.enqueue(new)
+    from sqlq.session import own
+
+    job = app.enqueue(new, session=own)  # a command has no session of the moment
     app.close()
     if as_json:
         show_json(
