@@ -128,6 +128,11 @@ GUARDS = [
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
     Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
+    # what travels with a job, and what it says of itself
+    Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
+    Guard("carried-values-are-the-jobs", None, "pass", "tests/worker/test_stamp.py::test_in_isolated_processes_too[sqlite]"),
+    Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
+    Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_word_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue
     Guard("renewal", ".values(_RENEWED)", ".values(lease_expires_at=jobs.c.lease_expires_at)", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
     Guard("rescue-raises-the-token", None, "_revoking = update(jobs).values(lease_token=jobs.c.lease_token)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
