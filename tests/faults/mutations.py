@@ -138,6 +138,8 @@ GUARDS = [
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_job_that_finished_is_followed[sqlite]"),
     Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_is_followed[sqlite-outcome1]"),
+    Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
+    Guard("the-lost-are-followed", None, "pass", MACHINE + "test_the_database_walks_as_the_contract_says[postgresql]"),
     Guard("a-follow-up-goes-with-the-ending", None, "followed: list[Settlement] = []", FOLLOW_UPS + "test_what_is_not_written_is_no_end[postgresql-False]"),
     Guard("complete-is-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_completes_itself_is_followed_when_that_commits[sqlite-True-7d]"),
     Guard("a-late-complete-is-not-followed", None, "if True:", FOLLOW_UPS + "test_a_zombies_complete_is_not_followed[postgresql]"),

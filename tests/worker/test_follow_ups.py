@@ -21,6 +21,7 @@ from sqlq.retry import given_back
 from sqlq.settings import MAX_RELEASES
 from sqlq.store import endings, jobs
 from sqlq.store.database import Database
+from tests.faults.follow_ups import count_followed
 
 ERROR = ErrorText("ValueError", "no")
 LOST = "sqlq.errors.WorkerLostError"
@@ -301,6 +302,9 @@ def test_a_lost_reply_to_commit_doubles_nothing(shop: Shop, monkeypatch: pytest.
     made = shop.app.enqueue_many([pay.new(n) for n in range(20)])
     heard = shop.work()
     assert not lost.acquire(blocking=False), "no reply was lost"
+    count_followed(
+        "G14: a lost reply to COMMIT", shop.app.list(task="pay"), shop.app.list(queue="ops", limit=1000)
+    )
     assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
     assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["completed", "failed"] * 10
 
