@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sqlq.events import JobEvent
     from sqlq.job import Ended, Job, JobDetails, NewJob, Progress, State
     from sqlq.retry import Cancel, Retry, Snooze
+    from sqlq.session import own
     from sqlq.store.sqlite import configure_sqlite
     from sqlq.task import Task
     from sqlq.worker.running import RunningJob, current_job
@@ -70,9 +71,13 @@ __all__ = [
     "fibonacci",
     "fixed",
     "linear",
+    "own",
 ]
 
-_ROOMS = ("app", "job", "events", "retry", "backoff", "errors", "task", "store.sqlite", "worker.running")
+_ROOMS = (
+    *("app", "job", "events", "retry", "backoff", "errors", "task"),
+    *("store.sqlite", "session", "worker.running"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -262,7 +262,7 @@ class Dialect:
         again."""
         return False
 
-    def refusal(self, error: DBAPIError) -> str | None:
+    def refusal(self, error: BaseException) -> str | None:
         """Return a sentence that says why the database refused a write, and how to mend it; None where its
         own words do."""
         return None

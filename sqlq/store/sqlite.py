@@ -113,12 +113,12 @@ class SQLite(Dialect):
     def rolled_back(self, error: DBAPIError) -> bool:
         return _kind(error) in _LOCKED
 
-    def refusal(self, error: DBAPIError) -> str | None:
+    def refusal(self, error: BaseException) -> str | None:
         if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
             return (
                 "SQLite refused the write because another program wrote after this transaction first read: "
-                "begin such transactions with the write lock, by sqlq.configure_sqlite(engine, "
-                "immediate=True), or run this one again"
+                "begin such transactions with the write lock, by BEGIN IMMEDIATE or "
+                "sqlq.configure_sqlite(engine, immediate=True), or run this one again"
             )
         if _kind(error) == sqlite3.SQLITE_BUSY:
             return (

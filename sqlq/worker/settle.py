@@ -244,6 +244,7 @@ class Settler:
         self._leases.drop(ended)
         if ended:
             self._after_settling()
+            self._teller.told()
         if followed:
             self._due_again(time.monotonic())
             self._hints.send()

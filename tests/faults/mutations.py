@@ -72,8 +72,9 @@ UNIQUE, ENQUEUE = "tests/conformance/test_enqueue_unique.py::", "tests/conforman
 STATEMENTS, TYPED = "tests/sql/test_statements.py::", "tests/worker/test_typed.py::"
 ANNOTATIONS = "tests/unit/test_annotations.py::"
 SESSIONS = "tests/conformance/test_sessions.py::"
-LOGS = "tests/faces/test_cli_logs.py::"
+DRIVERS = "tests/conformance/test_driver_connections.py::"
 FOLLOW_UPS = "tests/worker/test_follow_ups.py::"
+LOGS, OUTLET = "tests/faces/test_cli_logs.py::", "tests/faces/test_cli_outlet.py::"
 AROUND, LIFESPAN, EVENTS = (
     "tests/worker/test_around.py::",
     "tests/worker/test_lifespan.py::",
@@ -232,6 +233,9 @@ GUARDS = [
     Guard("own-schema-first", "self._schema or known", "self._schema", ENQUEUE + "test_a_search_path_sends_no_job_elsewhere[postgresql]"),
     Guard("keys-are-let-go-of", None, "savepoint.commit()", UNIQUE + "test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys[postgresql]"),
     Guard("no-autocommit", None, "if False:", SESSIONS + "test_autocommit_is_refused"),
+    Guard("driver-begins-as-for-its-own", None, "pass", DRIVERS + "test_a_handlers_writes_and_its_completion_commit_together[sqlite3]"),
+    Guard("psycopg2-may-begin", None, "pass", DRIVERS + "test_psycopg2_in_with_blocks[postgresql]"),
+    Guard("no-completing-in-autocommit", None, "if False:", DRIVERS + "test_completing_alone_is_refused"),
     Guard("zope-is-told", None, "pass", SESSIONS + "test_a_job_is_committed_by_zopes_transaction[sqlite-enqueue]"),
     Guard("zope-read-only", None, "if False:", SESSIONS + "test_a_session_that_zope_takes_for_read_only_is_refused[sqlite]"),
     Guard("errors-are-sqlalchemys", None, "pass", "tests/faults/test_host_hooks.py::test_what_the_database_rolled_back_is_run_again[raises_the_drivers-40001-postgresql]"),
@@ -268,6 +272,10 @@ GUARDS = [
     Guard("a-commit-raises-nothing", "Exception", "ZeroDivisionError", AT_COMMIT + "TestEveryWay::test_a_job_that_fails_reaches_the_test_when_the_block_ends[psycopg-Connection]"),
     Guard("awaitables-are-awaited", None, "if False:", KIT + "TestWhatHandlersReturn::test_what_is_to_be_awaited_is[sqlite-inline]"),
     Guard("log-tracebacks-are-bounded", "ERROR_BYTES", "10**8", LOGS + "test_formatters_cut_tracebacks_and_messages[sqlite]"),
+    Guard("lines-are-bounded", "self._size + len(line) > MOST_WAITING", "False", OUTLET + "test_past_a_limit_lines_are_dropped_and_counted[pipe]"),
+    Guard("an-end-waits-for-no-reader", None, "if False:", OUTLET + "test_an_end_waits_for_a_reader_but_not_for_ever"),
+    Guard("others-see-records", None, "return handler", "tests/faces/test_cli_lines.py::test_where_a_host_looks_at_records_there_are_records[a_handler_of_sqlq]"),
+    Guard("closed-stderr", None, "pass", LOGS + "test_closed_descriptors_stop_nothing[all-sqlite]"),
     Guard("log-lines-name-their-job", "job is not None", "False", LOGS + "test_a_handlers_own_lines_appear_with_logger_and_job[sqlite]"),
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
