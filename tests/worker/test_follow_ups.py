@@ -464,6 +464,20 @@ def test_a_follow_up_may_be_followed(shop: Shop) -> None:
     assert shop.app.get(ended.id).payload["args"][0]["id"] == job.id
 
 
+def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
+    pay = shop.app.task(name="pay", on_success=shop.app.named("thank"), on_failure=shop.app.named("far.away"))
+    assert pay(lambda: 1).new().on_success == '{"task": "thank", "queue": "ops"}', "which is known here"
+    job = shop.app.enqueue(shop.app.tasks["pay"].new())
+    assert [ended.id for ended in shop.work()] == [job.id]
+    with shop.app.database.begin() as conn:
+        (new,) = jobs.insert(conn, [shop.app.tasks["pay"].new()], shop.app.database.schema)
+    (held,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        endings.settle(conn, [settlement(held, Failed("error", ERROR))])
+    (follow_up,) = shop.app.list(task="far.away")
+    assert (follow_up.queue, follow_up.payload["args"][0]["id"]) == ("default", new.id)
+
+
 def test_without_an_annotation_the_handler_gets_a_dict(shop: Shop) -> None:
     heard: list[Any] = []
     shop.app.task(name="any")(heard.append)
