@@ -240,8 +240,8 @@ class Settler:
             self._wake_for_follow_ups()
 
     def _wake_for_follow_ups(self) -> None:
-        """Have this worker, and idle ones, look at once for what follows jobs that have ended. They would find
-        it by themselves, within a second."""
+        """Have this worker, and idle ones, look at once for what follows jobs that have ended. By themselves
+        they would find it within a second."""
         self._due_again(time.monotonic())
         if self._database.dialect.notifies:
             try:
