@@ -50,6 +50,35 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> s
 _encoder = json.JSONEncoder(ensure_ascii=False)
 
 
+def encode_plain(args: Sequence[Any]) -> str | None:
+    """Return what `encode` does of numbers and plain text, in a fifth of the time; None for what needs a
+    closer look."""
+    parts = []
+    for value in args:
+        kind = type(value)
+        if kind is int:
+            if not -_LARGEST_PLAIN < value < _LARGEST_PLAIN:
+                return None
+            parts.append(str(value))
+        elif kind is str:
+            if len(value) > _LONGEST_PLAIN or not value.isascii() or "\0" in value:
+                return None
+            parts.append(_in_quotes(value))
+        elif kind is bool:
+            parts.append("true" if value else "false")
+        else:
+            return None
+    if len(parts) > _MOST_PLAIN:
+        return None
+    return "{}" if not parts else f'{{"args": [{", ".join(parts)}]}}'
+
+
+_LARGEST_PLAIN = 2**63
+_LONGEST_PLAIN, _MOST_PLAIN = 1_000, 100
+"""Far from the largest payload."""
+_in_quotes = json.encoder.encode_basestring
+
+
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
     try:

@@ -15,7 +15,7 @@ from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conver
 from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
-from sqlq.codec import MisfitError, decode, encode
+from sqlq.codec import MisfitError, decode, encode, encode_plain
 from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
 from sqlq.job import (
@@ -86,6 +86,9 @@ class Task(Generic[P, R]):
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
+        usual = not kwargs and self._is_plain and self._takes_positional(len(args))
+        if usual and (text := encode_plain(args)) is not None:
+            return self._unfilled.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
         if any(value is None for value in (*args, *kwargs.values())):
@@ -94,9 +97,14 @@ class Task(Generic[P, R]):
             payload = encode(args, kwargs, f"{self.name}: ")
         else:
             payload = encode(*conversions.encode(args, kwargs, f"{self.name}: "), f"{self.name}: ")
+        return self._unfilled.with_payload(payload)
+
+    @cached_property
+    def _unfilled(self) -> NewJob[R]:
+        """A job of this task, without arguments."""
         return NewJob(
             task=self.name,
-            payload=payload,
+            payload="{}",
             queue=self.queue,
             max_attempts=self.max_attempts,
             priority=self.priority,
@@ -114,6 +122,11 @@ class Task(Generic[P, R]):
                 "alarm(ended: sqlq.Ended)"
             )
         return Follower(self.name, self.queue, self.priority).as_text()
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether no annotation makes something else of numbers and text."""
+        return self._conversions is None
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
         """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
