@@ -319,6 +319,49 @@ def test_jobs_with_and_without_a_follow_up_end_side_by_side(shop: Shop) -> None:
     assert {str(shop.app.get(job.id).state) for job in made} == {"finished"}
 
 
+def refuse_alarms(engine: Engine) -> None:
+    """A rule of the host's own."""
+    with engine.begin() as conn:
+        if conn.dialect.name == "sqlite":
+            conn.exec_driver_sql(
+                "CREATE TRIGGER no_alarms BEFORE INSERT ON jobs WHEN NEW.task = 'alarm' "
+                "BEGIN SELECT RAISE(ABORT, 'no alarms'); END"
+            )
+            return
+        conn.exec_driver_sql("ALTER TABLE jobs ADD CONSTRAINT no_alarms CHECK (task <> 'alarm') NOT VALID")
+
+
+def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescue(
+    shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_alarms(engine)
+    pay = shop.task(lambda: 1, max_attempts=1)
+    plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
+    made = shop.app.enqueue_many(
+        [pay.new(), plain.new(), pay.new().set(on_failure=shop.thank), pay.new(), plain.new()]
+    )
+    shop.claim("dead")
+    for _ in range(2):
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
+        with shop.app.database.begin() as conn:
+            endings.rescue(conn)
+        states = [str(shop.app.get(job.id).state) for job in made]
+        assert states == ["running", "failed", "failed", "running", "failed"]
+    assert [(task, ended.id) for task, ended in shop.following()] == [("thank", made[2].id)]
+    assert f"job {made[0].id}: it has failed, but the database refuses what follows it" in caplog.text
+    with engine.begin() as conn:
+        drop = (
+            "DROP TRIGGER no_alarms"
+            if conn.dialect.name == "sqlite"
+            else "ALTER TABLE jobs DROP CONSTRAINT no_alarms"
+        )
+        conn.exec_driver_sql(drop)
+    with shop.app.database.begin() as conn:
+        assert {job.id for job in endings.rescue(conn)} == {made[0].id, made[3].id}
+    assert sorted(ended.id for _, ended in shop.following()) == [made[0].id, made[2].id, made[3].id]
+
+
 # -- what the row says ---------------------------------------------------------------------------------------
 
 
