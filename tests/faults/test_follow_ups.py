@@ -43,6 +43,9 @@ def completes(n):
     note(n)
     have_effect()
 
+@app.task(isolate=True, **followed)
+def completes_alone(n): completes(n)
+
 @app.task(**{**followed, "max_attempts": 2})
 def fails(n):
     note(n)
@@ -75,6 +78,7 @@ def followed_once(
     (folder / "followed.py").write_text(MODULE)
     effects.create(engine)
     new = [new_job(KINDS[n % len(KINDS)], n) for n in range(number)] + [new_job("dies", -1)] * dying
+    new += [new_job("completes_alone", -2)] * dying
     chance.shuffle(new)
     # the row says what follows, or its task, when a worker claims it
     app.enqueue_many(
@@ -112,8 +116,12 @@ def followed_once(
         app.list(queue="follow", limit=10_000),
     )
     committed = effects.committed(engine)
-    completed = app.list(task="followed.completes", state="finished", limit=10_000)
-    assert committed == sorted(job.id for job in completed), "with the effect, the end and what follows it"
+    completed = [
+        job.id
+        for task in ("completes", "completes_alone")
+        for job in app.list(task=f"followed.{task}", state="finished", limit=10_000)
+    ]
+    assert committed == sorted(completed), "with the effect, the end and what follows it"
 
 
 def test_each_job_is_followed_once_though_its_workers_are_killed(
