@@ -44,6 +44,20 @@ _ELSEWHERE = ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "se
 """By these methods of their tasks other queues enqueue."""
 
 
+class _Elsewhere:
+    """A name that a task does not have, and whose error says what to write instead.
+
+    A `__getattr__` would do as well, and make every other look at a task's attributes slower.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, task: Task[..., Any] | None, owner: type) -> Any:
+        whose = "a task" if task is None else f"the task {task.name}"
+        raise AttributeError(f"{whose} has no {self._name!r}: write app.enqueue(task.new(…))")
+
+
 @dataclass(frozen=True)
 class Task(Generic[P, R]):
     """A handler under a name, with the options its jobs start from.
@@ -86,7 +100,8 @@ class Task(Generic[P, R]):
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
-        usual = not kwargs and self._is_plain and self._takes_positional(len(args))
+        least, most = self._positional
+        usual = not kwargs and least <= len(args) <= most and self._is_plain
         if usual and (text := encode_plain(args)) is not None:
             return self._unfilled.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
@@ -152,14 +167,6 @@ class Task(Generic[P, R]):
             return args, kwargs
         return conversions.decode(args, kwargs, f"{self.name}: ")
 
-    if not TYPE_CHECKING:  # checkers know what there is
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _ELSEWHERE:
-                raise AttributeError(f"the task {self.name} has no {name!r}: write app.enqueue(task.new(…))")
-            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(missing, name=name, obj=self)
-
     def _refuse_none(self, arguments: Mapping[str, Any]) -> None:
         for name in self._never_none:
             if arguments.get(name, name) is None:
@@ -175,7 +182,8 @@ class Task(Generic[P, R]):
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Say why the handler does not take these arguments; None when it does."""
-        if not kwargs and self._takes_positional(len(args)):
+        least, most = self._positional
+        if not kwargs and least <= len(args) <= most:
             return None
         try:
             self._signature.bind(*args, **kwargs)
@@ -183,14 +191,10 @@ class Task(Generic[P, R]):
             return f"{self.name}{self._signature}: {error}"
         return None
 
-    def _takes_positional(self, number: int) -> bool:
-        """Whether so many positional arguments, and no others, can be told to fit without binding them one by
-        one."""
-        least, most = self._positional
-        return least <= number <= most
-
     @cached_property
     def _positional(self) -> tuple[int, int]:
+        """The least and the largest number of positional arguments that fit, with no others, without binding
+        them one by one; none does where the least is larger."""
         parameters = self._signature.parameters.values()
         if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
             return (1, 0)
@@ -400,6 +404,10 @@ class Registry(Mapping[str, Task[..., Any]]):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+
+for _name in _ELSEWHERE:
+    setattr(Task, _name, _Elsewhere(_name))
 
 
 def _defined_at(handler: Callable[..., Any]) -> str:
