@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
 from sqlq.around import Scope, surrounding, task_arounds
