@@ -12,14 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.endings import settlement
-from sqlq.hints import Hints
 from sqlq.job import (
     Cancelled,
     Completed,
@@ -31,7 +29,7 @@ from sqlq.job import (
     SelfCompleted,
     Settlement,
 )
-from sqlq.store import endings, jobs
+from sqlq.store import cluster, endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import Leases
@@ -124,14 +122,7 @@ class Settler:
         written = not self._thread.is_alive()
         self._abandoned.set()
         self._thread.join(LAST_STATEMENT_SECONDS)
-        if "_hints" in self.__dict__:
-            self._hints.close(LAST_STATEMENT_SECONDS)
         return written
-
-    @cached_property
-    def _hints(self) -> Hints:
-        """What tells idle workers of follow-ups."""
-        return Hints(self._database)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -265,8 +256,17 @@ class Settler:
             self._after_settling()
             self._teller.told()
         if followed:
-            self._due_again(time.monotonic())
-            self._hints.send()
+            self._wake_for_follow_ups()
+
+    def _wake_for_follow_ups(self) -> None:
+        """Have this worker, and idle ones, look at once for what follows jobs that have ended. By themselves
+        they would find it within a second."""
+        self._due_again(time.monotonic())
+        if self._database.dialect.notifies:
+            try:
+                cluster.notify(self._database)
+            except Exception as error:
+                log.debug("a hint to idle workers was not sent: %s", error)
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """The database refuses something in the batch: write row by row, and what it refuses alone without

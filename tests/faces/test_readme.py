@@ -41,6 +41,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
 from sqlq.doctor import Doctor
+from sqlq.endings import settlement
 from sqlq.job import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema import version
 from sqlq.store import cluster, endings, jobs, records
@@ -84,7 +85,7 @@ ELSEWHERE = {
     "python": "test_python",
     "sh": "test_quick_start, test_commands",
     "testing": "test_testing",
-    "sql": "test_enqueue_in_sql, test_a_look_in_sql, test_questions, test_grants",
+    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
     "toml": "test_pyproject_names_the_app_and_the_database",
@@ -371,6 +372,19 @@ class TestPython:
         assert found(names["app"]) == mail(1)
         with Session(names["engine"]) as session:
             assert session.get_one(Order, 1).item == "Blue teapot"
+
+    def test_after(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        run_python("after", names)
+        app = names["app"]
+        assert drain(app).completed == 3
+        assert capsys.readouterr().out == "order 7 was paid\n"
+        failing = app.enqueue(names["charge_card"].new(9))
+        with app.database.begin() as conn:
+            (held,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            failed = Failed("error", ErrorText("CardError", "declined"))
+            endings.settle(conn, [settlement(held, failed)])
+        drain(app)
+        assert capsys.readouterr().out == f"shop.charge_card {failing.id} failed after 1 attempts: declined\n"
 
     def test_connection(self, names: dict[str, Any]) -> None:
         run_python("connection", names)
@@ -698,6 +712,18 @@ def test_enqueue_in_sql(names: dict[str, Any]) -> None:
             conn.exec_driver_sql(block("sql", "unique"))
     assert found(app) == [*mail(7), ("mail", "available", {"kwargs": {"order_id": 7}})]
     assert drain(app).completed == 2
+
+
+def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
+    app: sqlq.App = names["app"]
+    with names["engine"].begin() as conn:
+        conn.exec_driver_sql(block("sql", "followed"))
+    with app.database.begin() as conn:
+        (held,) = jobs.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
+        endings.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
+    (follow_up,) = app.list(task="shop.alarm")
+    assert follow_up.queue == "ops"
+    assert follow_up.payload["args"][0]["message"] == "refused"
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ ASKS_THE_TIME = {
     "events.py",
     "retry.py",
 }
-"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, and a stamp on an error's
-record."""
+"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, and a stamp
+on an error's record."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
