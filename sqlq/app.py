@@ -392,6 +392,21 @@ class App:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
         return await self.enqueuer.aenqueue(listed(jobs), self._joined(session))
 
+    def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
+        """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
+
+        The statement is one INSERT. It returns the job's id, or no row where a live job holds the unique key.
+        `paramstyle` is the driver's, as PEP 249 names it ("qmark", "numeric", "named", "format", "pyformat")
+        or "numeric_dollar" for $1; without it "pyformat" for PostgreSQL and "qmark" for SQLite. By names the
+        parameters are a dict, else a tuple. The table is that of the App's `schema`, or else the first named
+        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within a second.
+        Raises `EnqueueError` as `enqueue`; whether the tables are there is for the database to say.
+
+        >>> app = App("sqlite:///shop.db")
+        >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
+        """
+        return self._enqueuer.statement(job, paramstyle)
+
     def _joined(self, session: Any) -> Any:
         """Return the session whose transaction a job joins; None for a transaction of its own."""
         if session is None:
