@@ -31,6 +31,7 @@ from sqlq.session import (
     session_of_now,
 )
 from sqlq.settings import CONCURRENCY, DEFAULT_QUEUE, MAX_ATTEMPTS, database_url, schema_name, supported
+from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.store.database import Address, Database, Gate
 from sqlq.task import Exceptions, Registry, Task, make_task, result_of
@@ -68,7 +69,8 @@ class App:
     default one). `retention` says how long finished jobs are kept: "0s" for not at all, None for ever.
     `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
     is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
-    connection of the moment, or None.
+    connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are enqueued, and
+    nothing is written: see `enqueue`.
 
     Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
     enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
@@ -86,11 +88,13 @@ class App:
         retention: Duration | None = "7d",
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
+        eager: bool | None = None,
     ) -> None:
         self._gate = Gate()
         self._test_addresses: builtins.list[Address] = []
         self._move_to(self._address(url, engine, schema, listen_url))
         self._session = checked_session_of_now(session)
+        self._eager = is_eager(eager)
         self.stand_in: Enqueues | None = None
         """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
         self.retention_ms = None if retention is None else milliseconds(retention, "retention")
@@ -194,7 +198,13 @@ class App:
     @property
     def enqueuer(self) -> Enqueues:
         """What `enqueue` goes through."""
-        return self.stand_in or self._enqueuer
+        return self.stand_in or (self._eagerly if self._eager else self._enqueuer)
+
+    @cached_property
+    def _eagerly(self) -> Enqueues:
+        from sqlq.eager import EagerEnqueuer
+
+        return EagerEnqueuer(self.tasks)
 
     @cached_property
     def _enqueuer(self) -> Enqueuer:
@@ -359,7 +369,7 @@ class App:
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob[R], session: AnySession = None) -> Job[R]:
+    def enqueue(self, job: NewJob[R], session: AnySession = None, *, eager: bool | None = None) -> Job[R]:
         """Put a job into the queue: exactly if the session's transaction commits, and seen by no worker
         before.
 
@@ -369,28 +379,42 @@ class App:
         committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
         errors of the database pass through.
 
+        With `eager` (else what the App says) the handler runs before this returns, inside the caller's
+        transaction if there is one, and nothing is written to the queue: with its arguments by way of JSON,
+        what surrounds it, and its attempts at once after each other. What its last attempt raises comes out
+        here. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
+
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
         ...     app.enqueue(send_receipt.new(order.id), session=session)
         """
-        return self.enqueuer.enqueue([job], self._joined(session))[0]
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue([job], joined)[0]
 
-    def enqueue_many(self, jobs: Iterable[NewJob[R]], session: AnySession = None) -> builtins.list[Job[R]]:
+    def enqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: AnySession = None, *, eager: bool | None = None
+    ) -> builtins.list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`."""
-        return self.enqueuer.enqueue(listed(jobs), self._joined(session))
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue(listed(jobs), joined)
 
-    async def aenqueue(self, job: NewJob[R], session: AnySessionToAwait = None) -> Job[R]:
+    async def aenqueue(
+        self, job: NewJob[R], session: AnySessionToAwait = None, *, eager: bool | None = None
+    ) -> Job[R]:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
         aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
-        cancelled, as `asyncio.wait_for` does."""
-        return (await self.enqueuer.aenqueue([job], self._joined(session)))[0]
+        cancelled, as `asyncio.wait_for` does. With `eager` an `async def` handler is awaited, and a `def` one
+        runs in a thread."""
+        enqueuer, joined = self._way(session, eager)
+        return (await enqueuer.aenqueue([job], joined))[0]
 
     async def aenqueue_many(
-        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None
+        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> builtins.list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
-        return await self.enqueuer.aenqueue(listed(jobs), self._joined(session))
+        enqueuer, joined = self._way(session, eager)
+        return await enqueuer.aenqueue(listed(jobs), joined)
 
     def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
@@ -407,11 +431,14 @@ class App:
         """
         return self._enqueuer.statement(job, paramstyle)
 
-    def _joined(self, session: Any) -> Any:
-        """Return the session whose transaction a job joins; None for a transaction of its own."""
+    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
+        """Return what a job goes through, and the session whose transaction it joins; None for a transaction
+        of its own."""
+        if self.stand_in is None and (self._eager if eager is None else eager):
+            return self._eagerly, None  # which writes nothing
         if session is None:
-            return session_of_now(self._session)
-        return None if session is own else session
+            session = session_of_now(self._session)
+        return self.stand_in or self._enqueuer, None if session is own else session
 
     # -- look and mend ---------------------------------------------------------------------------------------
 
