@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from sqlq.endings import follow_up
 from sqlq.enqueue import check_new
-from sqlq.job import ClaimedJob, Job, NewJob, Retried, State
-from sqlq.retry import Cancel, Retry, Snooze, decide
+from sqlq.job import ClaimedJob, Completed, Failed, Job, NewJob, Retried, State
+from sqlq.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.task import Registry, Task
 from sqlq.worker.execute import Call, Run, acall_handler, call_handler
 from sqlq.worker.running import RunningJob
@@ -62,16 +63,28 @@ class Here:
         the state stays `running`, the next attempt follows at once."""
         raise NotImplementedError
 
+    def follow(self, new: NewJob) -> JobHere:
+        """Return a job for one that follows the end of another, to be run next."""
+        raise NotImplementedError
+
     def run(self, job: JobHere, run: Run | None = None) -> None:
         """Run a job to its end in this thread; `run` runs the coroutine of an `async def` handler."""
         task = self._tasks.find(job.new.task)
         job.state = State.RUNNING
+        try:
+            self._run_attempts(job, task, run or _on_a_loop_of_its_own)
+        finally:
+            if (follower := self._follower(job, task)) is not None:
+                self.run(follower, run)
+
+    def _run_attempts(self, job: JobHere, task: Task[..., Any], run: Run) -> None:
         while job.state is State.RUNNING:
+            job.attempts += 1
             claimed, reaching = _claimed(job, task), None
             try:
                 # in a copy of the context, so that the handler's current_job() is not the caller's
                 attempt = contextvars.copy_context().run
-                job.result = attempt(self._attempt, task, claimed, run or _on_a_loop_of_its_own)
+                job.result = attempt(self._attempt, task, claimed, run)
                 job.state = State.FINISHED
             except BaseException as error:
                 reaching = self.after(job, claimed, error)
@@ -90,7 +103,15 @@ class Here:
             )
             return
         job.state = State.RUNNING
+        try:
+            await self._arun_attempts(job, task)
+        finally:
+            if (follower := self._follower(job, task)) is not None:
+                await self.arun(follower)
+
+    async def _arun_attempts(self, job: JobHere, task: Task[..., Any]) -> None:
         while job.state is State.RUNNING:
+            job.attempts += 1
             claimed, reaching = _claimed(job, task), None
             try:
                 # a task of its own, whose context ends with it
@@ -102,6 +123,14 @@ class Here:
                     raise
             if reaching is not None:
                 raise reaching
+
+    def _follower(self, job: JobHere, task: Task[..., Any]) -> JobHere | None:
+        """Return the job that follows one that has ended, if one does."""
+        if job.state is State.FAILED and job.error is not None:
+            new = follow_up(_claimed(job, task), Failed("error", describe(job.error)))
+        else:
+            new = follow_up(_claimed(job, task), Completed()) if job.state is State.FINISHED else None
+        return None if new is None else self.follow(new)
 
     def _attempt(self, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
         running, call = self._begun(task, claimed)
@@ -120,8 +149,7 @@ class Here:
 
 
 def _claimed(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
-    """Return a job as a worker would hold it in its next attempt."""
-    job.attempts += 1
+    """Return a job as a worker would hold it in the attempt that has begun."""
     return ClaimedJob(
         id=job.id,
         lease_token=job.attempts,
@@ -130,6 +158,8 @@ def _claimed(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
         payload=job.new.payload,
         attempts=job.attempts,
         max_attempts=job.new.max_attempts or task.max_attempts,
+        on_success=job.new.on_success,
+        on_failure=job.new.on_failure,
         label=job.new.label,
         headers=job.new.headers_text,
     )
@@ -206,11 +236,13 @@ class EagerEnqueuer(Here):
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
 
+    def follow(self, new: NewJob) -> JobHere:
+        return JobHere(_new_id(), new)
+
     def _take(self, new: NewJob) -> tuple[JobHere, bool]:
         """Return a job for this one, and whether it is new: where one with the same unique key runs, it is
         that."""
-        # an id that no job in a database has, since handlers make idempotency keys of it
-        job = JobHere(_LARGEST_STORED_ID + 1 + secrets.randbits(61), new)
+        job = JobHere(_new_id(), new)
         if new.unique_key is None or new.unique_until == "start":
             return job, True
         holder = self._holding.setdefault((new.queue, new.unique_key), job)
@@ -219,3 +251,8 @@ class EagerEnqueuer(Here):
     def _let_go_of(self, job: JobHere) -> None:
         if job.new.unique_key is not None and job.new.unique_until == "finish":
             self._holding.pop((job.new.queue, job.new.unique_key), None)
+
+
+def _new_id() -> int:
+    """Return an id that no job in a database has, since handlers make idempotency keys of it."""
+    return _LARGEST_STORED_ID + 1 + secrets.randbits(61)

@@ -16,11 +16,14 @@ from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode
+from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
 from sqlq.job import (
+    Follows,
     JobDetails,
     NewJob,
     State,
+    checked_follow_up,
     checked_max_attempts,
     checked_name,
     checked_priority,
@@ -57,6 +60,9 @@ class Task(Generic[P, R]):
     retry: RetryPolicy = RetryPolicy()  # noqa: RUF009  # immutable
     isolate: bool = False
     is_async: bool = False
+    on_success: str | None = None
+    """The task that follows its jobs that have finished, as rows name it; None where none does."""
+    on_failure: str | None = None
     aliases: tuple[str, ...] = ()
     """Names it had before, under which its jobs may still wait."""
     around: tuple[Scope, ...] | None = ()
@@ -95,7 +101,19 @@ class Task(Generic[P, R]):
             max_attempts=self.max_attempts,
             priority=self.priority,
             timeout_ms=self.timeout_ms,
+            on_success=self.on_success,
+            on_failure=self.on_failure,
         )
+
+    def as_follow_up(self, option: str, error: type[Exception]) -> str:
+        """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
+        handler does not take how a job ended as its one argument."""
+        if (misfit := self.misfit([None], {})) is not None:
+            raise error(
+                f"{option} is {misfit}: its handler is called with how the job ended, as in def "
+                "alarm(ended: sqlq.Ended)"
+            )
+        return Follower(self.name, self.queue, self.priority).as_text()
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
         """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
@@ -216,6 +234,8 @@ def make_task(
     retry_on: Exceptions | None = None,
     fail_on: Exceptions = (),
     isolate: bool = False,
+    on_success: Follows | None = None,
+    on_failure: Follows | None = None,
     aliases: Sequence[str] = (),
     around: Sequence[Callable[[Any], Any]] | None = (),
 ) -> Task[P, R]:
@@ -247,10 +267,16 @@ def make_task(
         ),
         isolate=isolate,
         is_async=is_async,
+        on_success=_follow_up(on_success, "on_success"),
+        on_failure=_follow_up(on_failure, "on_failure"),
         aliases=_aliases(aliases),
         around=task_arounds(around, name, is_async),
         _signature=signature,
     )
+
+
+def _follow_up(task: Follows | None, option: str) -> str | None:
+    return None if task is None else checked_follow_up(task, option, ConfigurationError)
 
 
 def _is(handler: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:

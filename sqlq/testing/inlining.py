@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy.util import await_only, concurrency
@@ -54,7 +54,8 @@ def inline(
     `enqueue` runs a `def` handler in the caller's thread and an `async def` one on an event loop of its own
     (in a thread, when the caller is on a loop already); `aenqueue` awaits `async def` handlers on the
     caller's loop and runs the others in a thread. Handlers get their arguments by way of JSON,
-    `sqlq.current_job()` works, and what they enqueue runs inline too. What `App.around` has registered
+    `sqlq.current_job()` works, and what they enqueue runs inline too, as does what follows a job by
+    `on_success` and `on_failure`. What `App.around` has registered
     surrounds them; the App's lifespan is not entered, and `current_job().lifespan` is what you give as
     `lifespan`. An exception comes out of `enqueue`, at the first attempt: no retry hides it from the test.
     Delays, priorities, queues and timeouts do not matter; a unique key holds while its job runs. The signals:
@@ -147,6 +148,8 @@ class InlineEnqueuer(Here):
         live = self._live(new)
         if live is not None:
             return live, False
+        if new.max_attempts is None:
+            new = replace(new, max_attempts=self._tasks.find(new.task).max_attempts)
         job = InlineJob(next(self._ids), new)
         self.ran.jobs.append(job)
         return job, True
@@ -176,6 +179,9 @@ class InlineEnqueuer(Here):
         job.state = State.FAILED
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
+
+    def follow(self, new: NewJob) -> JobHere:
+        return self._take(new)[0]
 
     # -- at a commit -----------------------------------------------------------------------------------------
 
