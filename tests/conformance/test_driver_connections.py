@@ -723,7 +723,14 @@ def test_a_handlers_writes_and_its_completion_commit_together(
             complete(caller, running, {"paid": 1})
             caller.rollback() if running.attempts == 1 else caller.commit()
 
-    done = run_one(app, pay)
+    followed: list[sqlq.Ended] = []
+
+    @app.task(name="follows")
+    def follows(ended: sqlq.Ended) -> None:
+        followed.append(ended)
+
+    done = run_one(app, pay, on_success=follows)
+    assert [ended.id for ended in followed] == [done.id]
     assert (done.state, done.attempts, done.result) == ("finished", 2, {"paid": 1})
     assert committed(watch) == ([2], [])
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]

@@ -170,6 +170,20 @@ def test_a_unique_key_holds_while_its_job_runs(eager: sqlq.App) -> None:
     assert attempts == [1, 1]
 
 
+def test_what_follows_a_job_runs_too(eager: sqlq.App) -> None:
+    followed: list[str] = []
+
+    @eager.task(name="after")
+    def after(ended: sqlq.Ended) -> None:
+        followed.append(ended.task)
+
+    eager.enqueue(eager.task(name="good", on_success=after)(lambda: None).new())
+    bad = eager.task(name="bad", on_failure=after, max_attempts=1)(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        eager.enqueue(bad.new())
+    assert followed == ["good", "bad"]
+
+
 def test_mistakes_are_refused_before_anything_runs(eager: sqlq.App) -> None:
     ran: list[int] = []
     t = eager.task(name="t")(lambda: ran.append(1))
