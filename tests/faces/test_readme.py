@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
@@ -37,7 +40,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
 from sqlq.doctor import Doctor
@@ -623,20 +626,56 @@ class TestPython:
         assert names["states"] == {"Blue teapot": "available"}
         assert not {"job_states", "failed_jobs"} & Base.metadata.tables.keys()
 
-    def test_cursor(self, names: dict[str, Any]) -> None:
-        with closing(names["engine"].raw_connection()) as connection, closing(connection.cursor()) as cursor:
-            execute = cursor.execute
-            if names["engine"].dialect.name == "sqlite":
-                names["cursor"] = SimpleNamespace(
-                    execute=lambda statement, values: execute(statement.replace("%s", "?"), values)
-                )
-            else:
-                names["cursor"] = cursor
-            names["order_id"] = 7
-            run_python("cursor", names)
-            connection.commit()
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    def test_psycopg(self, names: dict[str, Any], database_url: str) -> None:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        names["psycopg"] = SimpleNamespace(connect=lambda given: psycopg.connect(plain))
+        run_python("psycopg", names)
         assert found(names["app"]) == mail(7)
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_sqlite3(self, names: dict[str, Any], database_url: str) -> None:
+        file = make_url(database_url).database or ""
+        names["sqlite3"] = SimpleNamespace(connect=lambda given: sqlite3.connect(file))
+        run_python("sqlite3", names)
+        names["connection"].close()
+        assert found(names["app"]) == mail(7)
+
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    def test_asyncpg(self, names: dict[str, Any], database_url: str) -> None:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        names["asyncpg"] = SimpleNamespace(connect=lambda database: asyncpg.connect(plain))
+        run_python("asyncpg", names)
+        assert found(names["app"]) == mail(7)
+
+    def test_statement(self, names: dict[str, Any]) -> None:
+        with closing(names["engine"].raw_connection()) as connection:
+            names["cursor"] = connection.driver_connection
+            names["paramstyle"] = "pyformat" if names["engine"].dialect.name == "postgresql" else "qmark"
+            run_python("statement", names)
+            connection.commit()
+            assert found(names["app"]) == mail(7)
+            assert names["row"] == (names["app"].list()[0].id,)
+            run_python("statement", names)
+            assert names["row"] is None
         assert drain(names["app"]).completed == 1
+
+    def test_of_now(self, names: dict[str, Any]) -> None:
+        names |= {"scoped_session": scoped_session, "sessionmaker": sessionmaker}
+        run_python("of_now", names)
+        names["sessions"].remove()
+        assert found(names["app"]) == mail(7, 8)
+
+    def test_by_name(self, names: dict[str, Any], database_url: str) -> None:
+        with closing(sqlq.App(database_url)) as other:
+            run_python("by_name", names | {"app": other})
+        assert found(names["app"]) == mail(7)
+
+    def test_eager(self, names: dict[str, Any]) -> None:
+        ran: list[int] = []
+        names["send_receipt"] = names["app"].task(name="t")(ran.append)
+        run_python("eager", names)
+        assert (ran, found(names["app"])) == ([7], [])
 
     @pytest.mark.parametrize(
         ("answer", "state", "attempts", "waits"),
