@@ -169,7 +169,7 @@ class Sqlq(Subject):
 
         import sqlq
         from sqlq.job import Completed, Settlement
-        from sqlq.store import jobs
+        from sqlq.store import endings
         from sqlq.worker.claim import Claimer
 
         app = sqlq.App(url)
@@ -182,7 +182,7 @@ class Sqlq(Subject):
             if len(claimed) != limit:
                 raise RuntimeError(f"claimed {len(claimed)} jobs instead of {limit}")
             with app.database.begin() as conn:
-                jobs.settle(
+                endings.settle(
                     conn,
                     [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed],
                 )

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlq.clock import readable
 from sqlq.codec import MisfitError
+from sqlq.endings import check_follow_ups
 from sqlq.errors import ArgumentsError, ExecutionError, JobTimeoutError, UnknownTaskError
 from sqlq.job import (
     Cancelled,
@@ -110,6 +111,7 @@ def _prepared(running: RunningJob) -> Call | Outcome:
         return ended
     task = running.task_found
     assert task is not None
+    check_follow_ups(running.claimed)
     try:
         args, kwargs = task.arguments(running.claimed.payload)
     except MisfitError as misfit:
@@ -150,7 +152,10 @@ def _call(running: RunningJob, call: Call, run: Run) -> Any:
 
 
 async def _acall(call: Call) -> Any:
-    return _checked(await _resolved(call.task.handler(*call.args, **call.kwargs)))
+    result = await call.task.handler(*call.args, **call.kwargs)
+    while _is_awaitable(result):
+        result = await result
+    return _checked(result)
 
 
 def _call_surrounded(running: RunningJob, call: Call, run: Run) -> Any:
@@ -182,17 +187,12 @@ async def _awaited(running: RunningJob, awaitable: Any) -> Any:
     """Wait for what a `def` handler returned, in an asyncio task that a cancel of the job cancels."""
     running.on_cancel(_canceller())
     try:
-        return await _resolved(awaitable)
+        result = await awaitable
+        while _is_awaitable(result):
+            result = await result
+        return result
     finally:
         running.on_cancel(None)
-
-
-async def _resolved(awaitable: Any) -> Any:
-    """Wait for what a handler returned, and for what that returns in turn."""
-    result = await awaitable
-    while _is_awaitable(result):
-        result = await result
-    return result
 
 
 def _is_awaitable(result: Any) -> bool:

@@ -6,17 +6,33 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from sqlq.endings import follow_up
 from sqlq.errors import ConfigurationError, LeaseLostError
 from sqlq.job import ClaimedJob, Completed
 from sqlq.retry import scrubbed
-from sqlq.session import AnyAsyncSession, SyncSession, connection_to_write, note_write
+from sqlq.session import (
+    AnyAsyncDriverConnection,
+    AnyAsyncSession,
+    AnyDriverConnection,
+    SyncSession,
+    asynchronous,
+    connection_to_complete,
+    driver_of,
+    note_write,
+    transaction_of,
+)
 from sqlq.settings import RESULT_BYTES
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.dialect import Right
 
 if TYPE_CHECKING:
@@ -24,8 +40,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.app import App
     from sqlq.task import Task
 
+D = TypeVar("D", bound=AnyDriverConnection)
+AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 log = logging.getLogger("sqlq.worker")
 
 _current: ContextVar[RunningJob | None] = ContextVar("sqlq_current_job", default=None)
@@ -112,9 +131,25 @@ class RunningJob:
         """None where there is no row to complete: in `sqlq.testing.inline`."""
         self.isolated = isolated
         """Whether the handler runs in a process of its own."""
+        self.is_async = task is not None and task.is_async and not isolated
+        """Whether it runs on this process's event loop."""
+        timeout_ms = claimed.timeout_ms
+        if timeout_ms is None and task is not None:
+            timeout_ms = task.timeout_ms
+        self.timeout_ms: int | None = timeout_ms or None
+        """How long an attempt may take: what the row says, in which 0 is no limit, or else what the task
+        says."""
         self.claimed_at = time.monotonic()
         self.cancel_requested = claimed.cancel_requested_at is not None
         """Whether an operator asked for the job's end."""
+
+    @property
+    def app(self) -> App:
+        """The App whose job it is, for a handler that enqueues more jobs."""
+        if self.task_found is None or self.task_found.app is None:
+            raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
+        app: App = self.task_found.app
+        return app
 
     @property
     def id(self) -> int:
@@ -135,14 +170,6 @@ class RunningJob:
     @property
     def max_attempts(self) -> int:
         return self.claimed.max_attempts
-
-    @property
-    def timeout_ms(self) -> int | None:
-        """How long an attempt may take: what the row says, in which 0 is no limit, or else what the task
-        says."""
-        if self.claimed.timeout_ms is None:
-            return None if self.task_found is None else self.task_found.timeout_ms
-        return self.claimed.timeout_ms or None
 
     @property
     def lease_token(self) -> int:
@@ -183,7 +210,7 @@ class RunningJob:
         ...     session.add(Payment(order_id=order_id))
         ...     sqlq.current_job().complete(session)
         """
-        conn = connection_to_write(session)
+        conn = connection_to_complete(session)
         done = completion(result, self.claimed, self.task_found)
         if self.target is None:
             self.completed = True
@@ -199,8 +226,13 @@ class RunningJob:
             )
         self.completed = True
         # guard: complete-by-the-owner
-        if not jobs.complete(
-            conn, self.right, done, schema=self.target.schema, keep_finished=self.target.keep_finished
+        if not endings.complete(
+            conn,
+            self.right,
+            done,
+            schema=self.target.schema,
+            keep_finished=self.target.keep_finished,
+            follow_up=follow_up(self.claimed, done),
         ):
             raise LeaseLostError(
                 f"job {self.id} belongs to another owner by now: this attempt came too late, and its "
@@ -209,38 +241,66 @@ class RunningJob:
         note_write(session)
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
-        """`complete` with an AsyncSession or AsyncConnection."""
+        """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
         target: Any = session
-        if hasattr(target, "registry"):  # an async_scoped_session, which has no run_sync
-            target = target()
-        if not hasattr(target, "run_sync"):
+        if driver_of(target) is None and not any(hasattr(target, name) for name in ("run_sync", "registry")):
             raise ConfigurationError(
                 f"acomplete takes an AsyncSession or AsyncConnection, not a {type(target).__name__}: use "
                 "complete for that"
             )
-        await target.run_sync(lambda sync: self.complete(sync, result))
+        await asynchronous(target).run_sync(lambda sync: self.complete(sync, result))
 
-    @contextmanager
-    def completing(self, sessions: Engine | sessionmaker[Session], result: Any = None) -> Iterator[Session]:
+    @overload
+    def completing(
+        self, sessions: Engine | sessionmaker[Session], result: Any = None
+    ) -> AbstractContextManager[Session]: ...
+
+    @overload
+    def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
+
+    def completing(self, sessions: Any, result: Any = None) -> AbstractContextManager[Any]:
         """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
-        all of it back.
+        all of it back. With a driver's connection, in a transaction of its own on that.
 
         >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
         ...     session.add(Payment(order_id=order_id))
         """
+        return self._completing(sessions, result)
+
+    @contextmanager
+    def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
         from sqlalchemy.orm import Session
 
+        if (driver := driver_of(sessions)) is not None:
+            with transaction_of(driver):
+                yield sessions
+                self.complete(sessions, result)
+            return
         with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
             yield session
             self.complete(session, result)
 
-    @asynccontextmanager
-    async def acompleting(
+    @overload
+    def acompleting(
         self, sessions: AsyncEngine | async_sessionmaker[AsyncSession], result: Any = None
-    ) -> AsyncIterator[AsyncSession]:
-        """`completing` with an AsyncEngine or async_sessionmaker."""
+    ) -> AbstractAsyncContextManager[AsyncSession]: ...
+
+    @overload
+    def acompleting(self, sessions: AD, result: Any = None) -> AbstractAsyncContextManager[AD]: ...
+
+    def acompleting(self, sessions: Any, result: Any = None) -> AbstractAsyncContextManager[Any]:
+        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
+        return self._acompleting(sessions, result)
+
+    @asynccontextmanager
+    async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
         from sqlalchemy.ext.asyncio import AsyncSession
 
+        if (driver := driver_of(sessions)) is not None:
+            async with transaction_of(driver):
+                yield sessions
+                await self.acomplete(sessions, result)
+            return
         async with (
             AsyncSession(sessions) if not callable(sessions) else sessions() as session,
             session.begin(),
@@ -263,11 +323,6 @@ class RunningJob:
         if self._stop is not None:
             self._stop()
 
-    @property
-    def is_async(self) -> bool:
-        """Whether it runs on this process's event loop."""
-        return self.task_found is not None and self.task_found.is_async and not self.isolated
-
     def is_trusted(self) -> bool:
         return time.monotonic() < self.trusted_until
 
@@ -288,8 +343,8 @@ class RunningJob:
 
     def mark_started(self) -> None:
         self.started = time.monotonic()
-        if (timeout_ms := self.timeout_ms) is not None:
-            self.deadline = self.started + timeout_ms / 1000
+        if self.timeout_ms is not None:
+            self.deadline = self.started + self.timeout_ms / 1000
         if self.on_start is not None:
             self.on_start(self)
 

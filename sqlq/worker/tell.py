@@ -10,7 +10,7 @@ from sqlq.errors import WorkerLostError
 from sqlq.events import Events, JobEvent
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted
 from sqlq.retry import remote_error
-from sqlq.store.jobs import Rescued
+from sqlq.store.endings import Rescued
 from sqlq.worker import log
 from sqlq.worker.running import RunningJob
 

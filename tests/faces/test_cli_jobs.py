@@ -25,7 +25,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
-from sqlq.store import cluster, counts, jobs
+from sqlq.store import cluster, counts, endings, jobs
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -80,7 +80,7 @@ class Desk:
 
     def settle(self, job: Any, outcome: Outcome) -> None:
         with self.app.database.begin() as conn:
-            assert jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+            assert endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
     def end(self, outcome: Outcome, *args: Any) -> int:
         id = self.enqueue(*args, priority=100)
@@ -326,12 +326,15 @@ def test_watch_shows_it_anew_until_ctrl_c(sqlq_: Command, app: sqlq.App) -> None
                 pass
             return words in shown
 
-        wait_until(lambda: seen(b"no jobs wait"), timeout=60, what="the first picture")
-        app.enqueue(app.task(name="t")(lambda: None).new().set(queue="mail"))
-        wait_until(lambda: seen(b"mail"), timeout=60, what="the next picture")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        seen(b"")
+        try:
+            wait_until(lambda: seen(b"no jobs wait"), timeout=60, what="the first picture")
+            app.enqueue(app.task(name="t")(lambda: None).new().set(queue="mail"))
+            wait_until(lambda: seen(b"mail"), timeout=60, what="the next picture")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+            seen(b"")
+        finally:
+            process.kill()  # leaving the block waits for its end
     os.close(lead)
     assert b"Traceback" not in shown
 
