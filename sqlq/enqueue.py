@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.borrowed import Borrowed, Place
 from sqlq.errors import EnqueueError, SqlqError
 from sqlq.events import Events
 from sqlq.hints import Hints
@@ -55,7 +58,7 @@ class Enqueuer:
         self._database = database
         self._events = events or Events()
         self._hints = Hints(database)
-        self._ready: weakref.WeakKeyDictionary[Engine, str | None] = weakref.WeakKeyDictionary()
+        self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
     def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]:
         """Insert jobs and return them in the order given; without a session, in a transaction that is
@@ -66,20 +69,55 @@ class Enqueuer:
         if session is None:
             return self._told(new, self._enqueue_alone(new))
         conn = connection_to_write(session)
-        schema = self._schema_of(conn)
-        try:
-            done = jobs.insert(conn, new, schema)
-        except Exception as error:
-            if (said := database_error(conn, error)) is not None:
-                _say_why(said, jobs.DIALECTS[conn.dialect.name])
-            raise
+        if isinstance(conn, Borrowed):
+            return self._enqueue_borrowed(conn, new)
+        done = self._insert(conn, new)
         note_write(session)
         self._hints.on_commit_of(conn)
         return self._told(new, done, conn)
 
+    def _insert(self, conn: Any, new: Sequence[NewJob]) -> list[Job]:
+        """Insert jobs on a caller's connection."""
+        schema = self._schema_of(conn)
+        try:
+            return jobs.insert(conn, new, schema)
+        except Exception as error:
+            if (said := database_error(conn, error)) is not None:
+                _say_why(said, jobs.DIALECTS[conn.dialect.name])
+            raise
+
+    def _enqueue_borrowed(self, conn: Borrowed, new: Sequence[NewJob]) -> list[Job]:
+        """Insert jobs on a driver's connection, whose commit nobody tells of, save one that is made here."""
+        conn.driver.refuse_broken()
+        try:
+            done, is_committed = conn.write(lambda: self._insert(conn, new))
+        except Exception as error:
+            if database_error(conn, error) is not None:
+                self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
+            raise
+        if is_committed:
+            self._hints.send()
+            return self._told(new, done)
+        self._tell_at_commit(conn, new, done)
+        return done
+
+    def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
+        """Have listeners and workers told when the transaction of a driver's connection is committed: the
+        listeners only where the commit is known for certain, a worker as soon as it may be."""
+        _debug(done)
+        hears = self._events.wants("enqueued")
+        if self._hints.are_needed or hears:
+
+            def committed() -> None:
+                self._hints.send()
+                if hears:
+                    self._events.enqueued(new, done)
+
+            if not conn.driver.on_commit(committed):
+                self._hints.at_the_end_of(conn.driver.connection)
+
     def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
-        if log.isEnabledFor(logging.DEBUG):
-            _debug(done)
+        _debug(done)
         if self._events.wants("enqueued"):
             self._events.enqueued(new, done, conn)
         return done
@@ -149,7 +187,7 @@ class Enqueuer:
                 f"jobs are being enqueued into {masked(conn.engine.url)}, but this App's workers look into "
                 f"{masked(self._database.engine.url)}: they will not see them",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=_callers_level(),
             )
         self._ready[conn.engine] = schema
         return schema
@@ -192,11 +230,22 @@ class Enqueuer:
             return True
 
 
+def _callers_level() -> int:
+    """Return the `stacklevel` at which a warning of the function that asks names the caller of sqlq."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what warnings themselves go by
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sqlq."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 _DATABASE = text("SELECT current_database()")
 _SERVER = text("SELECT current_database(), pg_postmaster_start_time()")
 
 
 def _debug(done: list[Job]) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
     for job in done:
         event = "enqueued" if job.created else "not_unique"
         log.debug(
@@ -216,7 +265,7 @@ def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
     return list(jobs)
 
 
-def _say_why(error: DBAPIError, dialect: Dialect) -> None:
+def _say_why(error: BaseException, dialect: Dialect) -> None:
     """Raise `EnqueueError` where there is more to say of a refused write than the database does."""
     why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
     if why is not None:

@@ -6,14 +6,19 @@ Everything here is told without a question to the database.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.util import greenlet_spawn
 
-from sqlq.errors import EnqueueError, UnsupportedDatabaseError
+from sqlq.borrowed import Borrowed
+from sqlq.drivers import DriverConnection, kind_of_connection, recognised
+from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.sqlite import savepoint_may_be_outermost
@@ -22,8 +27,71 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
-SyncSession: TypeAlias = "Session | scoped_session[Any] | Connection"
-AnyAsyncSession: TypeAlias = "AsyncSession | AsyncConnection | async_scoped_session[Any]"
+T = TypeVar("T")
+
+
+class AnyDriverConnection(Protocol):
+    """A connection of psycopg, psycopg2 or sqlite3, or one of Django's."""
+
+    def cursor(self) -> Any: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+
+
+class AnyAsyncDriverConnection(Protocol):
+    """A connection of asyncpg or aiosqlite, or an AsyncConnection of psycopg."""
+
+    def execute(self, query: Any, /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
+    def close(self) -> Awaitable[Any]: ...
+
+
+SyncSession: TypeAlias = "Session | scoped_session[Any] | Connection | AnyDriverConnection"
+AnyAsyncSession: TypeAlias = (
+    "AsyncSession | AsyncConnection | async_scoped_session[Any] | AnyAsyncDriverConnection"
+)
+
+
+class Own(Enum):
+    """Stands for a transaction of the job's own."""
+
+    OWN = "own"
+
+
+own: Final = Own.OWN
+"""As `session`: the job gets a transaction of its own, though the App has a session for those without one."""
+
+AnySession: TypeAlias = "SyncSession | Literal[Own.OWN] | None"
+AnySessionToAwait: TypeAlias = "AnyAsyncSession | Literal[Own.OWN] | None"
+SessionOfNow: TypeAlias = (
+    "scoped_session[Any] | async_scoped_session[Any] "
+    "| Callable[[], SyncSession | AnyAsyncSession | Literal[Own.OWN] | None]"
+)
+"""What an App takes as `session`: what leads each thread, request or task to a session of its own."""
+
+
+def session_of_now(given: SessionOfNow | None) -> Any:
+    """Return the session that a job without one is enqueued through; None for a transaction of its own."""
+    session: Any = given
+    if session is None or hasattr(session, "registry") or not callable(session):
+        return session
+    found = session()
+    return None if found is own else found
+
+
+def checked_session_of_now(given: Any) -> Any:
+    """Return what an App may be given as `session`. Raises `ConfigurationError` for what leads all threads to
+    the same session, and for what leads to none."""
+    if given is None or hasattr(given, "registry"):
+        return given
+    driver = kind_of_connection(given)
+    if driver is not None and driver.is_each_threads_own:
+        return given
+    if driver is not None or not callable(given) or isinstance(given, type):
+        raise ConfigurationError(
+            f"App(session=…) is {_named(given)}: give a scoped_session, or a function that returns the "
+            "session or connection of the moment, or None"
+        )
+    return given
 
 
 def connection_to_write(session: Any) -> Connection:
@@ -33,6 +101,8 @@ def connection_to_write(session: Any) -> Connection:
     `note_write` is to be called.
     """
     conn = connection_of(session)
+    if isinstance(conn, Borrowed):
+        return conn
     if conn.dialect.name not in DIALECTS:
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL and SQLite; this session is connected to {conn.dialect.name}"
@@ -60,6 +130,22 @@ def connection_to_write(session: Any) -> Connection:
     return conn
 
 
+def connection_to_complete(session: Any) -> Connection:
+    """Return the connection on which a session writes the end of a job, in a transaction that the caller
+    commits. Otherwise as `connection_to_write`."""
+    conn = connection_to_write(session)
+    if isinstance(conn, Borrowed):
+        conn.driver.refuse_broken()
+        if conn.driver.commits_at_once():  # guard: no-completing-in-autocommit
+            raise EnqueueError(
+                "no transaction is open on this connection, and its driver begins none, so that the job "
+                "would be completed at once, and alone: begin one, with what the handler writes in it, or "
+                "write completing(connection)"
+            )
+        conn.driver.begin()
+    return conn
+
+
 def note_write(session: Any) -> None:
     """Have the session's transaction committed with what was written past the ORM.
 
@@ -67,7 +153,7 @@ def note_write(session: Any) -> None:
     """
     zope = _zope()
     session = itself(session)
-    if zope is None or isinstance(session, Connection):
+    if zope is None or not hasattr(session, "dispatch") or isinstance(session, Connection):
         return
     # the hooks know its transaction manager, and join a session that they were not told of yet
     for listener in session.dispatch.after_flush:
@@ -99,8 +185,15 @@ def itself(session: Any) -> Any:
 def connection_of(session: Any) -> Connection:
     """Return the connection a session reads and writes on. Raises `EnqueueError` for what is no session of
     SQLAlchemy, or has no database."""
-    if isinstance(session, Connection):
-        return session
+    if isinstance(session, (Connection, Borrowed)):
+        return cast("Connection", session)
+    if (driver := driver_of(session)) is not None:
+        if driver.is_async:
+            raise EnqueueError(
+                f"this is {_named(session)}, which is asynchronous: write await app.aenqueue(…, session=…)"
+            )
+        # what the store asks of a Connection is what a Borrowed has
+        return cast("Connection", Borrowed(driver))
     session = itself(session)
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(session, orm.Session):
@@ -115,38 +208,78 @@ def connection_of(session: Any) -> Connection:
         return conn
     if hasattr(session, "run_sync"):
         raise EnqueueError(
-            f"this is an {kind_of(session)}: write await app.aenqueue(…, session=session), "
+            f"this is {_named(session)}: write await app.aenqueue(…, session=session), "
             "or await session.run_sync(…) of what takes a Session"
         )
     raise EnqueueError(f"session is {_misfit(session)}")
 
 
-def database_error(conn: Connection, error: BaseException) -> DBAPIError | None:
+def database_error(conn: Connection | Borrowed, error: BaseException) -> BaseException | None:
     """Return what the database said on a caller's connection, whatever a hook of the caller's raised in its
     place; None where it said nothing."""
     if isinstance(error, DBAPIError):
         return error
-    kind = conn.dialect.loaded_dbapi.Error
+    kind = conn.driver.errors if isinstance(conn, Borrowed) else conn.dialect.loaded_dbapi.Error
     for found in (error, error.__cause__):
         if isinstance(found, kind):
-            said = DBAPIError.instance(None, None, found, kind, dialect=conn.dialect)
-            assert isinstance(said, DBAPIError)
-            return said
+            return found
     return None
 
 
-def asynchronous(session: Any) -> Any:
+class Asynchronous(Protocol):
+    """What runs synchronous work on an asynchronous session's connection, awaited on the caller's loop."""
+
+    async def run_sync(self, work: Callable[[Any], T], /) -> T: ...
+
+
+def asynchronous(session: Any) -> Asynchronous:
     """Return what of an asynchronous session has `run_sync`. Raises `EnqueueError` for one that is not
     asynchronous."""
     if hasattr(session, "registry"):  # an async_scoped_session, which has no run_sync
         session = session()
     if hasattr(session, "run_sync"):
-        return session
-    if _is_drivers(session):
+        return cast("Asynchronous", session)
+    if (driver := driver_of(session)) is not None and driver.is_async:
+        return _OnLoop(driver)
+    if driver is None and _is_drivers(session):
         raise EnqueueError(f"session is {_misfit(session)}")
     raise EnqueueError(
-        f"aenqueue takes an AsyncSession or AsyncConnection, not a {kind_of(session)}: use enqueue for that"
+        f"aenqueue takes an AsyncSession, an AsyncConnection or an asynchronous driver's connection, not "
+        f"{_named(session)}: use enqueue for that"
     )
+
+
+class _OnLoop:
+    """An asynchronous driver's connection; work that is written synchronously awaits it, on the caller's
+    loop."""
+
+    def __init__(self, driver: DriverConnection) -> None:
+        self._driver = driver
+
+    async def run_sync(self, work: Callable[[Any], T]) -> T:
+        if importlib.util.find_spec("greenlet") is None:
+            raise ConfigurationError(
+                "asynchronous connections need greenlet, which is not installed: pip install 'sqlq[async]'"
+            )
+        return await greenlet_spawn(work, Borrowed(self._driver))
+
+
+def transaction_of(driver: DriverConnection) -> Any:
+    """Return a context manager, asynchronous where the connection is, that surrounds a transaction on a
+    driver's connection. Raises `EnqueueError` where one is open, which this one would end."""
+    if driver.has_begun():
+        raise EnqueueError(
+            "a transaction is open on this connection, and completing(connection) makes one of its own: end "
+            "that one before, or write complete(connection) in it"
+        )
+    return driver.transaction()
+
+
+def driver_of(session: Any) -> DriverConnection | None:
+    """Return a connection of a driver that sqlq knows; None for anything else."""
+    if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as engine.raw_connection() has it
+        session = session.driver_connection
+    return recognised(session)
 
 
 def kind_of(value: Any) -> str:
@@ -154,16 +287,25 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
+def _named(session: Any) -> str:
+    """Name a session's class, with the library it is of where its name alone says nothing."""
+    kind = type(session)
+    library = kind.__module__.partition(".")[0]
+    name = kind.__name__ if library in ("builtins", "sqlalchemy") else f"{library}.{kind.__name__}"
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
 def _misfit(session: Any) -> str:
+    if hasattr(session, "fetchone"):
+        return f"{_named(session)}: pass the connection that it is of"
     if _is_drivers(session):
         return (
-            f"a {type(session).__module__}.{kind_of(session)}, and no Session or Connection of SQLAlchemy: "
-            "enqueue on it by SQL, INSERT INTO jobs (queue, task, payload), with what task.new(…) has, or "
-            "leave session out"
+            f"{_named(session)}, of a driver or library that sqlq does not know: run what "
+            "app.statement(task.new(…)) returns on it, or leave session out"
         )
     return (
-        f"a {kind_of(session)}: pass a Session or Connection of SQLAlchemy, which has a transaction to join, "
-        "or leave it out"
+        f"{_named(session)}: pass a Session or Connection of SQLAlchemy, or a driver's connection, which has "
+        "a transaction to join, or leave it out"
     )
 
 

@@ -13,20 +13,24 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
 from sqlq.around import Scope, surrounding, task_arounds
+from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode
+from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
 from sqlq.job import (
+    Follows,
     JobDetails,
     NewJob,
     State,
+    checked_follow_up,
     checked_max_attempts,
     checked_name,
     checked_priority,
     checked_queue,
     checked_timeout,
 )
-from sqlq.retry import BackoffOption, RetryPolicy, backoff_from
+from sqlq.retry import RetryPolicy
 from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS
 
 P = ParamSpec("P")
@@ -56,12 +60,17 @@ class Task(Generic[P, R]):
     retry: RetryPolicy = RetryPolicy()  # noqa: RUF009  # immutable
     isolate: bool = False
     is_async: bool = False
+    on_success: str | None = None
+    """The task that follows its jobs that have finished, as rows name it; None where none does."""
+    on_failure: str | None = None
     aliases: tuple[str, ...] = ()
     """Names it had before, under which its jobs may still wait."""
     around: tuple[Scope, ...] | None = ()
     """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
     surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
     """All that surrounds its attempts, the outermost first; chosen by the registry."""
+    app: Any = field(default=None, init=False, repr=False, compare=False)
+    """The App that it is registered with."""
     _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -92,7 +101,19 @@ class Task(Generic[P, R]):
             max_attempts=self.max_attempts,
             priority=self.priority,
             timeout_ms=self.timeout_ms,
+            on_success=self.on_success,
+            on_failure=self.on_failure,
         )
+
+    def as_follow_up(self, option: str, error: type[Exception]) -> str:
+        """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
+        handler does not take how a job ended as its one argument."""
+        if (misfit := self.misfit([None], {})) is not None:
+            raise error(
+                f"{option} is {misfit}: its handler is called with how the job ended, as in def "
+                "alarm(ended: sqlq.Ended)"
+            )
+        return Follower(self.name, self.queue, self.priority).as_text()
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
         """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
@@ -213,6 +234,8 @@ def make_task(
     retry_on: Exceptions | None = None,
     fail_on: Exceptions = (),
     isolate: bool = False,
+    on_success: Follows | None = None,
+    on_failure: Follows | None = None,
     aliases: Sequence[str] = (),
     around: Sequence[Callable[[Any], Any]] | None = (),
 ) -> Task[P, R]:
@@ -244,10 +267,16 @@ def make_task(
         ),
         isolate=isolate,
         is_async=is_async,
+        on_success=_follow_up(on_success, "on_success"),
+        on_failure=_follow_up(on_failure, "on_failure"),
         aliases=_aliases(aliases),
         around=task_arounds(around, name, is_async),
         _signature=signature,
     )
+
+
+def _follow_up(task: Follows | None, option: str) -> str | None:
+    return None if task is None else checked_follow_up(task, option, ConfigurationError)
 
 
 def _is(handler: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
@@ -298,7 +327,8 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
 class Registry(Mapping[str, Task[..., Any]]):
     """The tasks of an App by name. An alias finds its task too, but is not listed."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: Any = None) -> None:
+        self._app = app
         self._tasks: dict[str, Task[..., Any]] = {}
         self._found: dict[str, Task[..., Any]] = {}
         """By name and by alias."""
@@ -330,6 +360,7 @@ class Registry(Mapping[str, Task[..., Any]]):
                     f"{task.name} has the name {name!r} twice: leave it out of its aliases"
                 )
         task.surround(self._arounds)
+        object.__setattr__(task, "app", self._app)
         self._tasks[task.name] = task
         self._found |= dict.fromkeys(names, task)
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlq.clock import readable
 from sqlq.codec import MisfitError
+from sqlq.endings import check_follow_ups
 from sqlq.errors import ArgumentsError, ExecutionError, JobTimeoutError, UnknownTaskError
 from sqlq.job import (
     Cancelled,
@@ -110,6 +111,7 @@ def _prepared(running: RunningJob) -> Call | Outcome:
         return ended
     task = running.task_found
     assert task is not None
+    check_follow_ups(running.claimed)
     try:
         args, kwargs = task.arguments(running.claimed.payload)
     except MisfitError as misfit:

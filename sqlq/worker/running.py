@@ -6,17 +6,33 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from sqlq.endings import follow_up
 from sqlq.errors import ConfigurationError, LeaseLostError
 from sqlq.job import ClaimedJob, Completed
 from sqlq.retry import scrubbed
-from sqlq.session import AnyAsyncSession, SyncSession, connection_to_write, note_write
+from sqlq.session import (
+    AnyAsyncDriverConnection,
+    AnyAsyncSession,
+    AnyDriverConnection,
+    SyncSession,
+    asynchronous,
+    connection_to_complete,
+    driver_of,
+    note_write,
+    transaction_of,
+)
 from sqlq.settings import RESULT_BYTES
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.dialect import Right
 
 if TYPE_CHECKING:
@@ -24,8 +40,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.app import App
     from sqlq.task import Task
 
+D = TypeVar("D", bound=AnyDriverConnection)
+AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 log = logging.getLogger("sqlq.worker")
 
 _current: ContextVar[RunningJob | None] = ContextVar("sqlq_current_job", default=None)
@@ -125,6 +144,14 @@ class RunningJob:
         """Whether an operator asked for the job's end."""
 
     @property
+    def app(self) -> App:
+        """The App whose job it is, for a handler that enqueues more jobs."""
+        if self.task_found is None or self.task_found.app is None:
+            raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
+        app: App = self.task_found.app
+        return app
+
+    @property
     def id(self) -> int:
         return self.claimed.id
 
@@ -183,7 +210,7 @@ class RunningJob:
         ...     session.add(Payment(order_id=order_id))
         ...     sqlq.current_job().complete(session)
         """
-        conn = connection_to_write(session)
+        conn = connection_to_complete(session)
         done = completion(result, self.claimed, self.task_found)
         if self.target is None:
             self.completed = True
@@ -199,8 +226,13 @@ class RunningJob:
             )
         self.completed = True
         # guard: complete-by-the-owner
-        if not jobs.complete(
-            conn, self.right, done, schema=self.target.schema, keep_finished=self.target.keep_finished
+        if not endings.complete(
+            conn,
+            self.right,
+            done,
+            schema=self.target.schema,
+            keep_finished=self.target.keep_finished,
+            follow_up=follow_up(self.claimed, done),
         ):
             raise LeaseLostError(
                 f"job {self.id} belongs to another owner by now: this attempt came too late, and its "
@@ -209,38 +241,66 @@ class RunningJob:
         note_write(session)
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
-        """`complete` with an AsyncSession or AsyncConnection."""
+        """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
         target: Any = session
-        if hasattr(target, "registry"):  # an async_scoped_session, which has no run_sync
-            target = target()
-        if not hasattr(target, "run_sync"):
+        if driver_of(target) is None and not any(hasattr(target, name) for name in ("run_sync", "registry")):
             raise ConfigurationError(
                 f"acomplete takes an AsyncSession or AsyncConnection, not a {type(target).__name__}: use "
                 "complete for that"
             )
-        await target.run_sync(lambda sync: self.complete(sync, result))
+        await asynchronous(target).run_sync(lambda sync: self.complete(sync, result))
 
-    @contextmanager
-    def completing(self, sessions: Engine | sessionmaker[Session], result: Any = None) -> Iterator[Session]:
+    @overload
+    def completing(
+        self, sessions: Engine | sessionmaker[Session], result: Any = None
+    ) -> AbstractContextManager[Session]: ...
+
+    @overload
+    def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
+
+    def completing(self, sessions: Any, result: Any = None) -> AbstractContextManager[Any]:
         """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
-        all of it back.
+        all of it back. With a driver's connection, in a transaction of its own on that.
 
         >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
         ...     session.add(Payment(order_id=order_id))
         """
+        return self._completing(sessions, result)
+
+    @contextmanager
+    def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
         from sqlalchemy.orm import Session
 
+        if (driver := driver_of(sessions)) is not None:
+            with transaction_of(driver):
+                yield sessions
+                self.complete(sessions, result)
+            return
         with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
             yield session
             self.complete(session, result)
 
-    @asynccontextmanager
-    async def acompleting(
+    @overload
+    def acompleting(
         self, sessions: AsyncEngine | async_sessionmaker[AsyncSession], result: Any = None
-    ) -> AsyncIterator[AsyncSession]:
-        """`completing` with an AsyncEngine or async_sessionmaker."""
+    ) -> AbstractAsyncContextManager[AsyncSession]: ...
+
+    @overload
+    def acompleting(self, sessions: AD, result: Any = None) -> AbstractAsyncContextManager[AD]: ...
+
+    def acompleting(self, sessions: Any, result: Any = None) -> AbstractAsyncContextManager[Any]:
+        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
+        return self._acompleting(sessions, result)
+
+    @asynccontextmanager
+    async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
         from sqlalchemy.ext.asyncio import AsyncSession
 
+        if (driver := driver_of(sessions)) is not None:
+            async with transaction_of(driver):
+                yield sessions
+                await self.acomplete(sessions, result)
+            return
         async with (
             AsyncSession(sessions) if not callable(sessions) else sessions() as session,
             session.begin(),

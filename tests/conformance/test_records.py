@@ -23,7 +23,7 @@ from sqlq.job import (
     Settlement,
 )
 from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues, workers
-from sqlq.store import cluster, records
+from sqlq.store import cluster, endings, records
 from sqlq.store import jobs as hot
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
@@ -50,7 +50,7 @@ class Play:
 
     def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
         with self.app.database.begin() as conn:
-            settled = hot.settle(
+            settled = endings.settle(
                 conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
             )
         return {id for id, _ in settled}
@@ -449,6 +449,32 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
 def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
     assert cluster.due_in(play.app.database) == {}
     assert play.app.admin.status() == []
+
+
+def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
+    """A row that names its `retention_ms` is deleted when that is over, failed or finished; a prune by age
+    leaves it alone."""
+    database = play.app.database
+    kept = []
+    for outcome, table, ended_at in (
+        (Completed(), finished_jobs, "finished_at"),
+        (BOOM, failed_jobs, "failed_at"),
+    ):
+        aged, over, lasting = play.enqueue(3)
+        with database.begin() as conn:
+            for id, ms in ((over, 60_000), (lasting, 86_400_000)):
+                conn.execute(update(jobs).where(jobs.c.id == id).values(retention_ms=ms))
+        play.end(outcome)
+        with database.begin() as conn:
+            conn.execute(update(table).values({ended_at: after(literal(-3_600_000, BigInteger))}))
+        kept.append((aged, over, lasting))
+    (_, finished_over, finished_kept), (_, failed_over, failed_kept) = kept
+    assert play.app.prune(finished="1m", failed="1m") == (1, 1)
+    assert {job.id for job in play.app.list()} == {finished_over, finished_kept, failed_over, failed_kept}
+    with database.begin() as conn:
+        assert records.prune_expired(conn, limit=1) == 1, "no more than asked for"
+        assert records.prune_expired(conn, limit=10) == 1
+    assert {job.id for job in play.app.list()} == {finished_kept, failed_kept}
 
 
 # -- queues of one's own (the demo) --------------------------------------------------------------------------

@@ -109,6 +109,8 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
                 "unique_until",
                 "timeout_ms",
                 "headers",
+                "label",
+                "backoff",
                 "created_at",
             ),
         ),
@@ -117,6 +119,15 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "UPDATE",
             "how often it may be tried was changed",
             f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS})",
+        ),
+        *(
+            Rule(
+                "jobs",
+                "UPDATE",
+                f"what follows {column} was changed",
+                f"{_changed(column)} AND NOT (OLD.{column} IS NULL AND {_CLAIMS})",
+            )
+            for column in ("on_success", "on_failure")
         ),
         Rule(
             "jobs",

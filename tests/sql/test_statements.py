@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
-from sqlq.store import jobs, records
+from sqlq.store import endings, jobs, records
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer
 
@@ -46,7 +46,7 @@ def due_in(conn: Connection, names: list[str] | None) -> Any:
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
-    return lambda conn, held: jobs.settle(
+    return lambda conn, held: endings.settle(
         conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in held]
     )
 
@@ -62,10 +62,11 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
     "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
-    "rescue": lambda conn, held: jobs.rescue(conn),
+    "rescue": lambda conn, held: endings.rescue(conn),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_all": lambda conn, held: due_in(conn, None),
     "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),
+    "prune_expired": lambda conn, held: records.prune_expired(conn, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""
 
@@ -148,6 +149,14 @@ def crowded(database: Database) -> Database:
         conn.execute(
             text(f"INSERT INTO {prefix}finished_jobs (id, {carried}, outcome, finished_at) {source}")
         )
+        # and as many with a retention of their own
+        for table, column, ending in (("finished", "outcome", "completed"), ("failed", "reason", "error")):
+            source = (
+                f"SELECT -100000 - id, {carried}, '{ending}', CASE WHEN id <= {OLD} THEN {past} ELSE {later} "
+                f"END, 1000 FROM {prefix}jobs WHERE queue = 'mail'"
+            )
+            columns = f"(id, {carried}, {column}, {table}_at, retention_ms)"
+            conn.execute(text(f"INSERT INTO {prefix}{table}_jobs {columns} {source}"))
         jobs.claim(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         # not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise
@@ -165,6 +174,7 @@ BUFFERS = {
     "due_in": 30,
     "due_in_all": 90,
     "prune": 200,
+    "prune_expired": 200,
 }
 """How many pages a statement may touch here; the tables have some thousand. Those not named get 150."""
 

@@ -1,0 +1,812 @@
+"""Enqueueing and completing on a connection that SQLAlchemy knows nothing of: the caller's writes and the job
+live and die together, and the connection stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import aiosqlite
+import asyncpg
+import psycopg
+import psycopg2
+import pytest
+from psycopg import rows
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+
+import sqlq
+from sqlq import hints
+from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode, modes
+from tests.conftest import sqlite_url
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send", queue="mail", max_attempts=3)
+    def send(order_id: int = 0, **more: Any) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+def watch(database_url: str) -> Iterator[Engine]:
+    """Somebody else's look at the shop, who sees what is committed."""
+    engine = create_engine(database_url, poolclass=NullPool)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    yield engine
+    engine.dispose()
+
+
+def committed(engine: Engine) -> tuple[list[int], list[int]]:
+    """Return the orders there are, and the jobs."""
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT id FROM orders ORDER BY id"))), list(
+            conn.scalars(text("SELECT id FROM jobs ORDER BY id"))
+        )
+
+
+def dsn(url: str) -> str:
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def file_of(url: str) -> str:
+    return make_url(url).database or ""
+
+
+# -- the order and the job -----------------------------------------------------------------------------------
+
+
+@every_mode
+def test_a_commit_keeps_both_and_nothing_is_seen_before(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        for first in ("order", "job"):
+            before = committed(watch)
+            caller.begin()
+            if first == "order":
+                caller.order(1)
+            job = caller.enqueue(app, send.new(1))
+            assert (job.queue, job.task, job.state, job.created) == ("mail", "shop.send", "available", True)
+            if first == "job":
+                caller.order(2)
+            assert committed(watch) == before
+            caller.commit()
+            orders, jobs = committed(watch)
+            assert (len(orders), jobs[-1]) == (len(before[0]) + 1, job.id)
+
+
+@every_mode
+def test_a_rollback_takes_both_back(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        for number in (1, 2):
+            caller.begin()
+            if number == 1:
+                caller.order(1)
+            caller.enqueue(app, send.new(1))
+            caller.enqueue_many(app, [send.new(2), send.new(3).set(unique_key="k")])
+            if number == 2:
+                caller.order(2)
+            caller.rollback()
+            assert committed(watch) == ([], [])
+
+
+@every_mode
+def test_a_connection_that_is_closed_leaves_neither(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        caller.order(1)
+        caller.enqueue(app, send.new(1))
+    assert committed(watch) == ([], [])
+
+
+@every_mode
+def test_a_savepoint_keeps_or_undoes_both(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        for end in (caller.commit, caller.rollback):
+            caller.begin()
+            caller.order(10 + len(committed(watch)[0]))
+            caller.execute("SAVEPOINT one")
+            caller.order(1)
+            first = caller.enqueue(app, send.new(1))
+            caller.execute("RELEASE SAVEPOINT one")
+            caller.execute("SAVEPOINT two")
+            caller.order(2)
+            several = [send.new(2), send.new(2).set(unique_key="a"), send.new(2).set(unique_key="b")]
+            caller.enqueue_many(app, several)
+            caller.execute("ROLLBACK TO SAVEPOINT two")
+            last = caller.enqueue(app, send.new(3).set(unique_key="a"))
+            assert last.created
+            if end == caller.commit:
+                end()
+                assert committed(watch) == ([1, 10], [first.id, last.id])
+                caller.begin()
+                caller.execute("DELETE FROM orders WHERE id = 1")
+                caller.execute("DELETE FROM jobs")
+                caller.commit()
+            else:
+                end()
+                assert committed(watch) == ([10], [])
+
+
+@every_mode
+def test_an_error_of_the_callers_takes_both_back(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        caller.order(1)
+        caller.enqueue(app, send.new(1))
+        with pytest.raises(Exception, match=r"(?i)unique"):
+            caller.order(1)
+        caller.rollback()
+        assert committed(watch) == ([], [])
+        caller.begin()
+        caller.order(1)
+        job = caller.enqueue(app, send.new(1))
+        caller.commit()
+        assert committed(watch) == ([1], [job.id])
+
+
+@every_mode
+def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    moment = "2030-01-31T08:00:00+00:00"
+    new = [
+        send.new(1),
+        send.new(2, text="ä\"'%s %% :x ? $1 €😀"),
+        send.new(3).set(priority=9, timeout="1m", max_attempts=7, queue="other"),
+        send.new(4).set(delay="1h"),
+        send.new(5).set(available_at=datetime.fromisoformat(moment)),
+        send.new(6).set(unique_key="six", unique_until="start"),
+        send.new(7).set(unique_key="seven"),
+        send.new(8).set(unique_key="six"),
+    ]
+
+    def stored() -> list[tuple[Any, ...]]:
+        with watch.begin() as conn:
+            found = conn.execute(
+                text(
+                    "SELECT payload, queue, task, priority, timeout_ms, max_attempts, unique_key, "
+                    "unique_until, available_at > created_at FROM jobs ORDER BY payload"
+                )
+            )
+            every = [tuple(row) for row in found]
+            conn.execute(text("DELETE FROM jobs"))
+            return every
+
+    with watch.begin() as conn:
+        expected = [
+            (job.queue, job.task, job.state, job.created) for job in app.enqueue_many(new, session=conn)
+        ]
+    through_sqlalchemy = stored()
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        done = caller.enqueue_many(app, new)
+        assert [(job.queue, job.task, job.state, job.created) for job in done] == expected
+        assert done[7].id == done[5].id
+        again = caller.enqueue_many(app, new[5:])
+        assert [(job.id, job.created) for job in again] == [(job.id, False) for job in done[5:]]
+        caller.commit()
+        assert stored() == through_sqlalchemy
+        one_by_one = []
+        caller.begin()
+        for each in new:
+            one_by_one.append(caller.enqueue(app, each))  # noqa: PERF401 - each is a call to be tried
+        caller.commit()
+        assert [(job.queue, job.task, job.state, job.created) for job in one_by_one] == expected
+        assert stored() == through_sqlalchemy
+
+
+@every_mode
+def test_many_jobs_keep_their_order(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    new = [send.new(i).set(priority=i % 3) for i in range(1_200)] + [send.new(i) for i in range(1_200)]
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        done = caller.enqueue_many(app, new)
+        caller.commit()
+    with watch.connect() as conn:
+        payloads: dict[int, str] = dict(conn.execute(text("SELECT id, payload FROM jobs")).all())
+    assert [payloads[job.id] for job in done] == [job.payload for job in new]
+
+
+# -- what is left as it was ----------------------------------------------------------------------------------
+
+
+@every_mode
+def test_a_refused_job_leaves_the_transaction_usable(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        caller.order(1)
+        bad: Any = send
+        with pytest.raises(sqlq.EnqueueError, match=r"not a Task: write app.enqueue"):
+            caller.enqueue(app, bad)
+        with pytest.raises(sqlq.EnqueueError):
+            caller.enqueue_many(app, [send.new(1), bad])
+        caller.order(2)
+        caller.commit()
+        assert committed(watch) == ([1, 2], [])
+
+
+@every_mode
+def test_missing_tables_are_told_of_and_leave_the_transaction_usable(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("ALTER TABLE sqlq_version RENAME TO elsewhere"))
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        caller.order(1)
+        for _ in range(2):
+            with pytest.raises(sqlq.SchemaVersionError, match="does not hold sqlq's tables yet: create them"):
+                caller.enqueue(app, send.new(1))
+        caller.order(2)
+        caller.commit()
+        assert committed(watch) == ([1, 2], [])
+        with watch.begin() as conn:
+            conn.execute(text("ALTER TABLE elsewhere RENAME TO sqlq_version"))
+        caller.begin()
+        assert caller.enqueue(app, send.new(1)).created
+        caller.commit()
+
+
+@every_mode
+def test_what_the_database_refuses_comes_as_the_drivers_error(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    kinds = (psycopg.IntegrityError, psycopg2.IntegrityError, asyncpg.PostgresError, sqlite3.IntegrityError)
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        caller.order(1)
+        caller.execute("SAVEPOINT mine")
+        with pytest.raises(kinds, match="priority"):
+            caller.enqueue(app, replace(send.new(1), priority=1_000))
+        caller.execute("ROLLBACK TO SAVEPOINT mine")
+        job = caller.enqueue(app, send.new(2))
+        caller.commit()
+        assert committed(watch) == ([1], [job.id])
+
+
+SETTINGS = ("autocommit", "isolation_level", "row_factory", "text_factory", "cursor_factory")
+
+
+@every_mode
+def test_nothing_of_the_callers_is_changed(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    def settings(connection: Any) -> dict[str, Any]:
+        found = {name: getattr(connection, name, None) for name in SETTINGS}
+        return found | {
+            "in transaction": getattr(connection, "in_transaction", None)
+            if not hasattr(connection, "info")
+            else connection.info.transaction_status
+        }
+
+    with Caller(database_url, mode) as caller:
+        before = settings(caller.connection)
+        caller.begin()
+        caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
+        caller.rollback()
+        assert settings(caller.connection) == before
+        caller.enqueue(app, send.new(1))
+        if not mode.begins:
+            caller.commit()
+        assert settings(caller.connection) == before
+
+
+@on_sqlite
+def test_no_word_about_the_callers_transaction_is_sent(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    said: list[str] = []
+    with closing(sqlite3.connect(file_of(database_url))) as conn:
+        conn.execute("INSERT INTO orders VALUES (1)")
+        conn.set_trace_callback(said.append)
+        app.enqueue_many([send.new(1), send.new(2).set(unique_key="a"), send.new(2)], session=conn)
+    words = {statement.split()[0] for statement in said}
+    assert words <= {"INSERT", "SELECT", "PRAGMA", "--"}
+
+
+@modes(lambda name, mode: mode.is_async)
+def test_an_asynchronous_connection_is_awaited_on_its_loop_and_in_no_thread(
+    app: sqlq.App,
+    send: sqlq.Task[..., None],
+    watch: Engine,
+    database_url: str,
+    mode: Mode,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        monkeypatch.setattr(hints.Hints, "_begin", lambda self: None)  # which has a thread, to wake workers
+        started: list[str] = []
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+        caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
+        assert started == []
+        monkeypatch.undo()
+        caller.commit()
+
+
+# -- autocommit ----------------------------------------------------------------------------------------------
+
+
+@automatic
+def test_in_autocommit_a_job_is_a_transaction_of_its_own(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    with Caller(database_url, mode) as caller:
+        one = caller.enqueue(app, send.new(1))
+        assert committed(watch)[1] == [one.id]
+        caller.order(1)
+        assert committed(watch)[0] == [1]
+
+
+@automatic
+def test_in_autocommit_a_batch_is_written_whole_or_not_at_all(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    several = [send.new(1), send.new(2).set(unique_key="a"), send.new(3).set(unique_key="b")]
+    with Caller(database_url, mode) as caller:
+        with pytest.raises(Exception, match="priority"):
+            caller.enqueue_many(app, [*several, replace(send.new(4), unique_key="c", priority=1_000)])
+        assert committed(watch)[1] == []
+        assert len(caller.enqueue_many(app, several)) == 3
+        assert len(committed(watch)[1]) == 3
+
+
+def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
+    app.enqueue(new, session=session)
+    raise ZeroDivisionError
+
+
+# -- each driver's own ways ----------------------------------------------------------------------------------
+
+
+@on_postgresql
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_psycopgs_transaction_blocks(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, autocommit: bool
+) -> None:
+    with psycopg.connect(dsn(database_url), autocommit=autocommit, row_factory=rows.dict_row) as conn:
+        with conn.transaction():
+            conn.execute("INSERT INTO orders VALUES (1)")
+            first = app.enqueue(send.new(1), session=conn)
+            with suppress(ZeroDivisionError), conn.transaction():
+                conn.execute("INSERT INTO orders VALUES (2)")
+                app.enqueue_many([send.new(2).set(unique_key=key) for key in "ab"], session=conn)
+                raise ZeroDivisionError
+            with conn.transaction():
+                second = app.enqueue(send.new(3).set(unique_key="a"), session=conn)
+            with conn.transaction():
+                app.enqueue(send.new(4), session=conn)
+                raise psycopg.Rollback
+        assert committed(watch) == ([1], [first.id, second.id])
+        with pytest.raises(ZeroDivisionError), conn.transaction():
+            enqueue_and_fail(app, send.new(5), conn)
+        with conn.transaction(force_rollback=True):
+            app.enqueue(send.new(5), session=conn)
+        assert conn.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+    assert committed(watch) == ([1], [first.id, second.id])
+
+
+@on_postgresql
+def test_psycopg_in_a_pipeline(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with psycopg.connect(dsn(database_url)) as conn:
+        with conn.pipeline():
+            conn.execute("INSERT INTO orders VALUES (1)")
+            job = app.enqueue(send.new(1), session=conn)
+        conn.commit()
+        with conn.pipeline():
+            conn.execute("INSERT INTO orders VALUES (2)")
+            app.enqueue(send.new(2), session=conn)
+        conn.rollback()
+    assert committed(watch) == ([1], [job.id])
+
+
+@on_postgresql
+def test_psycopg_in_two_phases(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with psycopg.connect(dsn(database_url)) as conn:
+        job: sqlq.Job | None = None
+        for end in (conn.tpc_rollback, conn.tpc_commit):
+            conn.tpc_begin(conn.xid(1, f"{database_url[-8:]}{end.__name__}", ""))
+            job = app.enqueue(send.new(1), session=conn)
+            conn.tpc_prepare()
+            end()
+    assert job is not None
+    assert committed(watch) == ([], [job.id])
+
+
+@on_postgresql
+def test_psycopg2_in_with_blocks(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with closing(psycopg2.connect(dsn(database_url))) as conn:
+        with conn, conn.cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES (1)")
+            job = app.enqueue(send.new(1), session=conn)
+        with pytest.raises(ZeroDivisionError), conn:
+            enqueue_and_fail(app, send.new(2), conn)
+        conn.autocommit = True
+        with pytest.raises(ZeroDivisionError), conn:
+            enqueue_and_fail(app, send.new(3), conn)
+    assert committed(watch) == ([1], [job.id])
+
+
+@on_postgresql
+def test_asyncpgs_transaction_blocks_and_pools(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    async def main() -> list[int]:
+        kept = []
+        async with asyncpg.create_pool(dsn(database_url), min_size=1, max_size=1) as pool:
+            async with pool.acquire() as conn, conn.transaction():
+                await conn.execute("INSERT INTO orders VALUES (1)")
+                kept.append(await app.aenqueue(send.new(1), session=conn))
+                with suppress(ZeroDivisionError):
+                    async with conn.transaction():
+                        await app.aenqueue_many(
+                            [send.new(2).set(unique_key=key) for key in "ab"], session=conn
+                        )
+                        raise ZeroDivisionError
+                kept.append(await app.aenqueue(send.new(3).set(unique_key="a"), session=conn))
+            with suppress(ZeroDivisionError):
+                async with pool.acquire() as conn, conn.transaction(isolation="serializable"):
+                    await app.aenqueue(send.new(4), session=conn)
+                    raise ZeroDivisionError
+        return [job.id for job in kept]
+
+    assert asyncio.run(main()) == committed(watch)[1]
+
+
+@on_sqlite
+def test_sqlite3_in_with_blocks(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with closing(sqlite3.connect(file_of(database_url))) as conn:
+        with conn:
+            conn.execute("INSERT INTO orders VALUES (1)")
+            job = app.enqueue(send.new(1), session=conn)
+        with pytest.raises(ZeroDivisionError), conn:
+            enqueue_and_fail(app, send.new(2), conn)
+    assert committed(watch) == ([1], [job.id])
+
+
+@on_sqlite
+def test_a_savepoint_that_is_the_outermost_is_the_transaction_of_both(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with closing(sqlite3.connect(file_of(database_url))) as conn:
+        for end in ("ROLLBACK TO mine", "SELECT 1"):
+            conn.execute("SAVEPOINT mine")
+            conn.execute("INSERT INTO orders VALUES (1)")
+            app.enqueue(send.new(1), session=conn)
+            conn.execute(end)
+            conn.execute("RELEASE mine")
+            conn.rollback()
+            orders, jobs = committed(watch)
+            assert len(orders) == len(jobs) == (end == "SELECT 1")
+
+
+@on_sqlite
+def test_a_write_after_somebody_elses_is_refused_in_a_sentence(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with closing(sqlite3.connect(file_of(database_url), isolation_level=None)) as conn:
+        conn.execute("BEGIN")
+        conn.execute("SELECT count(*) FROM jobs").fetchall()
+        first = app.enqueue(send.new(1))
+        with pytest.raises(
+            sqlq.EnqueueError, match=r"another program wrote after this transaction .* by BEGIN IMMEDIATE or"
+        ):
+            app.enqueue(send.new(2), session=conn)
+        conn.execute("ROLLBACK")
+    assert committed(watch)[1] == [first.id]
+
+
+@on_sqlite
+def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None], database_url: str) -> None:
+    in_memory = sqlq.App("sqlite://")
+    task = in_memory.task(name="t")(print)
+    for migrated in (False, True, False):
+        with closing(sqlite3.connect(":memory:")) as conn:
+            if migrated:
+                with closing(sqlite3.connect(file_of(database_url))) as source:
+                    source.backup(conn)
+                assert in_memory.enqueue(task.new(), session=conn).created
+            else:
+                with pytest.raises(sqlq.SchemaVersionError, match="does not hold sqlq's tables yet"):
+                    in_memory.enqueue(task.new(), session=conn)
+
+
+@on_postgresql
+def test_a_search_path_sends_no_job_elsewhere(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with watch.begin() as conn:
+        conn.execute(text("CREATE SCHEMA tenant"))
+        conn.execute(text("CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)"))
+    options = [
+        None,
+        "-csearch_path=missing,Public",
+        r'-csearch_path="$user",\ "public" -cwork_mem=8MB',
+        "-csearch_path=pg_temp,public",
+    ]
+    for option in options:
+        with psycopg.connect(dsn(database_url), options=option) as conn:
+            conn.execute("SET search_path TO tenant")
+            app.enqueue(send.new(1), session=conn)
+            assert conn.execute("SELECT count(*) FROM public.jobs").fetchone() != (0,)
+    assert len(committed(watch)[1]) == len(options)
+
+
+@on_postgresql
+def test_a_transaction_that_failed_takes_no_job(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    with psycopg.connect(dsn(database_url)) as conn:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            conn.execute("SELECT * FROM nowhere")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            app.enqueue(send.new(1), session=conn)
+        conn.rollback()
+        assert app.enqueue(send.new(2), session=conn).created
+
+
+@on_postgresql
+def test_rivals_for_a_key_wait_for_each_other(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+) -> None:
+    new = send.new(1).set(unique_key="k")
+    with psycopg.connect(dsn(database_url)) as one, psycopg.connect(dsn(database_url)) as two:
+        first = app.enqueue(new, session=one)
+        found: list[sqlq.Job] = []
+        rival = threading.Thread(target=lambda: found.append(app.enqueue(new, session=two)))
+        rival.start()
+        one.commit()
+        rival.join(60)
+        assert [(job.id, job.created) for job in found] == [(first.id, False)]
+
+
+# -- which database, and what is no connection ---------------------------------------------------------------
+
+
+@on_sqlite
+def test_another_database_is_warned_of(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
+) -> None:
+    other = sqlq.App(sqlite_url(tmp_path / "other.db"))
+    other.migrate()
+    with (
+        closing(sqlite3.connect(tmp_path / "other.db")) as conn,
+        pytest.warns(
+            RuntimeWarning, match=r"jobs are being enqueued into sqlite\+pysqlite:///.*other.db, but"
+        ),
+    ):
+        app.enqueue(send.new(1), session=conn)
+
+
+def test_synchronous_and_asynchronous_are_told_apart(
+    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with aiosqlite.connect(tmp_path / "a.db") as conn:
+            wrong: Any = conn
+            with pytest.raises(
+                sqlq.EnqueueError,
+                match=r"this is an aiosqlite.Connection, which .*: write await app.aenqueue",
+            ):
+                app.enqueue(send.new(1), session=wrong)
+
+    asyncio.run(main())
+    with (
+        closing(sqlite3.connect(tmp_path / "a.db")) as conn,
+        pytest.raises(sqlq.EnqueueError, match=r"not a sqlite3.Connection: use enqueue for that"),
+    ):
+        asyncio.run(app.aenqueue(send.new(1), session=cast(Any, conn)))
+
+
+@on_postgresql
+def test_a_cursor_is_refused_in_a_sentence(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str
+) -> None:
+    drivers: tuple[Any, ...] = (psycopg, psycopg2)
+    for driver in drivers:
+        with closing(driver.connect(dsn(database_url))) as conn:
+            wrong = conn.cursor()
+            with pytest.raises(
+                sqlq.EnqueueError, match=rf"session is a {driver.__name__}.[Cc]ursor: pass the connection"
+            ):
+                app.enqueue(send.new(1), session=wrong)
+
+
+class Traced:
+    """A connection in a wrapper that traces it, as those of monitoring services are."""
+
+    def __init__(self, connection: Any) -> None:
+        self.__wrapped__ = connection
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.__wrapped__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+
+@modes(lambda name, mode: name in ("sqlite3", "psycopg"))
+def test_a_connection_in_another_ones_hands(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+) -> None:
+    """Wrapped to be traced, or taken raw from a pool of SQLAlchemy's."""
+    with Caller(database_url, mode) as caller:
+        traced: Any = Traced(caller.connection)
+        app.enqueue(send.new(1), session=traced)
+        caller.commit()
+    raw = watch.raw_connection()
+    app.enqueue(send.new(2), session=raw)
+    raw.commit()
+    raw.close()
+    assert len(committed(watch)[1]) == 2
+
+
+@on_sqlite
+def test_nothing_is_imported_that_the_caller_has_not(database_url: str) -> None:
+    program = f"""
+import sqlite3, sys
+import sqlq
+app = sqlq.App({database_url!r})
+task = app.task(name="t")(print)
+conn = sqlite3.connect({file_of(database_url)!r})
+app.enqueue(task.new(), session=conn)
+conn.commit()
+foreign = {{"psycopg", "psycopg2", "asyncpg", "aiosqlite", "django", "sqlalchemy.orm", "greenlet"}}
+print(sorted(foreign & set(sys.modules)))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+# -- completing ----------------------------------------------------------------------------------------------
+
+
+def run_one(app: sqlq.App, handler: Any, **options: Any) -> Any:
+    """Run one job of this handler until nothing is available; return all that is known of it then."""
+    job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
+    app.worker(drain=True).run()
+    return app.get(job.id)
+
+
+def complete(caller: Caller, running: sqlq.RunningJob, result: Any = None) -> None:
+    if caller.mode.is_async:
+        caller.do(running.acomplete(caller.connection, result))
+    else:
+        running.complete(caller.connection, result)
+
+
+@every_mode
+def test_a_handlers_writes_and_its_completion_commit_together(
+    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+) -> None:
+    def pay() -> None:
+        running = sqlq.current_job()
+        with Caller(database_url, mode) as caller:
+            caller.begin()
+            caller.order(running.attempts)
+            complete(caller, running, {"paid": 1})
+            caller.rollback() if running.attempts == 1 else caller.commit()
+
+    done = run_one(app, pay)
+    assert (done.state, done.attempts, done.result) == ("finished", 2, {"paid": 1})
+    assert committed(watch) == ([2], [])
+    assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]
+
+
+@every_mode
+def test_completing_makes_a_transaction_of_its_own(
+    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+) -> None:
+    def pay() -> None:
+        running = sqlq.current_job()
+        with Caller(database_url, mode) as caller:
+
+            async def apay() -> None:
+                async with running.acompleting(caller.connection, 1) as conn:
+                    assert conn is caller.connection
+                    await conn.execute(f"INSERT INTO orders VALUES ({running.attempts})")
+                    if running.attempts == 1:
+                        raise ZeroDivisionError
+
+            if mode.is_async:
+                caller.do(apay())
+            else:
+                with running.completing(caller.connection, 1) as conn:
+                    assert conn is caller.connection
+                    caller.order(running.attempts)
+                    if running.attempts == 1:
+                        raise ZeroDivisionError
+
+    done = run_one(app, pay)
+    assert (done.state, done.attempts, done.result) == ("finished", 2, 1)
+    assert done.errors[0]["exception"] == "ZeroDivisionError"
+    assert committed(watch) == ([2], [])
+
+
+@modes(lambda name, mode: name != "sqlite3-pep249")  # always in one, of which nobody can tell who began it
+def test_completing_in_a_transaction_that_is_open_is_refused(
+    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+) -> None:
+    def pay() -> None:
+        running = sqlq.current_job()
+        with Caller(database_url, mode) as caller:
+            caller.begin()
+            caller.order(1)
+
+            async def apay() -> None:
+                async with running.acompleting(caller.connection):
+                    pass
+
+            if mode.is_async:
+                caller.do(apay())
+            else:
+                with running.completing(caller.connection):
+                    pass
+
+    done = run_one(app, pay, max_attempts=1)
+    assert "a transaction is open on this connection, and completing(connection) makes one" in done.message
+
+
+@automatic
+def test_completing_alone_is_refused(app: sqlq.App, watch: Engine, database_url: str, mode: Mode) -> None:
+    def pay() -> None:
+        with Caller(database_url, mode) as caller:
+            complete(caller, sqlq.current_job())
+
+    done = run_one(app, pay, max_attempts=1)
+    assert done.state == "failed"
+    assert "no transaction is open on this connection, and its driver begins none" in done.message
+
+
+@every_mode
+def test_a_zombie_cannot_complete(app: sqlq.App, watch: Engine, database_url: str, mode: Mode) -> None:
+    def pay() -> None:
+        running = sqlq.current_job()
+        if running.attempts == 1:
+            with watch.begin() as conn:
+                conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1"))
+        with Caller(database_url, mode) as caller:
+            caller.begin()
+            caller.order(running.attempts)
+            with pytest.raises(sqlq.LeaseLostError):
+                complete(caller, running)
+            caller.rollback()
+
+    run_one(app, pay, max_attempts=1)
+    assert committed(watch)[0] == []
