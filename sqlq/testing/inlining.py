@@ -26,7 +26,7 @@ from sqlq.settings import MAX_ATTEMPTS
 from sqlq.task import Task
 from sqlq.testing.commits import Commits
 from sqlq.testing.database import current
-from sqlq.worker.execute import Call, Run, acall_handler, call_handler
+from sqlq.worker.execute import Run, acall_handler, call_handler
 from sqlq.worker.running import RunningJob
 
 if TYPE_CHECKING:
@@ -219,19 +219,19 @@ class InlineEnqueuer:
                 await self._arun(follower)
 
     def _attempt(self, task: Task[..., Any], job: InlineJob, run: Run) -> Any:
-        running, call = self._begun(task, job)
-        return run(acall_handler(running, call)) if task.is_async else call_handler(running, call, run)
+        running = self._begun(task, job)
+        return run(acall_handler(running)) if task.is_async else call_handler(running, run)
 
     async def _aattempt(self, task: Task[..., Any], job: InlineJob) -> Any:
-        return await acall_handler(*self._begun(task, job))
+        return await acall_handler(self._begun(task, job))
 
-    def _begun(self, task: Task[..., Any], job: InlineJob) -> tuple[RunningJob, Call]:
-        """Begin an attempt in this context, and return it with the call to be made."""
-        args, kwargs = task.arguments(job.new.payload)
+    def _begun(self, task: Task[..., Any], job: InlineJob) -> RunningJob:
+        """Begin an attempt in this context."""
         running = RunningJob(_claimed(job), task, float("inf"))
         running.lifespan = self._lifespan
+        running.arguments = task.arguments(job.new.payload)
         running.begin()
-        return running, Call(task, args, kwargs)
+        return running
 
     def _follower(self, job: InlineJob) -> InlineJob | None:
         """Return the job that follows one that has ended, if one does."""
