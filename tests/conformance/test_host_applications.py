@@ -18,7 +18,7 @@ import zope.sqlalchemy
 from sqlalchemy import Engine, NullPool, create_engine, event, select, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column, sessionmaker
 
 import sqlq
 from sqlq.testing import Tally, create_tables, drain, inline, on_database
@@ -146,12 +146,17 @@ def enqueue_job(app: sqlq.App, name: str, *args: object) -> None:
 @pytest.fixture
 def jobs_at_commit(app: sqlq.App) -> Iterator[None]:
     def write(session: Session) -> None:
-        app.enqueue_many(session.info.pop(WAITING, []), session=session)
+        if waiting := session.info.pop(WAITING, None):
+            app.enqueue_many(waiting, session=session)
 
-    def drop(session: Session, *_: object) -> None:
-        session.info.pop(WAITING, None)
+    def forget(session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            session.info.pop(WAITING, None)
 
-    listeners: list[tuple[str, Callable[..., None]]] = [("before_commit", write), ("after_rollback", drop)]
+    listeners: list[tuple[str, Callable[..., None]]] = [
+        ("before_commit", write),
+        ("after_transaction_end", forget),
+    ]
     for name, listener in listeners:
         event.listen(Session, name, listener)
     yield
