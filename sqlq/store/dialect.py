@@ -123,6 +123,8 @@ class Dialect:
     most_unwritten = 2_000
     """So many outcomes may wait to be written at a time before a worker starts no more jobs: after a crash
     all of these run again."""
+    notifies = False
+    """Whether a hint to idle workers is a statement, since they do not see commits by themselves."""
     insert: Callable[[Table], Any] = staticmethod(insert)
 
     # -- enqueue ---------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ twice as long."""
 
 class PostgreSQL(Dialect):
     name = "postgresql"
+    notifies = True
     insert = staticmethod(postgresql.insert)
 
     def claim(

@@ -167,11 +167,15 @@ class InlineEnqueuer:
         live = self._live(new)
         if live is not None:
             return live, False
-        if new.max_attempts is None:
-            new = replace(new, max_attempts=self._tasks.find(new.task).max_attempts)
-        job = InlineJob(next(self._ids), new)
+        job = InlineJob(next(self._ids), self._completed(new))
         self.ran.jobs.append(job)
         return job, True
+
+    def _completed(self, new: NewJob) -> NewJob:
+        """Return a job with what its task says where the job does not, as a claim writes it into a row."""
+        task = self._tasks.find(new.task)
+        unsaid = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
+        return replace(new, **{name: getattr(task, name) for name in unsaid}) if unsaid else new
 
     def _live(self, new: NewJob) -> InlineJob | None:
         """The job that holds the same unique key: until "start", none that runs holds it."""

@@ -730,6 +730,26 @@ def test_a_handlers_writes_and_its_completion_commit_together(
 
 
 @every_mode
+def test_what_follows_a_job_commits_with_its_completion(
+    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+) -> None:
+    heard: list[sqlq.Ended] = []
+
+    @app.task(name="thank")
+    def thank(ended: sqlq.Ended) -> None:
+        heard.append(ended)
+
+    def pay() -> None:
+        with Caller(database_url, mode) as caller:
+            caller.begin()
+            complete(caller, sqlq.current_job())
+            caller.rollback() if sqlq.current_job().attempts == 1 else caller.commit()
+
+    done = run_one(app, pay, on_success=thank)
+    assert heard == [sqlq.Ended(done.id, "t", "default", "completed", 2)]
+
+
+@every_mode
 def test_completing_makes_a_transaction_of_its_own(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:

@@ -21,6 +21,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -40,6 +41,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
 from sqlq.doctor import Doctor
+from sqlq.endings import settlement
 from sqlq.job import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema import version
 from sqlq.store import cluster, endings, jobs, records
@@ -83,7 +85,7 @@ ELSEWHERE = {
     "python": "test_python",
     "sh": "test_quick_start, test_commands",
     "testing": "test_testing",
-    "sql": "test_enqueue_in_sql, test_a_look_in_sql, test_questions, test_grants",
+    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
     "example": "test_what_is_shown_of_examples",
@@ -390,6 +392,19 @@ class TestPython:
         with Session(names["engine"]) as session:
             assert session.get_one(Order, 1).item == "Blue teapot"
 
+    def test_after(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        run_python("after", names)
+        app = names["app"]
+        assert drain(app).completed == 3
+        assert capsys.readouterr().out == "order 7 was paid\n"
+        failing = app.enqueue(names["charge_card"].new(9))
+        with app.database.begin() as conn:
+            (held,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            failed = Failed("error", ErrorText("CardError", "declined"))
+            endings.settle(conn, [settlement(held, failed)])
+        drain(app)
+        assert capsys.readouterr().out == f"shop.charge_card {failing.id} failed after 1 attempts: declined\n"
+
     def test_connection(self, names: dict[str, Any]) -> None:
         run_python("connection", names)
         assert found(names["app"]) == mail(7, 8)
@@ -425,6 +440,59 @@ class TestPython:
         assert rest == ["2030-01-31", [{"item": "Blue teapot", "price": "24.50"}]]
         drain(app)
         assert app.result(job) == {UUID(id): Decimal("24.50")}
+
+    def test_headers(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        run_python("headers", names)
+        drain(names["app"])
+        shown, ran = capsys.readouterr().out.splitlines()
+        assert (shown, ran) == ("export of May {'tenant': 'blue'}", "export of May blue")
+
+    def test_stamp(self, names: dict[str, Any]) -> None:
+        names["request"] = SimpleNamespace(id="r-7")
+        run_python("stamp", names)
+        app: sqlq.App = names["app"]
+        assert app.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {"request_id": "r-7"}
+        names["request"] = None
+        assert app.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {}
+
+    def test_carry(
+        self, names: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        url = names["app"].database.engine.url
+        monkeypatch.setenv("SQLQ_DATABASE_URL", url.render_as_string(hide_password=False))
+        names["ContextVar"] = ContextVar
+        copy_context().run(run_python, "carry", names)
+        drain(names["app"])
+        assert capsys.readouterr().out == "tidying for blue\n"
+        names["app"].close()
+
+    def test_progress(self, names: dict[str, Any]) -> None:
+        run_python("progress", names)
+        app: sqlq.App = names["app"]
+        id = app.enqueue(names["convert"].new(4)).id
+        drain(app)
+        assert str(app.get(id).progress) == "4 of 4 (100%): page 4"
+        with names["engine"].connect() as connection:
+            query = block("sql", "progress")
+            assert connection.exec_driver_sql(query).all() == []
+            ended = query.replace("'running'", "'finished'")
+            assert tuple(connection.exec_driver_sql(ended).one()) == (id, None, 100, "page 4")
+
+    def test_layers(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        url = names["app"].database.engine.url
+        monkeypatch.setenv("SQLQ_DATABASE_URL", url.render_as_string(hide_password=False))
+        run_python("layers", names)
+        app, task = names["app"], names["send_invoice"]
+        assert (task.timeout_ms, task.max_attempts, task.retry.wait_ms(2)) == (30_000, 3, 60_000)
+        (job,) = app.list(queue="mail")
+        assert (job.timeout_ms, job.retention_ms, job.headers) == (0, 3_600_000, {"service": "shop"})
+        app.close()
+        (tmp_path / "pyproject.toml").write_text(block("toml", "layers"))
+        monkeypatch.chdir(tmp_path)
+        app = sqlq.App()
+        assert app.retention_ms == 30 * 86_400_000
+        assert app.task(name="t", queue="mail")(lambda: None).max_attempts == 10
+        assert app.task(name="u")(lambda: None).timeout_ms == 300_000
 
     def test_unique(self, names: dict[str, Any]) -> None:
         run_python("unique", names)
@@ -683,6 +751,18 @@ def test_enqueue_in_sql(names: dict[str, Any]) -> None:
             conn.exec_driver_sql(block("sql", "unique"))
     assert found(app) == [*mail(7), ("mail", "available", {"kwargs": {"order_id": 7}})]
     assert drain(app).completed == 2
+
+
+def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
+    app: sqlq.App = names["app"]
+    with names["engine"].begin() as conn:
+        conn.exec_driver_sql(block("sql", "followed"))
+    with app.database.begin() as conn:
+        (held,) = jobs.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
+        endings.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
+    (follow_up,) = app.list(task="shop.alarm")
+    assert follow_up.queue == "ops"
+    assert follow_up.payload["args"][0]["message"] == "refused"
 
 
 @pytest.fixture
