@@ -37,7 +37,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
@@ -91,6 +91,7 @@ ELSEWHERE = {
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
+    "example": "test_what_is_shown_of_examples",
     "toml": "test_pyproject_names_the_app_and_the_database",
 }
 
@@ -314,6 +315,24 @@ def test_deploying(desk: Desk) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 0, said
+
+
+EXAMPLES = {
+    "flask_view": "flask/shop/orders.py",
+    "flask_worker": "flask/worker.py",
+    "fastapi_view": "fastapi/shop.py",
+    "sqlmodel_view": "sqlmodel/shop.py",
+    "pyramid_worker": "pyramid/worker.py",
+    "pyramid_handler": "pyramid/shop/jobs.py",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_shown_of_examples(name: str) -> None:
+    """tests/faces/test_examples.py runs them."""
+    file = (ROOT / "examples" / EXAMPLES[name]).read_text()
+    missing = [part for part in block("example", name).split("\n\n\n") if part.strip() not in file]
+    assert not missing
 
 
 # -- Python --------------------------------------------------------------------------------------------------
@@ -625,6 +644,26 @@ class TestPython:
         run_python("tables", names)
         assert names["states"] == {"Blue teapot": "available"}
         assert not {"job_states", "failed_jobs"} & Base.metadata.tables.keys()
+
+    def test_at_commit(self, names: dict[str, Any], database_url: str) -> None:
+        app: sqlq.App = names["app"]
+        run_python("at_commit", names)
+        engine = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+
+        async def requests() -> None:
+            session = AsyncSession(engine)
+            for id, end in enumerate((session.rollback, session.commit, session.close), 1):
+                names["enqueue_at_commit"](session, names["send_receipt"].new(id))
+                await session.execute(text("SELECT 1"))
+                await end()
+                await session.commit()  # of nothing
+
+        try:
+            asyncio.run(requests())
+        finally:
+            event.remove(Session, "before_commit", names["enqueue_jobs"])
+            event.remove(Session, "after_transaction_end", names["forget_jobs"])
+        assert found(app) == mail(2)
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
     def test_psycopg(self, names: dict[str, Any], database_url: str) -> None:

@@ -52,6 +52,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_flow.py::",
     "tests/worker/test_outcomes.py::",
 )
+RELOAD = "tests/faces/test_cli_reload.py::"
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -193,6 +194,8 @@ GUARDS = [
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
     Guard("a-repeat-is-one-request", "stopping_since + REPEAT_SECONDS", "stopping_since", SUPERVISOR + "test_a_request_that_comes_twice_at_once_is_one[sqlite]"),
+    Guard("a-start-cut-short-is-no-failure", None, "if False:", RELOAD + "test_a_change_while_a_process_starts[sqlite]"),
+    Guard("no-stale-code", None, "pass", RELOAD + "test_two_changes_of_one_size_within_a_second[sqlite]"),
     Guard("process-1-has-no-child", None, "except ZeroDivisionError:", "tests/faults/test_process_one.py::test_the_death_of_its_only_child_is_survived[sqlite]"),
     # operators
     Guard("forced-cancel-raises-the-token", "values(lease_token=next_token(jobs.c.lease_token))", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),
