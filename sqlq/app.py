@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 from sqlalchemy import URL, Engine
 
 from sqlq.around import Scope, around_scope, lifespan_scope
+from sqlq.backoff import BackoffOption
 from sqlq.clock import Duration, milliseconds
 from sqlq.enqueue import Enqueuer, Enqueues, listed
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.job import Job, JobDetails, NewJob
-from sqlq.retry import BackoffOption
-from sqlq.session import AnyAsyncSession, SyncSession
+from sqlq.named import NamedTask
+from sqlq.session import (
+    AnySession,
+    AnySessionToAwait,
+    SessionOfNow,
+    checked_session_of_now,
+    own,
+    session_of_now,
+)
 from sqlq.settings import CONCURRENCY, DEFAULT_QUEUE, MAX_ATTEMPTS, database_url, schema_name, supported
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.store.database import Address, Database, Gate
@@ -58,7 +66,9 @@ class App:
     (an Engine or AsyncEngine of yours) sqlq makes its own connections the way that engine does, in a pool of
     its own. `schema` names the PostgreSQL schema of the tables (else SQLQ_SCHEMA, else the connection's
     default one). `retention` says how long finished jobs are kept: "0s" for not at all, None for ever.
-    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN.
+    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
+    is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
+    connection of the moment, or None.
 
     Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
     enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
@@ -75,14 +85,16 @@ class App:
         schema: str | None = None,
         retention: Duration | None = "7d",
         listen_url: str | URL | None = None,
+        session: SessionOfNow | None = None,
     ) -> None:
         self._gate = Gate()
         self._test_addresses: builtins.list[Address] = []
         self._move_to(self._address(url, engine, schema, listen_url))
+        self._session = checked_session_of_now(session)
         self.stand_in: Enqueues | None = None
         """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
         self.retention_ms = None if retention is None else milliseconds(retention, "retention")
-        self.tasks = Registry()
+        self.tasks = Registry(self)
         self.lifespan_scope: Scope | None = None
         """What surrounds the life of each process that runs handlers."""
         self.events = Events()
@@ -95,16 +107,20 @@ class App:
         engine: Engine | AsyncEngine | None = None,
         schema: str | None = None,
         listen_url: str | URL | None = None,
+        session: SessionOfNow | None = None,
     ) -> None:
         """Point the App at another database, as if it had been made with these arguments; its tasks stay.
 
-        For applications that read their configuration after their tasks are imported. Jobs enqueued through a
-        session go where the session goes. Closes the connections to the database before; raises as `App`
-        does. While a test database is open (`sqlq_app`, `sqlq.testing.on_database`), the App stays there and
-        goes to the new database afterwards: an application factory needs no change to be tested.
+        For applications that read their configuration after their tasks are imported. Without `session` the
+        App keeps the one it has. Jobs enqueued through a session go where the session goes. Closes the
+        connections to the database before; raises as `App` does. While a test database is open (`sqlq_app`,
+        `sqlq.testing.on_database`), the App stays there and goes to the new database afterwards: an
+        application factory needs no change to be tested.
 
         >>> App().use("sqlite:///shop.db")
         """
+        if session is not None:
+            self._session = checked_session_of_now(session)
         self._move_to(self._address(url, engine, schema, listen_url))
 
     @contextmanager
@@ -253,6 +269,20 @@ class App:
             )
         return register(handler)
 
+    def named(self, name: str) -> NamedTask:
+        """Return a task by its name alone, for a process that does not import its handler: a web application,
+        say, whose workers run other code.
+
+        `.new(…)` takes any arguments. They are JSON, or values that JSON has a form for, such as a UUID, a
+        datetime or a dataclass. Whether they fit is found out by the worker. Its task says how often the job
+        may be tried, with what backoff and timeout; queue and priority of the task are not known here, and
+        are `.set(…)`. A task that is registered here makes its jobs as ever. Raises `EnqueueError` for what
+        cannot be a name.
+
+        >>> job = App().named("shop.send_receipt").new(7).set(queue="mail")
+        """
+        return NamedTask(name, self.tasks.get(name))
+
     # -- hooks -----------------------------------------------------------------------------------------------
 
     def around(self, function: A) -> A:
@@ -329,37 +359,44 @@ class App:
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob[R], session: SyncSession | None = None) -> Job[R]:
+    def enqueue(self, job: NewJob[R], session: AnySession = None) -> Job[R]:
         """Put a job into the queue: exactly if the session's transaction commits, and seen by no worker
         before.
 
-        `session` is a Session, scoped_session or Connection, with whatever driver; it is not committed,
-        rolled back or closed. Without one the job is committed when this returns. Raises `EnqueueError` or
-        `ConfigurationError` before anything is written; errors of the database pass through.
+        `session` is a Session, scoped_session or Connection of SQLAlchemy, with whatever driver, or a
+        connection of psycopg, psycopg2, sqlite3 or Django; it is not committed, rolled back or closed.
+        Without one the App's `session` counts, and where that has none, or with `sqlq.own`, the job is
+        committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
+        errors of the database pass through.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
         ...     app.enqueue(send_receipt.new(order.id), session=session)
         """
-        return self.enqueuer.enqueue([job], session)[0]
+        return self.enqueuer.enqueue([job], self._joined(session))[0]
 
-    def enqueue_many(
-        self, jobs: Iterable[NewJob[R]], session: SyncSession | None = None
-    ) -> builtins.list[Job[R]]:
+    def enqueue_many(self, jobs: Iterable[NewJob[R]], session: AnySession = None) -> builtins.list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`."""
-        return self.enqueuer.enqueue(listed(jobs), session)
+        return self.enqueuer.enqueue(listed(jobs), self._joined(session))
 
-    async def aenqueue(self, job: NewJob[R], session: AnyAsyncSession | None = None) -> Job[R]:
-        """`enqueue` with an AsyncSession or AsyncConnection; without one, in a thread, where the job is
-        committed also when this call is cancelled, as `asyncio.wait_for` does."""
-        return (await self.enqueuer.aenqueue([job], session))[0]
+    async def aenqueue(self, job: NewJob[R], session: AnySessionToAwait = None) -> Job[R]:
+        """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
+        aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
+        cancelled, as `asyncio.wait_for` does."""
+        return (await self.enqueuer.aenqueue([job], self._joined(session)))[0]
 
     async def aenqueue_many(
-        self, jobs: Iterable[NewJob[R]], session: AnyAsyncSession | None = None
+        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None
     ) -> builtins.list[Job[R]]:
-        """`enqueue_many` with an AsyncSession or AsyncConnection; without one, in a thread, as `aenqueue`."""
-        return await self.enqueuer.aenqueue(listed(jobs), session)
+        """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
+        return await self.enqueuer.aenqueue(listed(jobs), self._joined(session))
+
+    def _joined(self, session: Any) -> Any:
+        """Return the session whose transaction a job joins; None for a transaction of its own."""
+        if session is None:
+            return session_of_now(self._session)
+        return None if session is own else session
 
     # -- look and mend ---------------------------------------------------------------------------------------
 

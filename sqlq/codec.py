@@ -132,14 +132,14 @@ def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:
 
 
 def _mend(kind: type, *, is_nested: bool) -> str:
-    if hasattr(kind, "__mapper__") or not _may_be_annotated(kind):
+    if hasattr(kind, "__mapper__") or not may_be_annotated(kind):
         return "pass an id, or build it from text, numbers, lists and dicts"
     if is_nested:
         return f"annotate the parameter by what it holds, as in list[{kind.__name__}], and pass it as it is"
     return f"annotate the parameter as {kind.__name__}, and pass it as it is"
 
 
-def _may_be_annotated(kind: type) -> bool:
+def may_be_annotated(kind: type) -> bool:
     """Whether an annotation lets values of this type through; see `sqlq.conversion`."""
     return (
         issubclass(kind, _ANNOTATED)

@@ -19,8 +19,9 @@ import msgspec
 import msgspec.inspect
 import msgspec.structs
 
-from sqlq.codec import MisfitError, not_json
+from sqlq.codec import MisfitError, may_be_annotated, not_json
 from sqlq.errors import ArgumentsError
+from sqlq.settings import PAYLOAD_BYTES
 
 
 class Converted:
@@ -80,6 +81,35 @@ class Converted:
             raise
         except Exception as error:
             raise _misfit(error, path) from None
+
+
+def by_value(value: Any, path: str) -> Any:
+    """Return a value in the form that JSON has for its type, where no annotation says what is wanted; inside
+    lists and dicts, too. What has no form is returned as it is.
+
+    Raises `ArgumentsError` for a value that holds something without a form, and for one without end.
+    """
+    try:
+        return _by_value(value, path, iter(range(PAYLOAD_BYTES)))
+    except RecursionError:
+        raise ArgumentsError(f"{path} is nested too deep, or contains itself") from None
+
+
+def _by_value(value: Any, path: str, left: Iterator[int]) -> Any:
+    if next(left, None) is None:  # as `codec.check_json` counts: each item takes a byte
+        raise ArgumentsError(f"{path[:200]}… and what comes before it take more than {PAYLOAD_BYTES:,} bytes")
+    if isinstance(value, dict):
+        return {key: _by_value(each, f"{path}[{key!r}]", left) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_by_value(each, f"{path}[{i}]", left) for i, each in enumerate(value)]
+    if isinstance(value, (str, int, float)) or not may_be_annotated(type(value)):
+        return value
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise _unencodable(value, path, error) from None
 
 
 _WITH_FIELDS = (msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType, msgspec.inspect.StructType)

@@ -51,6 +51,8 @@ class DriverConnection:
     driver: str
     """SQLAlchemy's name of the driver, whose parameters a statement is written with."""
     is_async = False
+    is_each_threads_own = False
+    """Whether each thread that uses the object uses a connection of its own by it."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -394,6 +396,8 @@ class Django(DriverConnection):
     Django's, and mark its atomic block, as those of its ORM do.
     """
 
+    is_each_threads_own = True
+
     def __init__(self, wrapper: Any) -> None:
         if not hasattr(wrapper, "validate_no_broken_transaction"):  # the proxy for the default connection
             wrapper = sys.modules["django.db"].connections[wrapper.alias]
@@ -473,13 +477,18 @@ _KINDS: dict[tuple[str, str], type[DriverConnection]] = {
 }
 
 
+def kind_of_connection(session: Any) -> type[DriverConnection] | None:
+    """Return the class here for a caller's connection; None for anything else."""
+    return _kind(session.__class__)
+
+
 def recognised(session: Any) -> DriverConnection | None:
     """Return a caller's connection by its driver's ways; None for anything else.
 
     Told by the names of its classes, so that no driver has to be imported to ask. What wraps a connection to
     trace it says that it is one, and has the connection as `__wrapped__`.
     """
-    kind = _kind(session.__class__)
+    kind = kind_of_connection(session)
     return None if kind is None else kind(getattr(session, "__wrapped__", session))
 
 

@@ -98,11 +98,26 @@ class Enqueuer:
         if is_committed:
             self._hints.send()
             return self._told(new, done)
+        self._tell_at_commit(conn, new, done)
         return done
 
+    def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
+        """Have listeners and workers told when the transaction of a driver's connection is committed: the
+        listeners only where the commit is known for certain, a worker as soon as it may be."""
+        _debug(done)
+        hears = self._events.wants("enqueued")
+        if self._hints.are_needed or hears:
+
+            def committed() -> None:
+                self._hints.send()
+                if hears:
+                    self._events.enqueued(new, done)
+
+            if not conn.driver.on_commit(committed):
+                self._hints.at_the_end_of(conn.driver.connection)
+
     def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
-        if log.isEnabledFor(logging.DEBUG):
-            _debug(done)
+        _debug(done)
         if self._events.wants("enqueued"):
             self._events.enqueued(new, done, conn)
         return done
@@ -229,6 +244,8 @@ _SERVER = text("SELECT current_database(), pg_postmaster_start_time()")
 
 
 def _debug(done: list[Job]) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
     for job in done:
         event = "enqueued" if job.created else "not_unique"
         log.debug(

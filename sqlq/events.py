@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, event
 
 from sqlq.errors import ConfigurationError
 from sqlq.job import ErrorText, Job, NewJob
+from sqlq.settings import MAX_ATTEMPTS
 
 log = logging.getLogger("sqlq")
 
@@ -228,7 +229,7 @@ class Events:
                 task=job.task,
                 queue=job.queue,
                 attempt=0,
-                max_attempts=asked.max_attempts,
+                max_attempts=asked.max_attempts or MAX_ATTEMPTS,
                 delay_seconds=asked.delay_ms / 1000 or None,
             )
             for asked, job in zip(new, done, strict=True)

@@ -6,6 +6,10 @@ two-phase commit. So the hint is sent by a thread of its own, on a connection of
 that enqueued is committing, and one hint stands for all commits of the last few milliseconds. It may overtake
 a COMMIT that takes long; a worker that finds nothing after a hint looks again soon.
 
+Of a transaction on a driver's own connection nobody tells when it commits. The same thread looks at the
+connection, without a word to the server, until the transaction is over, or for so long that an idle worker
+has looked for itself.
+
 Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its
 hint along: then there are no others whose commits would wait.
 """
@@ -39,6 +43,10 @@ QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
 COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
 """How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was
 told too early looks again."""
+WATCH_SECONDS, FIRST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 1.0, 0.001, 0.02
+"""For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
+After that the workers' own looks have to do, which are as far apart."""
+MOST_WATCHED = 100
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last hint to leave."""
 CLOSE_SECONDS = 5.0
@@ -66,9 +74,17 @@ class Hints:
         """Whether the thread waits a moment, and will see by itself that a hint is wanted."""
         self._committing: list[Any] = []
         """The connections whose COMMIT is under way."""
+        self._watched: dict[int, tuple[Any, float]] = {}
+        """The connections of drivers on which a job waits for the commit, and until when to look at them."""
+        self._pause = FIRST_WATCH_SECONDS
         self._closing = False
         self._last_at = float("-inf")
         self._thread: threading.Thread | None = None
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether workers do not see commits by themselves."""
+        return not self._silent
 
     def on_commit_of(self, conn: Connection) -> None:
         """Send a hint when the caller's transaction commits; nothing is sent when it never does."""
@@ -88,6 +104,20 @@ class Hints:
             self._enqueued.discard(conn)
             self._committing.append(conn.connection.driver_connection)
             self.send()
+
+    def at_the_end_of(self, driver: Any) -> None:
+        """Send a hint when the transaction that is open on a driver's connection is over, whether it was
+        committed or not."""
+        if self._silent:
+            return
+        with self._lock():
+            known = bool(self._watched)
+            if len(self._watched) < MOST_WATCHED:
+                self._watched[id(driver)] = (driver, time.monotonic() + WATCH_SECONDS)
+                self._pause = FIRST_WATCH_SECONDS
+            self._begin()
+            if not known:  # else it looks by itself, soon
+                self._changed.notify_all()
 
     def takes_along(self) -> bool:
         """Whether the transaction about to begin should send the hint itself, since there was none for a
@@ -125,7 +155,9 @@ class Hints:
             pass  # but connect, which takes ten times as long as a hint
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._closing)
+                while not self._wanted and not self._closing:
+                    self._changed.wait(self._pause if self._watched else None)
+                    self._look()
                 if not self._wanted:
                     self._thread = None
                     return
@@ -146,6 +178,16 @@ class Hints:
                 self._resting = False
                 streams = self._wanted >= max(STREAM_JOBS, rest * STREAM_PER_SECOND)
                 rest = STREAM_DEBOUNCE_SECONDS if streams else DEBOUNCE_SECONDS
+
+    def _look(self) -> None:
+        """Want a hint for each watched connection whose transaction is over."""
+        moment = time.monotonic()
+        for key, (driver, until) in list(self._watched.items()):
+            over = not is_in_transaction(driver)
+            if over or moment > until:
+                del self._watched[key]
+                self._wanted += over
+        self._pause = min(self._pause * 1.5, LONGEST_WATCH_SECONDS)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts

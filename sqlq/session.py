@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.util import greenlet_spawn
 
 from sqlq.borrowed import Borrowed
-from sqlq.drivers import DriverConnection, recognised
+from sqlq.drivers import DriverConnection, kind_of_connection, recognised
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import DIALECTS
@@ -48,6 +49,49 @@ SyncSession: TypeAlias = "Session | scoped_session[Any] | Connection | AnyDriver
 AnyAsyncSession: TypeAlias = (
     "AsyncSession | AsyncConnection | async_scoped_session[Any] | AnyAsyncDriverConnection"
 )
+
+
+class Own(Enum):
+    """Stands for a transaction of the job's own."""
+
+    OWN = "own"
+
+
+own: Final = Own.OWN
+"""As `session`: the job gets a transaction of its own, though the App has a session for those without one."""
+
+AnySession: TypeAlias = "SyncSession | Literal[Own.OWN] | None"
+AnySessionToAwait: TypeAlias = "AnyAsyncSession | Literal[Own.OWN] | None"
+SessionOfNow: TypeAlias = (
+    "scoped_session[Any] | async_scoped_session[Any] "
+    "| Callable[[], SyncSession | AnyAsyncSession | Literal[Own.OWN] | None]"
+)
+"""What an App takes as `session`: what leads each thread, request or task to a session of its own."""
+
+
+def session_of_now(given: SessionOfNow | None) -> Any:
+    """Return the session that a job without one is enqueued through; None for a transaction of its own."""
+    session: Any = given
+    if session is None or hasattr(session, "registry") or not callable(session):
+        return session
+    found = session()
+    return None if found is own else found
+
+
+def checked_session_of_now(given: Any) -> Any:
+    """Return what an App may be given as `session`. Raises `ConfigurationError` for what leads all threads to
+    the same session, and for what leads to none."""
+    if given is None or hasattr(given, "registry"):
+        return given
+    driver = kind_of_connection(given)
+    if driver is not None and driver.is_each_threads_own:
+        return given
+    if driver is not None or not callable(given) or isinstance(given, type):
+        raise ConfigurationError(
+            f"App(session=…) is {_named(given)}: give a scoped_session, or a function that returns the "
+            "session or connection of the moment, or None"
+        )
+    return given
 
 
 def connection_to_write(session: Any) -> Connection:

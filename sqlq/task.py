@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
 from sqlq.around import Scope, surrounding, task_arounds
+from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
@@ -26,7 +27,7 @@ from sqlq.job import (
     checked_queue,
     checked_timeout,
 )
-from sqlq.retry import BackoffOption, RetryPolicy, backoff_from
+from sqlq.retry import RetryPolicy
 from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS
 
 P = ParamSpec("P")
@@ -62,6 +63,8 @@ class Task(Generic[P, R]):
     """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
     surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
     """All that surrounds its attempts, the outermost first; chosen by the registry."""
+    app: Any = field(default=None, init=False, repr=False, compare=False)
+    """The App that it is registered with."""
     _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -298,7 +301,8 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
 class Registry(Mapping[str, Task[..., Any]]):
     """The tasks of an App by name. An alias finds its task too, but is not listed."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: Any = None) -> None:
+        self._app = app
         self._tasks: dict[str, Task[..., Any]] = {}
         self._found: dict[str, Task[..., Any]] = {}
         """By name and by alias."""
@@ -330,6 +334,7 @@ class Registry(Mapping[str, Task[..., Any]]):
                     f"{task.name} has the name {name!r} twice: leave it out of its aliases"
                 )
         task.surround(self._arounds)
+        object.__setattr__(task, "app", self._app)
         self._tasks[task.name] = task
         self._found |= dict.fromkeys(names, task)
 

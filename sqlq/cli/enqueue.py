@@ -75,7 +75,9 @@ def enqueue(
     moment = options.pop("available_at")
     with naming_options(*options, "queue"):
         new = new.set(available_at=None if moment is None else _moment(moment), **options)
-    job = app.enqueue(new)
+    from sqlq.session import own
+
+    job = app.enqueue(new, session=own)  # a command has no session of the moment
     app.close()
     if as_json:
         show_json(

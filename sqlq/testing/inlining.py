@@ -21,6 +21,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.job import ClaimedJob, Job, NewJob, State
 from sqlq.retry import Cancel, Retry, Snooze
 from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
+from sqlq.settings import MAX_ATTEMPTS
 from sqlq.task import Task
 from sqlq.testing.commits import Commits
 from sqlq.testing.database import current
@@ -222,7 +223,7 @@ class InlineEnqueuer:
             task=job.new.task,
             payload=job.new.payload,
             attempts=job.attempts,
-            max_attempts=job.new.max_attempts,
+            max_attempts=job.new.max_attempts or task.max_attempts,
         )
         running = RunningJob(claimed, task, float("inf"))
         running.lifespan = self._lifespan
@@ -328,7 +329,7 @@ class _Ending:
                 self._job.state = State.CANCELLED
             case Snooze():
                 self._job.state = State.SCHEDULED
-            case Retry() if self._job.attempts < self._job.new.max_attempts:
+            case Retry() if self._job.attempts < (self._job.new.max_attempts or MAX_ATTEMPTS):
                 pass
             case Retry(__cause__=BaseException() as cause):
                 self._job.state, self._job.error = State.FAILED, cause

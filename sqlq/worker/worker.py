@@ -272,16 +272,14 @@ class Worker:
 
     def _duties(self) -> list[Chore]:
         """Return what this worker does beside its jobs."""
-        duties: list[Chore] = [
+        return [
             Rescue(self._database, self._options.lease_ms, self._teller, self._wake.call),
             SchemaWatch(self._database, self._schema, self._stop_behind),
             Vacuum(self._database, lambda: self._executors.ended),
             Sweep(self._database),
             Unstarted(self._database, self.id, self._give_back_forgotten),
+            Prune(self._database, self._options.retention_ms),
         ]
-        if self._options.retention_ms is not None:
-            duties.append(Prune(self._database, self._options.retention_ms))
-        return duties
 
     def _stop_behind(self, error: SchemaVersionError) -> None:
         """Stop in good order: a migration has left this sqlq behind."""

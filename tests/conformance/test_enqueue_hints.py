@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq import hints
 from sqlq.store import cluster
+from tests.conformance import driver_callers
 from tests.conformance.callers import Caller, Way
 from tests.waiting import wait_until
 
@@ -97,6 +98,53 @@ def test_a_rollback_is_not_heard(
         with caller.savepoint():
             caller.enqueue(app, send.new(1))
         caller.rollback()
+        assert listener.hears_no_more()
+
+
+in_driver_modes = pytest.mark.parametrize(
+    "mode",
+    ["psycopg", "psycopg-autocommit", "psycopg2", "psycopg-async", "asyncpg"],
+)
+
+
+@in_driver_modes
+def test_a_commit_on_a_drivers_connection_is_heard_once(
+    app: sqlq.App,
+    send: sqlq.Task[..., None],
+    listener: Listener,
+    database_url: str,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hints, "WATCH_SECONDS", 60.0)
+    with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"][mode]) as caller:
+        for _ in range(3):
+            caller.begin()
+            caller.enqueue(app, send.new(1))
+            caller.enqueue_many(app, [send.new(2), send.new(3)])
+            assert not listener.hears_within(0.1)
+            caller.commit()
+            assert listener.hears_one()
+            assert listener.hears_no_more()
+        if caller.mode.begins:
+            caller.enqueue(app, send.new(4))
+            assert listener.hears_one()
+            assert listener.hears_no_more()
+
+
+def test_a_long_transaction_on_a_drivers_connection_is_looked_at_for_a_while_only(
+    app: sqlq.App,
+    send: sqlq.Task[..., None],
+    listener: Listener,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hints, "WATCH_SECONDS", 0.0)
+    with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"]["psycopg"]) as caller:
+        caller.enqueue(app, send.new(1))
+        sent: Any = app._enqueuer
+        wait_until(lambda: not sent._hints._watched, what="an end of looking")
+        caller.commit()
         assert listener.hears_no_more()
 
 

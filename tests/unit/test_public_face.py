@@ -25,6 +25,7 @@ def test_the_names_are_those_promised() -> None:
         "JobDetails",
         "JobEvent",
         "NewJob",
+        "Progress",
         "Retry",
         "RunningJob",
         "Snooze",
@@ -36,6 +37,7 @@ def test_the_names_are_those_promised() -> None:
         "fibonacci",
         "fixed",
         "linear",
+        "own",
     }
     assert list(sqlq.__all__) == sorted(sqlq.__all__)
     assert set(sqlq.__all__) <= set(dir(sqlq))
@@ -44,7 +46,7 @@ def test_the_names_are_those_promised() -> None:
 @pytest.mark.parametrize("name", sqlq.__all__)
 def test_each_name_can_be_imported(name: str) -> None:
     found = getattr(sqlq, name)
-    assert found.__name__ == name
+    assert found is sqlq.own or found.__name__ == name
     assert found.__module__.startswith("sqlq.")
     assert found.__doc__
     assert getattr(sqlq, name) is found

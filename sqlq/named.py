@@ -1,0 +1,36 @@
+"""Tasks by their names: jobs for handlers that other processes have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlq.codec import encode
+from sqlq.job import NewJob, checked_name
+from sqlq.settings import DEFAULT_QUEUE
+from sqlq.task import Task
+
+
+class NamedTask:
+    """A task of which the name is known, and perhaps nothing else; see `App.named`."""
+
+    def __init__(self, name: str, known: Task[..., Any] | None = None) -> None:
+        self.name = checked_name(name, "the task's name")
+        self._known = known
+
+    def new(self, /, *args: Any, **kwargs: Any) -> NewJob[Any]:
+        """Return a job of this task with these arguments, for `app.enqueue`.
+
+        Raises `ArgumentsError` where a value is not JSON and has no form in it, naming its path; of a task
+        that is registered here, as its own `new` does.
+        """
+        if self._known is not None:
+            return self._known.new(*args, **kwargs)
+        from sqlq.conversion import by_value
+
+        where = f"{self.name}: "
+        args = tuple(by_value(value, f"{where}args[{i}]") for i, value in enumerate(args))
+        kwargs = {name: by_value(value, f"{where}{name}") for name, value in kwargs.items()}
+        return NewJob(self.name, encode(args, kwargs, where), DEFAULT_QUEUE, max_attempts=None)
+
+    def __repr__(self) -> str:
+        return f"NamedTask({self.name!r})"

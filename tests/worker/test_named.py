@@ -1,0 +1,131 @@
+"""Tasks by name: enqueued by a process that does not have their handlers, run by one that has."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import sqlq
+import sqlq.testing
+
+
+@dataclasses.dataclass
+class Line:
+    item: str
+    price: Decimal
+    due: date
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+ID = UUID("8c39a3bc-54ff-4c24-9b0e-4b3d7a6a7f2b")
+MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
+
+
+@pytest.fixture
+def web(database_url: str) -> Iterator[sqlq.App]:
+    """Another process's App on the same database, which has no tasks."""
+    with closing(sqlq.App(database_url)) as app:
+        yield app
+
+
+def test_a_job_by_name_runs_as_its_task_says(app: sqlq.App, web: sqlq.App) -> None:
+    ran: list[Any] = []
+
+    @app.task(name="shop.bill", max_attempts=2, backoff="0s")
+    def bill(
+        id: UUID, lines: list[Line], *, at: datetime, size: Size, wait: timedelta, path: PurePosixPath
+    ) -> None:
+        ran.append((id, lines, at, size, wait, path))
+        raise ZeroDivisionError
+
+    lines = [Line("teapot", Decimal("24.50"), date(2030, 1, 31))]
+    new = web.named("shop.bill").new(
+        ID, lines, at=MOMENT, size=Size.SMALL, wait=timedelta(minutes=1), path=PurePosixPath("/a")
+    )
+    job = web.enqueue(new)
+    assert (job.task, job.queue, job.state) == ("shop.bill", "default", "available")
+    assert web.get(job.id).max_attempts is None
+    app.worker(drain=True).run()
+    assert ran == [(ID, lines, MOMENT, Size.SMALL, timedelta(minutes=1), PurePosixPath("/a"))] * 2
+    assert (app.get(job.id).state, app.get(job.id).attempts) == ("failed", 2)
+
+
+def test_options_are_set_as_ever(app: sqlq.App, web: sqlq.App) -> None:
+    task = web.named("shop.send")
+    first = web.enqueue(task.new(7).set(queue="mail", priority=9, delay="1h", max_attempts=9, unique_key="k"))
+    found = web.get(first.id)
+    assert (found.queue, found.priority, found.max_attempts, found.unique_key) == ("mail", 9, 9, "k")
+    assert found.state == "scheduled"
+    again, other = web.enqueue_many([task.new(8).set(queue="mail", unique_key="k"), task.new(9)])
+    assert (again.id, again.created, other.created) == (first.id, False, True)
+
+
+def test_a_task_that_is_registered_makes_its_jobs_itself(app: sqlq.App) -> None:
+    @app.task(name="shop.send", queue="mail", max_attempts=3, timeout="1m", priority=2)
+    def send(order_id: int) -> None: ...
+
+    assert app.named("shop.send").new(7) == send.new(7)
+    with pytest.raises(sqlq.ArgumentsError, match="missing a required argument"):
+        app.named("shop.send").new()
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "Opaque()"
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+MANY: list[Any] = []
+for _ in range(60):
+    MANY = [MANY, MANY]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Opaque(), "t: args[0] is Opaque() of type Opaque, which is not JSON: pass an id, or build it"),
+        ({"a": [Opaque()]}, "t: args[0]['a'][0] is Opaque() of type Opaque, which is not JSON"),
+        ({1: 2}, "t: args[0] has the key 1, but JSON's keys are text"),
+        (float("nan"), "t: args[0] is nan, which JSON does not have"),
+        ("a\0b", "t: args[0] holds a NUL"),
+        (LOOP, "t: args[0] is nested too deep, or contains itself"),
+        (MANY, "and what comes before it take more than 1,048,576 bytes"),
+        ([dataclasses.make_dataclass("D", ["x"])(Opaque())], "t: args[0][0]"),
+    ],
+)
+def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App, value: Any, says: str) -> None:
+    with pytest.raises(sqlq.ArgumentsError, match=re.escape(says)):
+        web.named("t").new(value)
+
+
+def test_a_name_that_cannot_be_one_is_refused(web: sqlq.App) -> None:
+    with pytest.raises(sqlq.EnqueueError, match="the task's name is '': it must be text"):
+        web.named("")
+
+
+def test_a_handler_enqueues_through_its_jobs_app(app: sqlq.App) -> None:
+    @app.task(name="t")
+    def first() -> None:
+        sqlq.current_job().app.enqueue(sqlq.current_job().app.named("other").new(1))
+
+    app.enqueue(first.new())
+    app.worker(drain=True, max_jobs=1).run()
+    assert [job.task for job in app.list(state="available")] == ["other"]
+    with sqlq.testing.inline(app) as ran:
+        app.task(name="u")(lambda: ran.jobs.append(sqlq.current_job().app))  # type: ignore[arg-type]
+        app.enqueue(app.tasks["u"].new())
+        assert ran.jobs[1] is app  # type: ignore[comparison-overlap]
