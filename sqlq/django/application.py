@@ -58,6 +58,7 @@ class DjangoApp(App):
             schema=given.schema,
             retention=given.retention,
             listen_url=given.listen_url,
+            session=self.connection,
         )
         if is_testing():
             self._move_to(self._address_in_django())
@@ -65,8 +66,11 @@ class DjangoApp(App):
         self.around(afresh_connections)
 
     def connection(self) -> Any:
-        """Return Django's connection to the database of the jobs, of the calling thread."""
-        return connections[self.configuration.database]
+        """Return Django's connection to the database of the jobs, of the calling thread; None where the App
+        was pointed at another database."""
+        if not self._follows or self._test_addresses:
+            return None
+        return connections[self.configuration.database]  # guard: jobs-join-djangos-transaction
 
     def use(self, *args: Any, **options: Any) -> None:
         """Point the App at another database; see `App.use`. From then on it follows Django's settings no
@@ -124,21 +128,13 @@ class DjangoApp(App):
 
     # -- on Django's connection ------------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob[R], session: Any = None) -> Job[R]:
-        """`App.enqueue`; without a session on Django's connection."""
-        session = self.connection() if session is None else session  # guard: jobs-join-djangos-transaction
-        return super().enqueue(job, session)
-
-    def enqueue_many(self, jobs: Iterable[NewJob[R]], session: Any = None) -> list[Job[R]]:
-        """`App.enqueue_many`; without a session on Django's connection."""
-        return super().enqueue_many(jobs, self.connection() if session is None else session)
-
     def get(self, id: int) -> JobDetails:
         """Return everything about a job, as the transaction on Django's connection sees it: also one that was
         enqueued there and is not committed. Raises `JobNotFoundError`."""
-        if not self._follows:
+        connection = self.connection()
+        if connection is None:
             return super().get(id)
-        conn: Any = connection_of(self.connection())
+        conn: Any = connection_of(connection)
         schema = self.database.schema_for(conn)
         version.require(conn, schema)
         found = records.details(_Reading(conn, schema), id)  # type: ignore[arg-type]

@@ -51,7 +51,9 @@ _STATUS = {
     State.FAILED: TaskResultStatus.FAILED,
     State.CANCELLED: TaskResultStatus.FAILED,
 }
-_OPTIONS = ("backoff", "isolate", "max_attempts", "timeout")
+_OF_JOBS = ("backoff", "max_attempts", "timeout")
+_OPTIONS = (*_OF_JOBS, "isolate")
+"""Of the options of TASKS, those that a job has and those that its task alone has."""
 _UNKNOWN_WORKER = "unknown"
 
 
@@ -96,8 +98,7 @@ class SqlqBackend(BaseTaskBackend):
                 queue=task.queue_name,
                 priority=int(task.priority),
                 available_at=run_after,
-                max_attempts=self.options.get("max_attempts"),
-                timeout=self.options.get("timeout"),
+                **{name: self.options[name] for name in _OF_JOBS if name in self.options},
             )
         except EnqueueError as error:
             raise InvalidTask(str(error)) from error
