@@ -16,7 +16,7 @@ from sqlalchemy import URL
 
 from sqlq.clock import milliseconds
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
-from sqlq.settings import schema_name
+from sqlq.settings import listen_url, schema_name
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
 """Of the parameters by which Django connects, those that are about its own use of the connection. What else
@@ -75,6 +75,8 @@ class Configuration:
         if self.retention is not None:
             milliseconds(self.retention, 'SQLQ["retention"]')
         schema_name(self.schema)
+        if self.listen_url is not None:
+            listen_url(self.listen_url)
 
 
 def place_of(alias: str) -> tuple[Any, ...]:
