@@ -114,7 +114,7 @@ class Bench:
     @contextmanager
     def place(self, subject: Subject, kind: str) -> Iterator[Place]:
         """Yield a database with the subject's tables and nothing in them."""
-        owner = find("sqlq") if subject.name in ("sqlq-async", "limit") else subject
+        owner = find("sqlq") if subject.name in ("sqlq-async", "sqlq-lines", "limit") else subject
         with self.servers.place(kind, owner.name, lambda url: self.inside(owner, "prepare", url)) as place:
             yield place
 
@@ -202,6 +202,10 @@ class Workers:
             except psutil.NoSuchProcess:
                 pass
         return found
+
+    def processor_seconds(self) -> float:
+        """How much processor time the processes and their children have used so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.family())
 
     def stop(self) -> None:
         """Stop them as their users do, and kill what does not leave."""

@@ -23,6 +23,7 @@ class Sqlq(Subject):
     settled = "SELECT count(*) FROM finished_jobs WHERE outcome = 'completed'"
     left = "SELECT count(*) FROM (SELECT 1 FROM jobs LIMIT 1) AS rest"
     tasks: dict[str, str] = {}  # noqa: RUF012 - read only
+    log_level = "warning"
 
     def prepare(self, url: str) -> None:
         import sqlq
@@ -51,7 +52,7 @@ class Sqlq(Subject):
             "-c",
             str(concurrency),
             "--log-level",
-            "warning",
+            self.log_level,
         ]
         if processes > 1 and _has_processes():
             return [[*command, "-p", str(processes)]]
@@ -130,7 +131,7 @@ class Sqlq(Subject):
 
         import sqlq
         from sqlq.job import Completed, Settlement
-        from sqlq.store import jobs
+        from sqlq.store import endings
         from sqlq.worker.claim import Claimer
 
         app = sqlq.App(url)
@@ -143,7 +144,7 @@ class Sqlq(Subject):
             if len(claimed) != limit:
                 raise RuntimeError(f"claimed {len(claimed)} jobs instead of {limit}")
             with app.database.begin() as conn:
-                jobs.settle(
+                endings.settle(
                     conn,
                     [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed],
                 )
@@ -155,6 +156,14 @@ class SqlqAsync(Sqlq):
     name = "sqlq-async"
     handles = "async def"
     tasks = {"noop": "anoop", "nap": "anap"}  # noqa: RUF012 - read only
+
+
+class SqlqLines(Sqlq):
+    """As installed: with a line for each job."""
+
+    name = "sqlq-lines"
+    settings = "sqlq work -c CONCURRENCY; finished jobs are kept"
+    log_level = "info"
 
 
 class SqlqProducer:
@@ -207,7 +216,7 @@ def _has_processes() -> bool:
     return "-p," in done.stdout
 
 
-SUBJECTS = (Sqlq, SqlqAsync)
+SUBJECTS = (Sqlq, SqlqAsync, SqlqLines)
 
 
 def payload(number: int) -> str:

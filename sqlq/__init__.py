@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.job import Job, JobDetails, NewJob, Progress, State
+    from sqlq.job import Ended, Job, JobDetails, NewJob, Progress, State
     from sqlq.retry import Cancel, Retry, Snooze
     from sqlq.session import own
     from sqlq.store.sqlite import configure_sqlite
@@ -43,6 +43,7 @@ __all__ = [
     "ArgumentsError",
     "Cancel",
     "ConfigurationError",
+    "Ended",
     "EnqueueError",
     "ExecutionError",
     "Job",

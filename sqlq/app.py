@@ -20,7 +20,7 @@ from sqlq.clock import Duration, milliseconds
 from sqlq.enqueue import Enqueuer, Enqueues, listed
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
-from sqlq.job import Job, JobDetails, NewJob
+from sqlq.job import Follows, Job, JobDetails, NewJob
 from sqlq.named import NamedTask
 from sqlq.session import (
     AnySession,
@@ -227,6 +227,8 @@ class App:
         retry_on: Exceptions | None = None,
         fail_on: Exceptions = (),
         isolate: bool = False,
+        on_success: Follows | None = None,
+        on_failure: Follows | None = None,
         aliases: Sequence[str] = (),
         around: Sequence[Around] | None = (),
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -237,7 +239,9 @@ class App:
         The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the
         next attempt: a duration, a list of them, a callable from the number of attempts to a duration, or one
         of `sqlq.exponential` (the default), `fixed`, `linear`, `fibonacci`. With `retry_on` only these
-        exceptions are followed by another attempt; after those in `fail_on` none follows. `aliases` are names
+        exceptions are followed by another attempt; after those in `fail_on` none follows. `on_success` and
+        `on_failure` are tasks of which a job is enqueued when one of this task has finished, or failed for
+        good: in the same transaction, with a `sqlq.Ended` as its argument. `aliases` are names
         the task had before: jobs that wait under one of them run, too. `around` lists what surrounds attempts
         of this task inside what `App.around` has registered; with None nothing surrounds them. `def` handlers
         run in threads, `async def` handlers on an event loop. Raises `ConfigurationError` for a function no

@@ -104,7 +104,8 @@ def stored(option: Any, error: type[Exception]) -> str:
     if not isinstance(backoff, Curve):
         raise error(
             f"backoff is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
-            "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes functions"
+            "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes "
+            "functions"
         )
     return backoff.stored()
 

@@ -29,15 +29,18 @@ def drain(bench: Bench, database: str, name: str, concurrency: int, processes: i
             begun = workers.wait_for(
                 lambda: workers.calls.count() >= jobs / 10, "through a tenth", look=0.002
             )
-            before = workers.calls.count()
+            before, processor = workers.calls.count(), workers.processor_seconds()
             if before > jobs / 2:  # so few jobs that they were through between two looks
-                begun, before = workers.calls.first(), 0
+                begun, before, processor = workers.calls.first(), 0, 0.0
             # huey takes jobs out of its store before it runs them, so the calls are asked for, too
             ended = workers.wait_for(
                 lambda: number(subject.left) == 0 and workers.calls.count() >= jobs, "drained"
             )
+            processor = (workers.processor_seconds() - processor) / (jobs - before) * 1e6
+            if subject.name == "sqlq-lines":
+                workers.wait_for(lambda: workers.words().count(" finished in ") == jobs, "all lines there")
             bench.check(subject, place, workers, jobs)
-            return {"rate": (jobs - before) / (ended - begun)}
+            return {"rate": (jobs - before) / (ended - begun), "processor": processor}
 
 
 def with_workers(concurrency: int, processes: int = 1) -> Callable[[Bench, str, str], dict[str, float]]:
@@ -57,7 +60,11 @@ def _of_best_peer(measure: str, case: str) -> Callable[[Medians], float | None]:
 
 
 _WHAT = "{jobs} jobs that do nothing, all enqueued before the workers start; finished jobs are kept. "
-RATE = {"rate": Figure("jobs/s")}
+RATE = {
+    "rate": Figure("jobs/s"),
+    "processor": Figure("µs/job", more_is_better=False, decimals=1),
+}
+"""`processor` is the time that the workers' processes have used of it, the database's not among them."""
 MEASURES = [
     Measure(
         "drain",
@@ -88,6 +95,25 @@ MEASURES = [
             ),
         ],
         smoke=lambda database, case: (database, case) != ("sqlite", "sqlq-async"),
+    ),
+    Measure(
+        "drain-lines",
+        "Drain, with a line for each job",
+        _WHAT + "As installed, where a line for each job goes to a file, and without these lines.",
+        RATE,
+        with_workers(10),
+        subjects(ours=("sqlq", "sqlq-lines"), peers=False),
+        [
+            Target(
+                database,
+                "sqlq-lines",
+                "of the rate without lines",
+                _of("drain-lines", database, "sqlq-lines", "sqlq"),
+                least=0.7,
+            )
+            for database in ("postgresql", "sqlite")
+        ],
+        smoke=lambda database, case: (database, case) == ("sqlite", "sqlq-lines"),
     ),
     Measure(
         "drain-100",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.bench import Bench, Workers
+from benchmarks.bench import Bench
 from benchmarks.environments import TREE, variables
 from benchmarks.measures import Figure, Measure, Medians, Target, subjects
 from benchmarks.peers import find
@@ -31,9 +31,13 @@ def idle(bench: Bench, database: str, name: str) -> dict[str, float]:
                 lambda: place.number(subject.left) == 0 and workers.calls.count() >= JOBS_BEFORE, "drained"
             )
             time.sleep(min(SETTLING_SECONDS, bench.size.idle_seconds))
-            before, statements, transactions = _cpu_seconds(workers), _letters(folder), _transactions(place)
+            before, statements, transactions = (
+                workers.processor_seconds(),
+                _letters(folder),
+                _transactions(place),
+            )
             time.sleep(bench.size.idle_seconds)
-            cpu = (_cpu_seconds(workers) - before) / bench.size.idle_seconds * 100
+            cpu = (workers.processor_seconds() - before) / bench.size.idle_seconds * 100
             sent = (_letters(folder) - statements) / bench.size.idle_seconds
             committed = (_transactions(place) - transactions) / bench.size.idle_seconds
             memory = [process.memory_info().rss / 2**20 for process in workers.family()]
@@ -41,10 +45,6 @@ def idle(bench: Bench, database: str, name: str) -> dict[str, float]:
         figures = {"largest process": max(memory), "all processes": sum(memory), "processor": cpu}
         figures |= {"statements": sent} if name == "sqlq" else {}
         return figures | ({"transactions": committed} if database == "postgresql" else {})
-
-
-def _cpu_seconds(workers: Workers) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in workers.family())
 
 
 def _transactions(place: Place) -> int:

@@ -12,6 +12,7 @@ PEERS = ("procrastinate", "pgqueuer", "chancy", "saq", "django-tasks-db", "huey"
 _MODULES = {
     "sqlq": "benchmarks.own",
     "sqlq-async": "benchmarks.own",
+    "sqlq-lines": "benchmarks.own",
     "limit": "benchmarks.limit",
     "lean": "benchmarks.limit",
 }

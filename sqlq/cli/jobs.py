@@ -22,6 +22,7 @@ from sqlq.cli.looks import (
 )
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
 from sqlq.commandline import command
+from sqlq.settings import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
@@ -158,6 +159,9 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.unique_key is not None:
         until = "it starts" if job.unique_until == "start" else "it has ended"
         yield "unique key", f"{plain(job.unique_key)} (until {until})"
+    for then, follower in (("on success", job.on_success), ("on failure", job.on_failure)):
+        if follower is not None:
+            yield then, _follower(follower)
     yield "created", _moment(job.created_at)
     if job.state == "scheduled":
         yield "due", f"{_moment(job.available_at, said=False)} ({_time(job).removeprefix('due ')})"
@@ -177,6 +181,13 @@ def _moment(moment: datetime, *, said: bool = True) -> str:
     from sqlq.clock import written
 
     return f"{written(moment)} ({ago(moment)})" if said else written(moment)
+
+
+def _follower(named: Any) -> str:
+    """Say which task follows, as the job's row names it, which SQL may have written."""
+    if not isinstance(named, dict) or not isinstance(named.get("task"), str):
+        return plain(json.dumps(named, ensure_ascii=False))
+    return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
 def _timeout(context: Context, job: JobDetails) -> str:

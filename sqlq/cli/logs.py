@@ -1,17 +1,25 @@
-"""How `sqlq work` logs: one line an event, for people or as JSON, to stderr."""
+"""How `sqlq work` logs: one line an event, for people or as JSON, to stderr, for which no job waits."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
-from sqlq.clock import written
+from sqlq.cli.outlet import Outlet
+from sqlq.clock import readable, written
+from sqlq.job import ClaimedJob
 from sqlq.retry import scrubbed
 from sqlq.settings import ERROR_BYTES
+from sqlq.worker.log import LinesOfJobs, milliseconds, subject
 from sqlq.worker.running import running_here
+
+log = logging.getLogger("sqlq.worker")
 
 ERASE = "\r\x1b[2K"
 """Takes the line away that is on the terminal."""
@@ -29,39 +37,73 @@ class OfJob(logging.Filter):
         return True
 
 
-class Bounded(logging.Formatter):
-    """Cuts texts of many megabytes, as exceptions may have them, in the middle."""
+class NoLineAJob(logging.Filter):
+    """Leaves out the jobs that ended as they should: another line counts them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or record.name != log.name or not hasattr(record, "duration_ms")
+
+
+class Form(logging.Formatter):
+    """Makes lines of records, and of finished jobs, of which there is no record. Cuts texts of many
+    megabytes, as exceptions may have them, in the middle."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
         return scrubbed(super().formatException(ei), ERROR_BYTES)  # guard: log-tracebacks-are-bounded
 
+    def finished(self, job: ClaimedJob, seconds: float) -> str:
+        """Return the line of a finished job, as `format` returns that of its record."""
+        raise NotImplementedError
 
-class Lines(Bounded):
+
+class Lines(Form):
     """`2026-01-31 12:30:05.123+00:00 INFO    job 7 …`; the traceback of an exception follows on lines of its
     own. What is not sqlq's begins with the logger's name in brackets, and the job."""
 
     def __init__(self, before: str = "") -> None:
         super().__init__(f"{before}%(asctime)s %(levelname)-7s %(message)s")
+        self._before = before
+        self._moment = _Moments(lambda moment: written(moment, "milliseconds"))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
-        return written(datetime.fromtimestamp(record.created, UTC), "milliseconds")
+        return self._moment(record.created)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        # a message may quote what a row holds; that must not look like a second event
-        said = scrubbed(record.message, ERROR_BYTES).replace("\r", "").replace("\n", " / ")
+        said = _on_one_line(record.message)
         if not f"{record.name}.".startswith("sqlq."):
             of_job = "job {job_id} {task}: ".format_map(vars(record)) if hasattr(record, "job_id") else ""
             said = f"[{record.name}] {of_job}{said}"
         record.message = said
         return super().formatMessage(record)
 
+    def finished(self, job: ClaimedJob, seconds: float) -> str:
+        return (
+            f"{self._before}{self._moment(time.time())} INFO    job {job.id} "
+            f"{_subject_on_one_line(job.task, job.queue)}{job.attempts} of {job.max_attempts}) "
+            f"finished in {readable(seconds * 1000)}"
+        )
 
-class JsonLines(Bounded):
+
+def _on_one_line(text: str) -> str:
+    # a message may quote what a row holds; that must not look like a second event
+    return scrubbed(text, ERROR_BYTES).replace("\r", "").replace("\n", " / ")
+
+
+@lru_cache(1_000)
+def _subject_on_one_line(task: str, queue: str) -> str:
+    return _on_one_line(subject(task, queue))
+
+
+class JsonLines(Form):
     """One JSON object a line: time (UTC), level, logger, message, and the fields of its event or job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moment = _Moments(lambda moment: moment.isoformat(timespec="milliseconds"))
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": self._moment(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": scrubbed(record.getMessage(), ERROR_BYTES),
@@ -71,12 +113,91 @@ class JsonLines(Bounded):
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
 
+    def finished(self, job: ClaimedJob, seconds: float) -> str:
+        about, task, queue = _in_json(job.task, job.queue)
+        return (
+            f'{{"time": "{self._moment(time.time())}", "level": "info", "logger": "sqlq.worker", "message": '
+            f'"job {job.id} {about}{job.attempts} of {job.max_attempts}) finished in '
+            f'{readable(seconds * 1000)}", "event": "finished", "job_id": {job.id}, "task": {task}, '
+            f'"queue": {queue}, "attempt": {job.attempts}, "duration_ms": {milliseconds(seconds)}}}'
+        )
 
-class NoLineAJob(logging.Filter):
-    """Leaves out the jobs that ended as they should: another line counts them."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno > logging.INFO or not hasattr(record, "duration_ms")
+@lru_cache(1_000)
+def _in_json(task: str, queue: str) -> tuple[str, str, str]:
+    """Return the subject of a job's line as the inside of a JSON text, its task and its queue."""
+    about = json.dumps(scrubbed(subject(task, queue), ERROR_BYTES), ensure_ascii=False)
+    return about[1:-1], json.dumps(task, ensure_ascii=False), json.dumps(queue, ensure_ascii=False)
+
+
+class _Moments:
+    """Writes moments as text, most of which is that of the second before."""
+
+    def __init__(self, write: Callable[[datetime], str]) -> None:
+        self._write = write
+        self._second = -1
+        self._parts = ("", "")
+
+    def __call__(self, at: float) -> str:
+        second, ms = divmod(int(at * 1000), 1000)
+        if second != self._second:
+            text = self._write(datetime.fromtimestamp(second, UTC))
+            point = text.index(".") + 1
+            self._second, self._parts = second, (text[:point], text[point + 3 :])
+        before, after = self._parts
+        return f"{before}{ms:03}{after}"
+
+
+class Stderr(LinesOfJobs):
+    """Writes to stderr, and waits for no reader. What is logged stands there when the call returns; but for
+    lines of finished jobs, which go in batches, and for what a reader does not take."""
+
+    its_filters = (OfJob(),)
+
+    def __init__(self, form: Form, *, counted: bool = False) -> None:
+        """Where finished jobs are `counted` in another line, they are none."""
+        super().__init__()
+        self._form = form
+        self._leaves_out = NoLineAJob() if counted else None
+        self._outlet = Outlet(sys.stderr, self._dropped)
+        self.setFormatter(form)
+        for known in self.its_filters:
+            self.addFilter(known)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._leaves_out is not None and not self._leaves_out.filter(record):
+            return
+        try:
+            self._outlet.put(f"{self.format(record)}\n")
+            self._outlet.flush()
+        except RecursionError:
+            raise
+        except Exception:
+            self.handleError(record)
+
+    def finished(self, job: ClaimedJob, seconds: float) -> None:
+        if self._leaves_out is None:
+            self._outlet.put(f"{self._form.finished(job, seconds)}\n")
+
+    def told(self) -> None:
+        self._outlet.flush()
+
+    def draw(self, text: str) -> None:
+        """Write what is no line, and of use only now."""
+        self._outlet.draw(text)
+
+    def flush(self) -> None:
+        self._outlet.flush()
+
+    def close(self) -> None:
+        """Write what waits, if stderr takes it soon."""
+        self._outlet.finish()
+        super().close()
+
+    def _dropped(self, lines: int) -> str:
+        said = f"{lines:,} line{'s were' if lines > 1 else ' was'} dropped: stderr took no more"
+        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, said, (), None)
+        return f"{self.format(record)}\n"
 
 
 def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) -> None:
@@ -91,14 +212,26 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) ->
             # logging.config disables loggers that its configuration does not name
             known.disabled = False  # guard: loggers-are-enabled
     logging.getLogger("sqlq").setLevel(level.upper())
-    if drawn:
-        logging.getLogger("sqlq.worker").addFilter(NoLineAJob())
     root = logging.getLogger()
     if root.handlers:
+        if drawn:
+            log.addFilter(NoLineAJob())
         return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else Lines(ERASE if drawn else ""))
-    handler.addFilter(OfJob())
-    root.addHandler(handler)
+    lines = JsonLines() if form == "json" else Lines(ERASE if drawn else "")
+    root.addHandler(Stderr(lines, counted=drawn))
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)
+
+
+def draw(text: str) -> None:
+    """Write a line of progress, if stderr takes it now."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, Stderr):
+            handler.draw(text)
+
+
+def finish() -> None:
+    """Write what waits, if stderr takes it soon: this process is about to leave."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, Stderr):
+            handler.close()

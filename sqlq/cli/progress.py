@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.cli.logs import ERASE
+from sqlq.cli.logs import ERASE, draw
 from sqlq.errors import SqlqError
 from sqlq.store import records
 from sqlq.store.database import LOOPS, Database
@@ -69,7 +69,7 @@ class Progress:
         if self._database is not None:
             self._database.close()
         if self._drawn:
-            _write(ERASE)
+            draw(ERASE)
 
     def _run(self) -> None:
         every = DRAW_SECONDS if self._drawn else SUMMARY_SECONDS
@@ -77,7 +77,7 @@ class Progress:
             self._count()
             said = self._line()
             if self._drawn:
-                _write(f"{ERASE}{_fitted(said)}\r")
+                draw(f"{ERASE}{_fitted(said)}\r")
             else:
                 log.info("%s", said, extra={"event": "progress"})
 
@@ -144,11 +144,3 @@ def _fitted(text: str) -> str:
     line = Text(text)
     line.truncate(max(1, console(err=True).width - 1), overflow="ellipsis")
     return line.plain
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except OSError:  # the terminal is gone
-        pass

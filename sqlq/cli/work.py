@@ -32,6 +32,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What stops gracefully, and asked for twice at once."""
 AT_ONCE = (signal.SIGQUIT,)
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
+FLUSH_SECONDS = 1.0
 REPEAT_SECONDS = 1.0
 """A signal that follows another so soon is the same request: `timeout`, for one, signals its child and the
 group."""
@@ -128,6 +129,7 @@ def work(
     """
     from sqlq.cli import logs
 
+    _keep_numbers_of_closed()
     options["queues"] = [name.strip() for given in queues for name in given.split(",")] or None
     drawn = (
         options["drain"] and not lines and log_format == "text" and log_level != "debug" and _on_terminal()
@@ -142,6 +144,18 @@ def work(
         context.require_app("work runs the tasks of an App")
         set_up_logs()
         _supervise(context, checked, processes, health_file, spare, drawn=drawn)
+
+
+def _keep_numbers_of_closed() -> None:
+    """Put the null device in the place of stdin, stdout or stderr where a shell has
+    closed them: what is opened next would get their numbers, and be taken for them by processes that are
+    started."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # the lowest number that is free; guard: closed-stderr
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
@@ -355,7 +369,20 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
 
 
 def _exit(code: int) -> NoReturn:
-    """Leave without waiting for anything but what was written."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """Leave without waiting for anything but what was written, and for that not long."""
+    from sqlq.cli import logs
+
+    logs.finish()
+    # a handler may have filled a pipe that nobody reads
+    flushing = threading.Thread(target=_flush, daemon=True)
+    try:
+        flushing.start()
+        flushing.join(FLUSH_SECONDS)
+    finally:  # where there is no thread to be had
+        os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

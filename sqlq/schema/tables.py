@@ -230,22 +230,28 @@ def _on_sqlite(rule: str, name: str) -> CheckConstraint:
     return CheckConstraint(rule, name=name).ddl_if(dialect="sqlite")
 
 
+def _of_type(column: str, kind: str) -> str:
+    """So written it takes half the time of `typeof(…) IN ('integer', 'null')`, for each column of each
+    row."""
+    return f"({column} IS NULL OR typeof({column}) = '{kind}')"
+
+
 def _integer_times(table: str, *columns: str) -> CheckConstraint:
     """On SQLite any column takes any type, and a text date compares greater than every integer: never due,
     for ever."""
-    rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
+    rule = " AND ".join(_of_type(c, "integer") for c in columns)
     return _on_sqlite(rule, f"{table}_times_are_integers")
 
 
 def _integers(table: str, *columns: str) -> CheckConstraint:
     """The same for numbers: text counts as larger than any limit."""
-    rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
+    rule = " AND ".join(_of_type(c, "integer") for c in columns)
     return _on_sqlite(rule, f"{table}_numbers_are_integers")
 
 
 def _texts(table: str, *columns: str) -> CheckConstraint:
     """The same for texts, among which bytes could not be shown."""
-    rule = " AND ".join(f"typeof({c}) IN ('text', 'null')" for c in columns)
+    rule = " AND ".join(_of_type(c, "text") for c in columns)
     return _on_sqlite(rule, f"{table}_texts_are_text")
 
 
@@ -273,6 +279,8 @@ jobs = Table(
     Column("lease_token", BigInteger, nullable=False, server_default=text("0"), **_in_domain("token")),
     Column("unique_key", **_name(nullable=True)),
     Column("unique_until", String(6), nullable=False, server_default="finish", **_in_domain("until")),
+    Column("on_success", Text),
+    Column("on_failure", Text),
     Column("timeout_ms", BigInteger, **_in_domain("timeout")),
     Column("releases", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
     Column("losses", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
@@ -402,6 +410,8 @@ CARRIED = (
     "lease_token",
     "unique_key",
     "unique_until",
+    "on_success",
+    "on_failure",
     "timeout_ms",
     "releases",
     "errors",

@@ -95,6 +95,8 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
     jobs.c.losses,
     jobs.c.priority,
     epoch_ms(jobs.c.available_at).label("due_ms"),
+    jobs.c.on_success,
+    jobs.c.on_failure,
     jobs.c.label,
     jobs.c.headers,
     jobs.c.backoff,
@@ -148,12 +150,14 @@ class Dialect:
         owner: str,
         lease_ms: int,
         max_attempts: str,
+        follow_ups: str | None = None,
     ) -> list[Sequence[Any]]:
         """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
         order.
 
         `max_attempts` is JSON, what each task says. It is written into the rows that do not say it, so that
-        a rescue judges by it, and the views show it.
+        a rescue judges by it, and the views show it. So are `follow_ups`, where a task has some: an object
+        with `on_success` and `on_failure` for each such task.
 
         Queues are served in the order given. Within one, each priority is one range of the claim index, so
         that rows scheduled at a higher priority are stepped over as a whole instead of read. No other worker
@@ -171,6 +175,7 @@ class Dialect:
         owner: str,
         lease_ms: int,
         max_attempts: str,
+        follow_ups: str | None = None,
     ) -> list[Sequence[Any]]:
         """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
-"""The hot path: insert · claim · settle · extend · rescue, in the order of the flow.
+"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
 
-Every verb takes a batch, and every write of an owner is fenced by id and lease token.
+Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
+`store.endings`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import cache, lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -25,50 +26,34 @@ from sqlalchemy import (
     Update,
     bindparam,
     case,
-    delete,
     func,
     literal,
-    null,
     select,
     text,
     tuple_,
     update,
 )
 from sqlalchemy import insert as insert_into
-from sqlalchemy.sql.dml import ReturningDelete
 from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import EnqueueError
 from sqlq.job import (
-    Cancelled,
     ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
     Job,
     NewJob,
-    Released,
-    Retried,
-    SelfCompleted,
-    Settlement,
     State,
 )
-from sqlq.retry import error_record, follows, wait_after_loss_ms
 from sqlq.schema.tables import (
     HOLDS_KEY,
     TOKEN_SCHEMA,
     Moment,
     after,
-    attempts_allowed,
     failed_jobs,
     finished_jobs,
     jobs,
-    next_token,
     now,
-    one_more,
 )
-from sqlq.settings import ERROR_BYTES
-from sqlq.store.dialect import CLAIMED, Batch, Dialect, Right, held, rights
+from sqlq.store.dialect import CLAIMED, Batch, Dialect, Right, held
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.sqlite import SQLite
 
@@ -252,6 +237,8 @@ _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
     "timeout_ms": BigInteger,
     "unique_key": Text,
     "unique_until": Text,
+    "on_success": Text,
+    "on_failure": Text,
     "label": Text,
     "headers": Text,
     "backoff": Text,
@@ -391,19 +378,20 @@ def claim(
     owner: str,
     lease_ms: int,
     max_attempts: str = "{}",
+    follow_ups: str | None = None,
 ) -> list[ClaimedJob]:
     """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
     start.
 
     Counts the attempt and raises the token. To be committed before any handler runs. `max_attempts` is for
-    rows that do not say it, as JSON: what each task says.
+    rows that do not say it, as JSON: what each task says; so are `follow_ups`, where a task has some.
     """
     schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
 
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
         return list(conn.exec_driver_sql(statement, parameters))
 
-    rows = _dialect(conn).claim(ask, schema, names, limit, owner, lease_ms, max_attempts)
+    rows = _dialect(conn).claim(ask, schema, names, limit, owner, lease_ms, max_attempts, follow_ups)
     return claimed(rows, names, limit)
 
 
@@ -417,110 +405,75 @@ def claimed(rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int) -> 
     return claimed
 
 
-# -- settle (T4 to T7) ---------------------------------------------------------------------------------------
-
-
-def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
-    """Write how attempts ended, and return the rights that were still their owner's.
-
-    Each row is fenced by itself. One that is not returned was either locked by another transaction at that
-    moment, or is not the owner's any more: `fates` tells which. With `keep_finished` False a finished job
-    leaves no row.
-    """
-    dialect = _dialect(conn)
-    done_plainly: list[Right] = []
-    finish: list[tuple[Any, ...]] = []
-    fail: list[tuple[Any, ...]] = []
-    retry: list[tuple[Any, ...]] = []
-    release: list[tuple[Any, ...]] = []
-    for s in sorted(settlements, key=lambda s: s.id):
-        match s.outcome:
-            case Completed(None, None):
-                done_plainly.append((s.id, s.lease_token))
-            case Completed(result, note):
-                finish.append((s.id, s.lease_token, "completed", result, note))
-            case Cancelled(reason):
-                finish.append((s.id, s.lease_token, "cancelled", None, reason))
-            case Failed(why, error):
-                fail.append((s.id, s.lease_token, why, error.exception, error.message, error.traceback))
-            case Retried(delay_ms, error, why):
-                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error)))
-            case Released(delay_ms, unknown_task):
-                release.append((s.id, s.lease_token, delay_ms, int(unknown_task)))
-            case SelfCompleted():
-                raise AssertionError(
-                    "whether its handler completed a job is for the database to say, not to write"
-                )
-            case _:
-                assert_never(s.outcome)
-    done: set[Right] = set()
-    for batch, rows in ((_COMPLETE, done_plainly), (_FINISH, finish)):
-        if rows and keep_finished:
-            done |= dialect.move(conn, batch, rows, finished_jobs)
-        elif rows:
-            done |= rights(conn.execute(_drop(dialect, batch), dialect.parameters(batch, rows)))
-    if fail:
-        done |= dialect.move(conn, _FAIL, fail, failed_jobs)
-    if retry:
-        done |= rights(conn.execute(_retry(dialect), dialect.parameters(_RETRY, retry)))
-    if release:
-        done |= rights(conn.execute(_release(dialect), dialect.parameters(_RELEASE, release)))
-    return done
-
-
-_COMPLETE = Batch({"outcome": "completed"}, id=BigInteger, token=BigInteger)
-"""Without a result, as most jobs are."""
-_FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text)
-_FAIL = Batch(id=BigInteger, token=BigInteger, reason=Text, exception=Text, message=Text, traceback=Text)
-_RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
-_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer)
-_HOLD = Batch(id=BigInteger, token=BigInteger)
-
 _RIGHT = (jobs.c.id, jobs.c.lease_token)
-_UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
+HOLD = Batch(id=BigInteger, token=BigInteger)
+"""Rights, and nothing else."""
 
 
-@cache
-def _drop(dialect: Dialect, batch: Batch) -> ReturningDelete[Any]:
-    return delete(jobs).where(jobs.c.id.in_(select(held(dialect, batch).c.id))).returning(*_RIGHT)
+# -- extend (T3) ---------------------------------------------------------------------------------------------
 
 
-def _errors_and(record: Any) -> Any:
-    """The errors of earlier attempts and one more, as a JSON array in text; a full record keeps the
-    oldest."""
-    return case(
-        (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
-        (func.length(jobs.c.errors) > ERROR_BYTES, jobs.c.errors),
-        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1)
-        .concat(", ")
-        .concat(record)
-        .concat("]"),
+def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
+    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
+    job's end (T11). What is missing is locked or lost; see `fates`."""
+    dialect = _dialect(conn)
+    return _renewed(
+        conn.execute(_extend(dialect), {**dialect.parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms})
     )
 
 
-@cache
-def _retry(dialect: Dialect) -> Update:
-    mine = held(dialect, _RETRY)
-    changes = {
-        "available_at": after(mine.c.delay_ms),
-        "errors": _errors_and(mine.c.record),
-        "unknown_since": null(),
-    }
-    return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+def extend_owned(conn: Connection, owner: str, *, lease_ms: int) -> dict[Right, bool]:
+    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and
+    never used again, so that it stands for the rights it returns."""
+    return _renewed(conn.execute(_EXTEND_OWNED, {"owner": owner, "lease_ms": lease_ms}))
+
+
+def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
+    return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
+
+
+_RENEWED: dict[str, Any] = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
 
 
 @cache
-def _release(dialect: Dialect) -> Update:
-    mine = held(dialect, _RELEASE)
-    changes = {
-        "available_at": after(mine.c.delay_ms),
-        "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
-        "releases": one_more(jobs.c.releases),  # guard: release-is-counted
-        "unknown_since": case(
-            (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
-        ),
-    }
-    return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+def _extend(dialect: Dialect) -> Update:
+    mine = held(dialect, HOLD)
+    # guard: renewal
+    return (
+        update(jobs)
+        .values(_RENEWED)
+        .where(jobs.c.id == mine.c.id)
+        .returning(*_RIGHT, jobs.c.cancel_requested_at)
+    )
+
+
+# guard: renews-its-own
+_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
+_owned_unlocked = (
+    select(jobs.c.id)
+    .where(*_OWNED)
+    .order_by(jobs.c.id)
+    .with_for_update(skip_locked=True)
+    .cte("owned")
+    .prefix_with("MATERIALIZED")
+)
+_EXTEND_OWNED = (
+    update(jobs)
+    .values(_RENEWED)
+    .where(jobs.c.id == _owned_unlocked.c.id)
+    .returning(*_RIGHT, jobs.c.cancel_requested_at)
+)
+
+
+def owned(conn: Connection, owner: str) -> list[ClaimedJob]:
+    """Return, and lock, what an owner holds but for rows that another transaction has locked."""
+    return [ClaimedJob._make(row) for row in conn.execute(_owned_jobs, {"owner": owner})]
+
+
+_owned_jobs = select(*CLAIMED).where(*_OWNED).order_by(jobs.c.id).with_for_update(skip_locked=True)
+
+
+# -- looking -------------------------------------------------------------------------------------------------
 
 
 class Fate(Enum):
@@ -561,194 +514,7 @@ def fates(conn: Connection, wanted: Iterable[Right], *, keep_finished: bool = Tr
     return {(id, token): fate(id, token) for id, token in wanted}
 
 
-# -- extend (T3) ---------------------------------------------------------------------------------------------
-
-
-def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
-    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
-    job's end (T11). What is missing is locked or lost; see `fates`."""
-    dialect = _dialect(conn)
-    return _renewed(
-        conn.execute(_extend(dialect), {**dialect.parameters(_HOLD, sorted(wanted)), "lease_ms": lease_ms})
-    )
-
-
-def extend_owned(conn: Connection, owner: str, *, lease_ms: int) -> dict[Right, bool]:
-    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and
-    never used again, so that it stands for the rights it returns."""
-    return _renewed(conn.execute(_EXTEND_OWNED, {"owner": owner, "lease_ms": lease_ms}))
-
-
-def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
-    return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
-
-
-_RENEWED: dict[str, Any] = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
-
-
-@cache
-def _extend(dialect: Dialect) -> Update:
-    mine = held(dialect, _HOLD)
-    # guard: renewal
-    return (
-        update(jobs)
-        .values(_RENEWED)
-        .where(jobs.c.id == mine.c.id)
-        .returning(*_RIGHT, jobs.c.cancel_requested_at)
-    )
-
-
-# guard: renews-its-own
-_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
-_owned_unlocked = (
-    select(jobs.c.id)
-    .where(*_OWNED)
-    .order_by(jobs.c.id)
-    .with_for_update(skip_locked=True)
-    .cte("owned")
-    .prefix_with("MATERIALIZED")
-)
-_EXTEND_OWNED = (
-    update(jobs)
-    .values(_RENEWED)
-    .where(jobs.c.id == _owned_unlocked.c.id)
-    .returning(*_RIGHT, jobs.c.cancel_requested_at)
-)
-
-
-# -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
-
-
-def complete(
-    conn: Connection, right: Right, done: Completed, *, schema: str | None, keep_finished: bool
-) -> bool:
-    """Finish one job on a caller's connection, and say whether the right to it still held.
-
-    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on
-    with.
-    """
-    dialect = _dialect(conn)
-    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    if keep_finished:
-        rows = [(*right, "completed", done.result, done.note)]
-        # guard: complete-waits
-        return bool(dialect.move(conn, _FINISH, rows, finished_jobs, skip_locked=False, options=options))
-    # guard: complete-without-retention
-    mine = (jobs.c.id == right[0], jobs.c.lease_token == right[1], jobs.c.reserved_at.is_not(None))
-    return (
-        conn.execute(delete(jobs).where(*mine).returning(jobs.c.id), execution_options=options).first()
-        is not None
-    )
-
-
 def stricter_isolation(conn: Connection) -> str | None:
     """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has
     one snapshot for all its statements; None where that does not matter."""
     return _dialect(conn).stricter_isolation(conn)
-
-
-# -- rescue (T8, T9) -----------------------------------------------------------------------------------------
-
-
-class Rescued(NamedTuple):
-    """A job taken from an owner that did not renew: `failed` when it had no attempts left."""
-
-    id: int
-    task: str
-    queue: str
-    attempts: int
-    owner: str
-    failed: bool
-
-
-def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
-    """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
-
-    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
-    before anything else is written: from then on the old owner matches nothing.
-    """
-    expired = conn.execute(_REVOKE, {"most": limit}).all()
-    return _lose(conn, expired, "did not renew its lease")
-
-
-def owned(conn: Connection, owner: str) -> list[ClaimedJob]:
-    """Return, and lock, what an owner holds but for rows that another transaction has locked."""
-    return [ClaimedJob._make(row) for row in conn.execute(_owned_jobs, {"owner": owner})]
-
-
-def lose(conn: Connection, wanted: Iterable[Right], why: str) -> list[Rescued]:
-    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it."""
-    dialect = _dialect(conn)
-    revoked = conn.execute(_revoke(dialect), dialect.parameters(_HOLD, sorted(wanted))).all()
-    return _lose(conn, revoked, why)
-
-
-def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
-    dialect = _dialect(conn)
-    alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
-    spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
-
-    def error(row: Any) -> ErrorText:
-        return ErrorText("sqlq.errors.WorkerLostError", f"worker {row.reserved_by or 'unknown'} {why}")
-
-    if alive:
-        again = [
-            (
-                r.id,
-                r.lease_token,
-                wait_after_loss_ms(r.losses),
-                error_record(r.attempts, "worker_lost", error(r)),
-            )
-            for r in alive
-        ]
-        conn.execute(_return(dialect), dialect.parameters(_RETRY, again))
-    if spent:
-        over = [
-            (r.id, r.lease_token, "worker_lost", error(r).exception, error(r).message, None) for r in spent
-        ]
-        dialect.move(conn, _FAIL, over, failed_jobs)
-    return [Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent) for r in revoked]
-
-
-# A row that was reserved by hand need not say until when.
-_HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now()
-# guard: rescue-takes-the-expired
-_EXPIRED = (
-    select(jobs.c.id)
-    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)
-    .order_by(jobs.c.id)
-    .limit(bindparam("most", type_=Integer))
-    .with_for_update(skip_locked=True)
-    .cte("expired")
-    .prefix_with("MATERIALIZED")
-)
-_revoking = update(jobs).values(lease_token=next_token(jobs.c.lease_token))  # guard: rescue-raises-the-token
-_REVOKED = (
-    jobs.c.id,
-    jobs.c.lease_token,
-    jobs.c.task,
-    jobs.c.queue,
-    jobs.c.attempts,
-    attempts_allowed.label("max_attempts"),
-    jobs.c.losses,
-    jobs.c.reserved_by,
-)
-_REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
-_owned_jobs = select(*CLAIMED).where(*_OWNED).order_by(jobs.c.id).with_for_update(skip_locked=True)
-
-
-@cache
-def _revoke(dialect: Dialect) -> Update:
-    return _revoking.where(jobs.c.id == held(dialect, _HOLD).c.id).returning(*_REVOKED)
-
-
-@cache
-def _return(dialect: Dialect) -> Update:
-    lost = held(dialect, _RETRY)
-    # guard: losses-are-counted
-    changes = {
-        "available_at": after(lost.c.delay_ms),
-        "errors": _errors_and(lost.c.record),
-        "losses": one_more(jobs.c.losses),
-    }
-    return update(jobs).values(**_UNRESERVED, **changes).where(jobs.c.id == lost.c.id)

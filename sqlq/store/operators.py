@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, case, delete, exists, func, insert, literal, null, select, text, update
+from sqlalchemy import Connection, case, exists, func, null, select, text, update
 
-from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs, next_token, now, queues
-from sqlq.store import cluster
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, now, queues
+from sqlq.store import cluster, endings
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.records import Selection, possible
 
@@ -59,28 +59,14 @@ def cancel(
     ).all()
     waiting = [row.id for row in rows if not row.running]
     running = [row.id for row in rows if row.running]
-    _end(conn, waiting, WAITING_REASON)
+    endings.cancel(conn, waiting, WAITING_REASON)
     if force:
-        # guard: forced-cancel-raises-the-token
-        conn.execute(
-            update(jobs).where(jobs.c.id.in_(running)).values(lease_token=next_token(jobs.c.lease_token))
-        )
-        _end(conn, running, RUNNING_REASON)
+        endings.revoke(conn, running)
+        endings.cancel(conn, running, RUNNING_REASON)
         return CancelledBatch(sorted(waiting + running), [])
     requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
     conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_requested_at=requested))
     return CancelledBatch(waiting, running)
-
-
-def _end(conn: Connection, locked: Sequence[int], reason: str) -> None:
-    """Move jobs whose rows this transaction has locked to the finished ones."""
-    source = select(*(jobs.c[name] for name in CARRIED), literal("cancelled"), literal(reason)).where(
-        jobs.c.id.in_(locked)
-    )
-    conn.execute(
-        insert(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source.order_by(jobs.c.id))
-    )
-    conn.execute(delete(jobs).where(jobs.c.id.in_(locked)))
 
 
 class Found(NamedTuple):

@@ -77,11 +77,11 @@ class PostgreSQL(Dialect):
         owner: str,
         lease_ms: int,
         max_attempts: str,
+        follow_ups: str | None = None,
     ) -> list[Sequence[Any]]:
         wanted = {"names": list(names), "most": limit}
-        return ask(
-            _claim(schema), {**wanted, "owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
-        )
+        given = _given(owner, lease_ms, max_attempts, follow_ups)
+        return ask(_claim(schema, follow_ups is not None), {**wanted, **given})
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         return ask(_due_in(schema, names is None), {} if names is None else {"names": list(names)})
@@ -95,6 +95,7 @@ class PostgreSQL(Dialect):
         owner: str,
         lease_ms: int,
         max_attempts: str,
+        follow_ups: str | None = None,
     ) -> list[Sequence[Any]]:
         queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
         wanted = {
@@ -104,10 +105,8 @@ class PostgreSQL(Dialect):
             "ids": _numbers(ids),
             "most": limit,
         }
-        return ask(
-            _claim_beyond(schema),
-            {**wanted, "owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts},
-        )
+        given = _given(owner, lease_ms, max_attempts, follow_ups)
+        return ask(_claim_beyond(schema, follow_ups is not None), {**wanted, **given})
 
     def rows(self, batch: Batch) -> FromClause:
         arrays = (
@@ -305,7 +304,7 @@ def _state_of(error: BaseException | None) -> str:
 
 
 @cache
-def _claim(schema: str | None) -> str:
+def _claim(schema: str | None, follow_ups: bool) -> str:
     """Claim from the queues named, in their order and whatever priorities are in them.
 
     Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are
@@ -328,11 +327,11 @@ def _claim(schema: str | None) -> str:
                            ORDER BY j.priority DESC LIMIT 1)
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
-    return _claim_from(prefix, levels)
+    return _claim_from(prefix, levels, follow_ups=follow_ups)
 
 
 @cache
-def _claim_beyond(schema: str | None) -> str:
+def _claim_beyond(schema: str | None, follow_ups: bool) -> str:
     """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
     prefix = _prefix(schema)
     levels = """unnest(CAST(%(queues)s AS varchar[]), CAST(%(priorities)s AS smallint[]),
@@ -344,7 +343,7 @@ def _claim_beyond(schema: str | None) -> str:
                    > (timestamptz 'epoch' + level.moment * interval '1 microsecond', level.id)
                AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
                                 WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
-    return _claim_from(prefix, levels, beyond)
+    return _claim_from(prefix, levels, beyond, follow_ups=follow_ups)
 
 
 @cache
@@ -377,7 +376,19 @@ SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp())
 """
 
 
-def _claim_from(prefix: str, levels: str, beyond: str = "") -> str:
+def _given(owner: str, lease_ms: int, max_attempts: str, follow_ups: str | None) -> dict[str, Any]:
+    given = {"owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
+    return given if follow_ups is None else {**given, "follow_ups": follow_ups}
+
+
+_FOLLOW_UPS = "".join(
+    f""",
+       {column} = coalesce({column}, CAST(%(follow_ups)s AS json) -> task ->> '{column}')"""
+    for column in ("on_success", "on_failure")
+)
+
+
+def _claim_from(prefix: str, levels: str, beyond: str = "", *, follow_ups: bool) -> str:
     """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed
     is not locked.
 
@@ -386,6 +397,7 @@ def _claim_from(prefix: str, levels: str, beyond: str = "") -> str:
     table for a large batch.
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    also = _FOLLOW_UPS if follow_ups else ""
     # guard: claim-postgresql
     return f"""
 WITH due AS MATERIALIZED (
@@ -405,7 +417,7 @@ UPDATE {prefix}.jobs
        lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
        lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
        attempts = least(attempts + 1, {MOST_COUNTED}),
-       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))
+       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer)){also}
  WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING {claimed_columns(dialect)}
 """

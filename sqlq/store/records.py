@@ -235,6 +235,8 @@ def _job(row: RowMapping) -> JobDetails:
         "result": None if row.result is None else _decoded(row.result),
         "errors": _errors(row.errors),
         "headers": {} if row.headers is None else _decoded(row.headers),
+        "on_success": None if row.on_success is None else _decoded(row.on_success),
+        "on_failure": None if row.on_failure is None else _decoded(row.on_failure),
         "progress": _progress(done, of, note),
     }
     return JobDetails(**found)

@@ -52,6 +52,7 @@ class SQLite(Dialect):
         owner: str,
         lease_ms: int,
         max_attempts: str,
+        follow_ups: str | None = None,
     ) -> list[Sequence[Any]]:
         due: list[int] = []
         paused = {name for (name,) in ask(_PAUSED, ())}
@@ -61,7 +62,12 @@ class SQLite(Dialect):
                 ((level,),) = levels
                 due += [id for (id,) in ask(_DUE_AT_LEVEL, (name, level, limit - len(due)))]
                 levels = ask(_NEXT_LEVEL, (name, level))
-        return ask(_RESERVE, (owner, lease_ms, max_attempts, json.dumps(due))) if due else []
+        if not due:
+            return []
+        given = (owner, lease_ms, max_attempts)
+        if follow_ups is None:
+            return ask(_RESERVE, (*given, json.dumps(due)))
+        return ask(_RESERVE_FOLLOWED, (*given, follow_ups, follow_ups, json.dumps(due)))
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         return ask(_DUE_IN_ALL, ()) if names is None else ask(_DUE_IN, (json.dumps(list(names)),))
@@ -238,17 +244,25 @@ SELECT queue, min(available_at) - {SQLITE_NOW} FROM levels
 _DUE_IN_ALL = f"WITH RECURSIVE names (queue) AS ({_EACH_QUEUE}){_LEVELS}{_WAITS}"
 _DUE_IN = f"WITH RECURSIVE names (queue) AS (SELECT value FROM json_each(?)){_LEVELS}{_WAITS}"
 # guard: claim-sqlite
-_RESERVE = f"""
+_RESERVING = f"""
 UPDATE main.jobs
    SET reserved_at = {SQLITE_NOW},
        reserved_by = ?,
        lease_expires_at = {SQLITE_NOW} + ?,
        lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
        attempts = min(attempts + 1, {MOST_COUNTED}),
-       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))
+       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))"""
+_FOLLOW_UPS = "".join(
+    f""",
+       {column} = coalesce({column}, (SELECT json_extract(value, '$.{column}') FROM json_each(?)
+                                       WHERE key = task))"""
+    for column in ("on_success", "on_failure")
+)
+_RESERVED = f"""
  WHERE id IN (SELECT value FROM json_each(?))
 RETURNING {claimed_columns(sqlite.dialect())}
 """
+_RESERVE, _RESERVE_FOLLOWED = _RESERVING + _RESERVED, _RESERVING + _FOLLOW_UPS + _RESERVED
 
 
 def _text(data: bytes) -> str:

@@ -10,22 +10,23 @@ import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy.util import await_only, concurrency
 
 from sqlq.app import App
+from sqlq.endings import follow_up
 from sqlq.enqueue import check_new
 from sqlq.errors import ConfigurationError
-from sqlq.job import ClaimedJob, Job, NewJob, State
-from sqlq.retry import Cancel, Retry, Snooze
+from sqlq.job import ClaimedJob, Completed, Failed, Job, NewJob, State
+from sqlq.retry import Cancel, Retry, Snooze, describe
 from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.settings import MAX_ATTEMPTS
 from sqlq.task import Task
 from sqlq.testing.commits import Commits
 from sqlq.testing.database import current
-from sqlq.worker.execute import Call, Run, acall_handler, call_handler
+from sqlq.worker.execute import Run, acall_handler, call_handler
 from sqlq.worker.running import RunningJob
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def inline(
     `enqueue` runs a `def` handler in the caller's thread and an `async def` one on an event loop of its own
     (in a thread, when the caller is on a loop already); `aenqueue` awaits `async def` handlers on the
     caller's loop and runs the others in a thread. Handlers get their arguments by way of JSON,
-    `sqlq.current_job()` works, and what they enqueue runs inline too. What `App.around` has registered
+    `sqlq.current_job()` works, and what they enqueue runs inline too, as does what follows a job by
+    `on_success` and `on_failure`. What `App.around` has registered
     surrounds them; the App's lifespan is not entered, and `current_job().lifespan` is what you give as
     `lifespan`. An exception comes out of `enqueue`, at the first attempt: no retry hides it from the test.
     Delays, priorities, queues and timeouts do not matter; a unique key holds while its job runs. The signals:
@@ -165,6 +167,8 @@ class InlineEnqueuer:
         live = self._live(new)
         if live is not None:
             return live, False
+        if new.max_attempts is None:
+            new = replace(new, max_attempts=self._tasks.find(new.task).max_attempts)
         job = InlineJob(next(self._ids), new)
         self.ran.jobs.append(job)
         return job, True
@@ -184,12 +188,16 @@ class InlineEnqueuer:
     def _run(self, job: InlineJob, run: Run | None = None) -> None:
         task = self._tasks.find(job.new.task)
         job.state = State.RUNNING
-        while job.state is State.RUNNING:
-            with _Ending(job):
-                # in a copy of the context, so that the handler's current_job() is not the caller's
-                attempt = contextvars.copy_context().run
-                job.result = attempt(self._attempt, task, job, run or _on_a_loop_of_its_own)
-                job.state = State.FINISHED
+        try:
+            while job.state is State.RUNNING:
+                with _Ending(job):
+                    # in a copy of the context, so that the handler's current_job() is not the caller's
+                    attempt = contextvars.copy_context().run
+                    job.result = attempt(self._attempt, task, job, run or _on_a_loop_of_its_own)
+                    job.state = State.FINISHED
+        finally:
+            if (follower := self._follower(job)) is not None:
+                self._run(follower, run)
 
     async def _arun(self, job: InlineJob) -> None:
         task = self._tasks.find(job.new.task)
@@ -200,35 +208,38 @@ class InlineEnqueuer:
             )
             return
         job.state = State.RUNNING
-        while job.state is State.RUNNING:
-            with _Ending(job):
-                # a task of its own, whose context ends with it
-                job.result = await asyncio.create_task(self._aattempt(task, job))
-                job.state = State.FINISHED
+        try:
+            while job.state is State.RUNNING:
+                with _Ending(job):
+                    # a task of its own, whose context ends with it
+                    job.result = await asyncio.create_task(self._aattempt(task, job))
+                    job.state = State.FINISHED
+        finally:
+            if (follower := self._follower(job)) is not None:
+                await self._arun(follower)
 
     def _attempt(self, task: Task[..., Any], job: InlineJob, run: Run) -> Any:
-        running, call = self._begun(task, job)
-        return run(acall_handler(running, call)) if task.is_async else call_handler(running, call, run)
+        running = self._begun(task, job)
+        return run(acall_handler(running)) if task.is_async else call_handler(running, run)
 
     async def _aattempt(self, task: Task[..., Any], job: InlineJob) -> Any:
-        return await acall_handler(*self._begun(task, job))
+        return await acall_handler(self._begun(task, job))
 
-    def _begun(self, task: Task[..., Any], job: InlineJob) -> tuple[RunningJob, Call]:
-        """Begin an attempt in this context, and return it with the call to be made."""
-        args, kwargs = task.arguments(job.new.payload)
-        claimed = ClaimedJob(
-            id=job.id,
-            lease_token=job.attempts,
-            queue=job.new.queue,
-            task=job.new.task,
-            payload=job.new.payload,
-            attempts=job.attempts,
-            max_attempts=job.new.max_attempts or task.max_attempts,
-        )
-        running = RunningJob(claimed, task, float("inf"))
+    def _begun(self, task: Task[..., Any], job: InlineJob) -> RunningJob:
+        """Begin an attempt in this context."""
+        running = RunningJob(_claimed(job), task, float("inf"))
         running.lifespan = self._lifespan
+        running.arguments = task.arguments(job.new.payload)
         running.begin()
-        return running, Call(task, args, kwargs)
+        return running
+
+    def _follower(self, job: InlineJob) -> InlineJob | None:
+        """Return the job that follows one that has ended, if one does."""
+        if job.state is State.FAILED and job.error is not None:
+            new = follow_up(_claimed(job), Failed("error", describe(job.error)))
+        else:
+            new = follow_up(_claimed(job), Completed()) if job.state is State.FINISHED else None
+        return None if new is None else self._take(new)[0]
 
     # -- at a commit -----------------------------------------------------------------------------------------
 
@@ -349,6 +360,23 @@ def _on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:
         return thread.submit(contextvars.copy_context().run, asyncio.run, work).result()
+
+
+def _claimed(job: InlineJob) -> ClaimedJob:
+    new = job.new
+    return ClaimedJob(
+        id=job.id,
+        lease_token=job.attempts,
+        queue=new.queue,
+        task=new.task,
+        payload=new.payload,
+        attempts=job.attempts,
+        max_attempts=new.max_attempts or MAX_ATTEMPTS,
+        on_success=new.on_success,
+        on_failure=new.on_failure,
+        label=new.label,
+        headers=new.headers_text,
+    )
 
 
 def _answer(job: InlineJob, created: bool) -> Job:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS
-from sqlq.store import cluster, jobs, records
+from sqlq.store import cluster, endings, records
 from sqlq.store.database import Database
 from sqlq.worker.outage import Outage
 from sqlq.worker.tell import Teller
@@ -116,7 +116,7 @@ class Rescue:
 
     def run(self) -> float:
         with self._database.begin() as conn:
-            rescued = jobs.rescue(conn)
+            rescued = endings.rescue(conn)
         self._teller.rescued(rescued, "did not renew its lease")
         if rescued:
             self._rescued()

@@ -125,6 +125,8 @@ class Claimer:
         """The queues there are, and those there were: when each last held a job."""
         self._tasks = tasks
         self._tasks_say, self._number_of_tasks = "{}", 0
+        self._follow_ups: str | None = None
+        """What follows their jobs, for rows that do not say it themselves; None where nothing does."""
         self._looked_at = float("-inf")
         self._short = True
         """Whether the last claim found less than it looked for."""
@@ -181,12 +183,13 @@ class Claimer:
                     owner=self._owner,
                     lease_ms=self._lease_ms,
                     max_attempts=self._max_attempts(),
+                    follow_ups=self._follow_ups,
                 )
         begun = time.monotonic()
         dialect, schema = database.dialect, database.schema
         claimed = self._run(
             lambda ask: dialect.claim(
-                ask, schema, names, limit, self._owner, self._lease_ms, self._max_attempts()
+                ask, schema, names, limit, self._owner, self._lease_ms, self._max_attempts(), self._follow_ups
             ),
             names,
             limit,
@@ -202,7 +205,14 @@ class Claimer:
         dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
             lambda ask: dialect.claim_beyond(
-                ask, schema, positions, limit, self._owner, self._lease_ms, self._max_attempts()
+                ask,
+                schema,
+                positions,
+                limit,
+                self._owner,
+                self._lease_ms,
+                self._max_attempts(),
+                self._follow_ups,
             ),
             names,
             limit,
@@ -224,6 +234,14 @@ class Claimer:
                 for name in (task.name, *task.aliases)
             }
             self._tasks_say, self._number_of_tasks = json.dumps(named, ensure_ascii=False), len(self._tasks)
+            followed = {
+                name: {"on_success": task.on_success, "on_failure": task.on_failure}
+                for task in self._tasks.values()
+                if task.on_success is not None or task.on_failure is not None
+                for name in (task.name, *task.aliases)
+            }
+            # guard: a-claim-says-what-follows
+            self._follow_ups = json.dumps(followed, ensure_ascii=False) if followed else None
         return self._tasks_say
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:

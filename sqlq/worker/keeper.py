@@ -15,11 +15,11 @@ from dataclasses import replace
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.endings import settlement
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
-from sqlq.job import Settlement
 from sqlq.retry import given_back
-from sqlq.store import cluster, jobs
+from sqlq.store import cluster, endings, jobs
 from sqlq.store.database import LOOPS, Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import heartbeat_seconds
@@ -176,11 +176,11 @@ class LeaseKeeper:
             ]
             unstarted = [job for job in held if (job.id, job.lease_token) not in set(lost)]
             if unstarted:
-                jobs.settle(
+                endings.settle(
                     conn,
-                    [Settlement(job.id, job.lease_token, job.attempts, given_back(job)) for job in unstarted],
+                    [settlement(job, given_back(job)) for job in unstarted],
                 )
-            taken = jobs.lose(conn, lost, why) if lost else []
+            taken = endings.lose(conn, lost, why) if lost else []
             left = cluster.still_holds(conn, worker)
             if not left:
                 cluster.leave(conn, worker)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.job import Released, Settlement
 from sqlq.settings import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
@@ -145,8 +145,8 @@ class Leases:
             started = unknown & self._abandoned
         unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
-            jobs.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unstarted])
-            lost = jobs.lose(conn, started, "could not write its outcome") if started else []
+            endings.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unstarted])
+            lost = endings.lose(conn, started, "could not write its outcome") if started else []
         with self._lock:
             self._abandoned -= started
         if unstarted:

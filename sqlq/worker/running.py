@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from sqlq.endings import follow_up
 from sqlq.errors import ConfigurationError, LeaseLostError
 from sqlq.job import ClaimedJob, Completed
 from sqlq.retry import scrubbed
@@ -31,7 +32,7 @@ from sqlq.session import (
     transaction_of,
 )
 from sqlq.settings import RESULT_BYTES
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.dialect import Right
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.annotations import Arguments
     from sqlq.app import App
     from sqlq.task import Task
 
@@ -93,6 +95,8 @@ class RunningJob:
     deadline: float | None = None
     timed_out = False
     cancelled_at: float | None = None
+    arguments: Arguments
+    """What the handler is called with."""
     heeded = False
     """Whether the handler has seen that it should stop."""
     completed = False
@@ -225,8 +229,13 @@ class RunningJob:
             )
         self.completed = True
         # guard: complete-by-the-owner
-        if not jobs.complete(
-            conn, self.right, done, schema=self.target.schema, keep_finished=self.target.keep_finished
+        if not endings.complete(
+            conn,
+            self.right,
+            done,
+            schema=self.target.schema,
+            keep_finished=self.target.keep_finished,
+            follow_up=follow_up(self.claimed, done),
         ):
             raise LeaseLostError(
                 f"job {self.id} belongs to another owner by now: this attempt came too late, and its "

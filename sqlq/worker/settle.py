@@ -12,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.endings import settlement
+from sqlq.hints import Hints
 from sqlq.job import (
     Cancelled,
     Completed,
@@ -28,7 +31,7 @@ from sqlq.job import (
     SelfCompleted,
     Settlement,
 )
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import Leases
@@ -118,7 +121,14 @@ class Settler:
         written = not self._thread.is_alive()
         self._abandoned.set()
         self._thread.join(LAST_STATEMENT_SECONDS)
+        if "_hints" in self.__dict__:
+            self._hints.close(LAST_STATEMENT_SECONDS)
         return written
+
+    @cached_property
+    def _hints(self) -> Hints:
+        """What tells idle workers of follow-ups."""
+        return Hints(self._database)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -169,13 +179,26 @@ class Settler:
             self._write_singly(pending, self._refused)
             self._refused = None
         if pending:
-            with self._database.single_statements() as conn:  # each job is in one of its statements only
-                done = jobs.settle(
-                    conn, [_settlement(*item) for item in pending.values()], keep_finished=self._keep_finished
-                )
-            self._resolve(pending, done)
+            written = [settlement(job.claimed, outcome) for job, outcome, _ in pending.values()]
+            self._resolve(pending, self._settle(written))
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
+
+    def _settle(self, settlements: list[Settlement]) -> set[Right]:
+        """Write settlements and return the rights that were still good: those that a job follows in one
+        transaction, the others in statements that commit one by one, since each job is in one of them
+        only."""
+        # guard: a-follow-up-goes-with-the-ending
+        followed = [s for s in settlements if s.follow_up is not None]
+        if not followed:
+            with self._database.single_statements() as conn:
+                return endings.settle(conn, settlements, keep_finished=self._keep_finished)
+        # where there is one writer, two transactions would only cost more
+        others = [] if self._database.dialect.one_writer else [s for s in settlements if s.follow_up is None]
+        done = self._settle(others) if others else set()
+        with self._database.begin() as conn:
+            together = followed if others else settlements
+            return done | endings.settle(conn, together, keep_finished=self._keep_finished)
 
     def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
         """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt
@@ -204,8 +227,10 @@ class Settler:
     def _end(
         self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, jobs.Fate]
     ) -> None:
+        followed = False
         for right in ended:
             job, outcome, seconds = pending.pop(right)
+            followed = followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
             if fates.get(right) is jobs.Fate.LOST:  # guard: lost-is-not-settled
                 self.tally.lost += 1
                 log.error(
@@ -219,6 +244,10 @@ class Settler:
         self._leases.drop(ended)
         if ended:
             self._after_settling()
+            self._teller.told()
+        if followed:
+            self._due_again(time.monotonic())
+            self._hints.send()
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """The database refuses something in the batch: write row by row, and what it refuses alone without
@@ -228,8 +257,8 @@ class Settler:
             for version in (outcome, _plain(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        done = jobs.settle(
-                            conn, [_settlement(job, version, seconds)], keep_finished=self._keep_finished
+                        done = endings.settle(
+                            conn, [settlement(job.claimed, version)], keep_finished=self._keep_finished
                         )
                 except DBAPIError as refusal:
                     if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
@@ -255,10 +284,6 @@ class Settler:
         if isinstance(outcome, (Retried, Released)):
             self._due_again(time.monotonic() + outcome.delay_ms / 1000)
         self._teller.ended(job, outcome, seconds)
-
-
-def _settlement(job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
-    return Settlement(job.id, job.lease_token, job.attempts, outcome)
 
 
 def _plain(outcome: Outcome) -> Outcome:

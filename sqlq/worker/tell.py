@@ -10,7 +10,7 @@ from sqlq.errors import WorkerLostError
 from sqlq.events import Events, JobEvent
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted
 from sqlq.retry import remote_error
-from sqlq.store.jobs import Rescued
+from sqlq.store.endings import Rescued
 from sqlq.worker import log
 from sqlq.worker.running import RunningJob
 
@@ -30,6 +30,9 @@ class Teller:
 
     def __init__(self, events: Events | None = None) -> None:
         self._events = events or Events()
+        self._lines: log.LinesOfJobs | None = None
+        self._looked = False
+        """Whether it is known, for this batch, whether lines of finished jobs need no records."""
 
     def wants(self, name: str) -> bool:
         """Say whether the log, or a listener, wants to know of events of this name."""
@@ -64,9 +67,12 @@ class Teller:
             name = "snoozed"
         if not self.wants(name):  # guard: events-are-free
             return
+        logged = name == "finished" and self._logs_finished(job, seconds)
+        if logged and not self._events.wants(name):
+            return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
-        self.tell(
+        (self._events.tell if logged else self.tell)(
             _event(
                 name,
                 job,
@@ -77,6 +83,23 @@ class Teller:
                 exception=None if error is None else job.error or remote_error(error),
             )
         )
+
+    def told(self) -> None:
+        """Let the lines of a batch go: `ended` was told of all of it."""
+        if self._lines is not None:
+            self._lines.told()
+        self._lines, self._looked = None, False
+
+    def _logs_finished(self, job: RunningJob, seconds: float) -> bool:
+        """Write the line of a finished job without a record; return False where it needs one, or is none."""
+        if not log.wants("finished"):
+            return False
+        if not self._looked:
+            self._lines, self._looked = log.alone(), True
+        if self._lines is None:
+            return False
+        self._lines.finished(job.claimed, seconds)
+        return True
 
     def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
         """Tell of jobs that were taken from their worker what it did, and what comes then; return the

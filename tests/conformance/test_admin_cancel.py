@@ -28,7 +28,7 @@ from sqlq.job import (
     Settlement,
 )
 from sqlq.schema.tables import jobs as jobs_table
-from sqlq.store import cluster, jobs, operators
+from sqlq.store import cluster, endings, jobs, operators
 from sqlq.store.jobs import Fate
 from tests.waiting import wait_until
 
@@ -67,7 +67,7 @@ class Play:
 
     def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
         with self.app.database.begin() as conn:
-            done = jobs.settle(
+            done = endings.settle(
                 conn,
                 [Settlement(job.id, job.lease_token, job.attempts, outcome)],
                 keep_finished=keep_finished,
@@ -198,7 +198,7 @@ def test_after_a_forced_cancel_the_old_owner_changes_nothing(
     assert play.extend(owner) == {}
     assert play.fate(owner, keep_finished=keep_finished) is Fate.LOST
     with play.app.database.begin() as conn:
-        assert jobs.rescue(conn) == []
+        assert endings.rescue(conn) == []
     assert play.app.get(id) == ended
     assert [job.id for job in play.app.list()] == [id]
 
@@ -384,7 +384,7 @@ def test_a_settle_that_came_first_wins(play: Play, engine: Engine, force: bool) 
     (owner,) = play.claim()
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            assert jobs.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
+            assert endings.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
             cancelling = pool.submit(play.app.cancel, [id], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
         assert cancelling.result(20) == {id: "ended"}

@@ -17,7 +17,7 @@ import sqlq
 from sqlq import doctor
 from sqlq.doctor import Doctor, Finding, Verdict, filesystem
 from sqlq.job import ErrorText, Failed, Released, Settlement
-from sqlq.store import cluster, counts, health, jobs
+from sqlq.store import cluster, counts, endings, health, jobs
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -48,7 +48,7 @@ class Patient:
 
     def settle(self, job: Any, outcome: Any) -> None:
         with self.app.database.begin() as conn:
-            assert jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+            assert endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
     def serve(self, names: Sequence[str] | None = None, version: str = sqlq.__version__) -> None:
         with self.app.database.begin() as conn:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.errors import JobNotFoundError
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement, State
-from sqlq.store import cluster, counts, health, jobs, records, sqlite
+from sqlq.store import cluster, counts, endings, health, jobs, records, sqlite
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -35,7 +35,9 @@ class Play:
         with self.app.database.begin() as conn:
             claimed = jobs.claim(conn, [queue], limit=count, owner="w", lease_ms=30_000)
             assert [job.id for job in claimed] == ids
-            jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed])
+            endings.settle(
+                conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
+            )
         return ids
 
     def fail(self, count: int = 1, message: str = "boom", queue: str = "mail") -> list[int]:

@@ -15,7 +15,7 @@ import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.schema.tables import after, failed_jobs, finished_jobs, queues, workers
-from sqlq.store import cluster, jobs, records
+from sqlq.store import cluster, endings, jobs, records
 from sqlq.worker.claim import Claimer
 from tests.waiting import wait_until
 
@@ -39,7 +39,7 @@ class Play:
     def end(self, outcome: Outcome, count: int = 1) -> list[int]:
         ids = self.enqueue(count)
         with self.app.database.begin() as conn:
-            jobs.settle(
+            endings.settle(
                 conn,
                 [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in self.claim_in(conn)],
             )
@@ -111,7 +111,7 @@ def test_what_runs_when_its_queue_is_paused_is_settled_as_ever(play: Play) -> No
     play.app.pause("mail")
     with play.app.database.begin() as conn:
         assert jobs.extend(conn, [(id, owner.lease_token)], lease_ms=1)
-        assert jobs.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
+        assert endings.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
     assert play.app.get(id).state == "finished"
 
 
@@ -171,7 +171,7 @@ def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
     with play.app.database.begin() as conn:
         jobs.insert(conn, [play.task.new().set(queue="failing")], play.app.database.schema)
         (job,) = jobs.claim(conn, ["failing"], limit=1, owner="w", lease_ms=1)
-        jobs.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
+        endings.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
     play.register("w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]
     done = play.app.admin.pause(names)

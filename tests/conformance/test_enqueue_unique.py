@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job, NewJob
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -63,7 +63,7 @@ def claim_all(app: sqlq.App) -> dict[int, int]:
 
 def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:
     with app.database.begin() as conn:
-        assert jobs.settle(conn, [sqlq.job.Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
+        assert endings.settle(conn, [sqlq.job.Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
 
 
 # -- one after the other -------------------------------------------------------------------------------------

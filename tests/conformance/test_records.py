@@ -23,7 +23,7 @@ from sqlq.job import (
     Settlement,
 )
 from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues, workers
-from sqlq.store import cluster, records
+from sqlq.store import cluster, endings, records
 from sqlq.store import jobs as hot
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
@@ -50,7 +50,7 @@ class Play:
 
     def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
         with self.app.database.begin() as conn:
-            settled = hot.settle(
+            settled = endings.settle(
                 conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
             )
         return {id for id, _ in settled}

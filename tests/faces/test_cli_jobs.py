@@ -25,7 +25,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
-from sqlq.store import cluster, counts, jobs
+from sqlq.store import cluster, counts, endings, jobs
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -80,7 +80,7 @@ class Desk:
 
     def settle(self, job: Any, outcome: Outcome) -> None:
         with self.app.database.begin() as conn:
-            assert jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+            assert endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
     def end(self, outcome: Outcome, *args: Any) -> int:
         id = self.enqueue(*args, priority=100)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.cli.logs import JsonLines, Lines
+from sqlq.cli.logs import JsonLines, Lines, Stderr
 from sqlq.settings import ERROR_BYTES
+from sqlq.worker import log as worker_log
 from sqlq.worker.running import running_here
 from tests.faces.command import Command
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -145,3 +153,133 @@ def test_what_a_thread_logs_between_jobs_is_of_no_job(app: sqlq.App) -> None:
     worker._executors._done = done
     worker.run()
     assert seen == [1, None]
+
+
+def test_where_nobody_looks_no_record_is_made(
+    app: sqlq.App,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [Stderr(Lines())])
+    caplog.set_level("INFO", "sqlq")
+    made: list[Any] = []
+    monkeypatch.setattr(worker_log, "hear", made.append)
+    app.enqueue_many([app.task(name="plain")(lambda: None).new()] * 3)
+    app.worker(drain=True).run()
+    assert made == []
+    said = capfd.readouterr().err.splitlines()
+    assert [line.split(" INFO    ")[1][:11] for line in said] == ["job 1 plain", "job 2 plain", "job 3 plain"]
+
+
+# -- stderr takes nothing, or is not there -------------------------------------------------------------------
+
+MANY = """
+import os, signal, sqlq, stat, logging
+from pathlib import Path
+app = sqlq.App()
+
+@app.task(name="plain")
+def plain():
+    pass
+
+@app.task(name="wordy")
+def wordy():
+    logging.getLogger("shop").info("x" * 10_000)
+
+@app.task(name="looks")
+def looks():
+    return [stat.S_ISCHR(os.fstat(fd).st_mode) for fd in (0, 1, 2)]
+
+@app.task(name="dies", max_attempts=1)
+def dies():
+    # it has slot and settler to itself: what ended before is written without its doing
+    while Path("log").read_text().count("finished in") < 5:
+        pass
+    logging.getLogger("shop").info("before the end")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def many(sqlq_: Command) -> Command:
+    (sqlq_.directory / "many.py").write_text(MANY)
+    sqlq_.environment["SQLQ_APP"] = "many:app"
+    return sqlq_
+
+
+def enqueue(app: sqlq.App, task: str, count: int, **options: Any) -> None:
+    app.enqueue_many([app.task(name=task, **options)(lambda: None).new()] * count)
+
+
+def working(run: Command, *options: str, stderr: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sqlq", "work", *options],
+        cwd=run.directory,
+        env=run.environment,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("task", ["plain", "wordy"])
+def test_a_pipe_that_nobody_reads_stops_no_job(many: Command, app: sqlq.App, task: str) -> None:
+    enqueue(app, task, 1_500)
+    reading, writing = os.pipe()
+    try:
+        assert working(many, "--drain", stderr=writing).wait(120) == 0
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert len(app.list(state="finished", limit=2_000)) == 1_500
+
+
+def test_what_was_dropped_is_said_when_it_is_read_again(many: Command, app: sqlq.App, engine: Engine) -> None:
+    enqueue(app, "wordy", 400)
+    reading, writing = os.pipe()
+    process = working(many, stderr=writing)
+    os.close(writing)
+    try:
+        with engine.connect() as conn:
+            count = text("SELECT count(*) FROM finished_jobs")
+            wait_until(lambda: conn.scalar(count) == 400, timeout=120, what="all jobs run")
+        said = b""
+        while b"dropped: stderr took no more" not in said:
+            said += os.read(reading, 65_536)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(reading)
+    (line,) = (line for line in said.decode().splitlines() if "were dropped" in line)
+    assert re.search(r" WARNING \d+ lines were dropped", line)
+
+
+def test_what_was_logged_is_there_when_the_process_is_killed(many: Command, app: sqlq.App) -> None:
+    enqueue(app, "plain", 5)
+    enqueue(app, "dies", 1, max_attempts=1)
+    with (many.directory / "log").open("w") as log:
+        assert working(many, "--drain", stderr=log).wait(120) == 0
+    lines = (many.directory / "log").read_text().splitlines()
+    assert sum("finished in" in line for line in lines) == 5
+    (at,) = (at for at, line in enumerate(lines) if line.endswith("[shop] job 6 dies: before the end"))
+    assert sum("finished in" in line for line in lines[:at]) == 5, "in order"
+    assert any("was killed by signal 9" in line for line in lines[at:])
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"], ids=["stderr", "all"])
+def test_closed_descriptors_stop_nothing(many: Command, app: sqlq.App, closed: str) -> None:
+    """What a handler, or a program that it starts, writes to stderr then must not end in a file or socket
+    that was opened under this number since."""
+    enqueue(app, "wordy", 3)
+    enqueue(app, "looks", 1)
+    command = f'exec "{sys.executable}" -m sqlq work --drain {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=many.directory,
+        env=many.environment,
+        stdout=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert app.get(4).result == [True, True, True]

@@ -42,7 +42,7 @@ import sqlq
 from sqlq.doctor import Doctor
 from sqlq.job import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema import version
-from sqlq.store import cluster, jobs, records
+from sqlq.store import cluster, endings, jobs, records
 from sqlq.testing import drain
 from tests.servers import PostgreSQL, async_database_url
 
@@ -782,12 +782,12 @@ def work_as(url: str) -> None:
             with database.begin() as conn:
                 (job,) = jobs.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
                 jobs.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
-                jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+                endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
                 jobs.fates(conn, [(job.id, job.lease_token)])
         with database.begin() as conn:
             jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=0)
         with database.begin() as conn:
-            jobs.rescue(conn)
+            endings.rescue(conn)
             records.prune(conn, finished_older_than_ms=0, limit=10)
 
 
@@ -840,7 +840,7 @@ def fill(owner: Engine) -> None:
         app.enqueue_many([task.new() for _ in range(5)])
         with app.database.begin() as conn:
             *failing, _ = jobs.claim(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
-            jobs.settle(
+            endings.settle(
                 conn,
                 [
                     Settlement(job.id, job.lease_token, 1, Failed("error", ErrorText("E", "e")))

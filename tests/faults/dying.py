@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import jobs, records
+from sqlq.store import endings, jobs, records
 from sqlq.store.dialect import Dialect
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.sqlite import SQLite
@@ -137,7 +137,7 @@ class Life:
     def settle(self, argument: Any) -> None:
         id, token, attempts, outcome = argument
         with self.database.begin() as conn:
-            jobs.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
+            endings.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
 
     def complete(self, argument: Any) -> None:
         """A handler that writes, and completes its job, in a transaction of its own."""
@@ -153,7 +153,7 @@ class Life:
 
     def rescue(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            jobs.rescue(conn)
+            endings.rescue(conn)
 
     def retry_failed(self, argument: Any) -> None:
         with self.database.begin() as conn:

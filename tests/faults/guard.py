@@ -120,6 +120,15 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "how often it may be tried was changed",
             f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS})",
         ),
+        *(
+            Rule(
+                "jobs",
+                "UPDATE",
+                f"what follows {column} was changed",
+                f"{_changed(column)} AND NOT (OLD.{column} IS NULL AND {_CLAIMS})",
+            )
+            for column in ("on_success", "on_failure")
+        ),
         Rule(
             "jobs",
             "UPDATE",

@@ -74,7 +74,8 @@ STATEMENTS, TYPED = "tests/sql/test_statements.py::", "tests/worker/test_typed.p
 ANNOTATIONS = "tests/unit/test_annotations.py::"
 SESSIONS = "tests/conformance/test_sessions.py::"
 DRIVERS = "tests/conformance/test_driver_connections.py::"
-LOGS = "tests/faces/test_cli_logs.py::"
+FOLLOW_UPS = "tests/worker/test_follow_ups.py::"
+LOGS, OUTLET = "tests/faces/test_cli_logs.py::", "tests/faces/test_cli_outlet.py::"
 AROUND, LIFESPAN, EVENTS = (
     "tests/worker/test_around.py::",
     "tests/worker/test_lifespan.py::",
@@ -136,10 +137,20 @@ GUARDS = [
     Guard("a-lost-handler-is-told", None, "pass", LEASES + "test_a_handler_whose_lease_is_lost_is_told[sqlite]"),
     Guard("unknown-claims-are-given-back", None, "pass", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[sqlite]"),
     Guard("unknown-claims-are-given-back", None, "self._give_back(unknown)", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[postgresql]"),
+    # what follows the end of a job, written with it
+    Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_job_that_finished_is_followed[sqlite]"),
+    Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_is_followed[sqlite-outcome1]"),
+    Guard("a-follow-up-goes-with-the-ending", None, "followed: list[Settlement] = []", FOLLOW_UPS + "test_what_is_not_written_is_no_end[postgresql-False]"),
+    Guard("complete-is-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_completes_itself_is_followed_when_that_commits[sqlite-True-7d]"),
+    Guard("a-late-complete-is-not-followed", None, "if True:", FOLLOW_UPS + "test_a_zombies_complete_is_not_followed[postgresql]"),
+    Guard("the-lost-are-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_loses_its_worker_for_the_last_time_is_followed[sqlite-False]"),
+    Guard("nobody-pays-for-a-bad-follow-up", None, "raise", FOLLOW_UPS + "test_a_row_that_names_no_task_fails_by_itself"),
+    Guard("bad-headers-are-not-passed-on", "return None", "pass", FOLLOW_UPS + "test_headers_that_no_handler_could_be_given_are_not_passed_on[sqlite-no JSON]"),
+    Guard("a-claim-says-what-follows", None, "self._follow_ups = None", FOLLOW_UPS + "test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed[postgresql]"),
     # complete(), in the handler's own transaction
-    Guard("complete-by-the-owner", "if not jobs.complete(", "if None is jobs.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
-    Guard("complete-by-the-owner", "if not jobs.complete(", "if None is jobs.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
-    Guard("complete-without-retention", "jobs.c.lease_token == right[1], jobs.c.reserved_at.is_not(None))", "jobs.c.reserved_at.is_not(None))", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
+    Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
+    Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
+    Guard("complete-without-retention", "if keep_finished else None", "", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
     Guard("complete-waits", "skip_locked=False, options=options", "skip_locked=True, options=options", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
     Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
     Guard("no-loose-savepoint", None, "if False:", SUPERVISING + "test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused[sqlite]"),
@@ -260,6 +271,10 @@ GUARDS = [
     Guard("a-commit-raises-nothing", "Exception", "ZeroDivisionError", AT_COMMIT + "TestEveryWay::test_a_job_that_fails_reaches_the_test_when_the_block_ends[psycopg-Connection]"),
     Guard("awaitables-are-awaited", None, "if False:", KIT + "TestWhatHandlersReturn::test_what_is_to_be_awaited_is[sqlite-inline]"),
     Guard("log-tracebacks-are-bounded", "ERROR_BYTES", "10**8", LOGS + "test_formatters_cut_tracebacks_and_messages[sqlite]"),
+    Guard("lines-are-bounded", "self._size + len(line) > MOST_WAITING", "False", OUTLET + "test_past_a_limit_lines_are_dropped_and_counted[pipe]"),
+    Guard("an-end-waits-for-no-reader", None, "if False:", OUTLET + "test_an_end_waits_for_a_reader_but_not_for_ever"),
+    Guard("others-see-records", None, "return handler", "tests/faces/test_cli_lines.py::test_where_a_host_looks_at_records_there_are_records[a_handler_of_sqlq]"),
+    Guard("closed-stderr", None, "pass", LOGS + "test_closed_descriptors_stop_nothing[all-sqlite]"),
     Guard("log-lines-name-their-job", "job is not None", "False", LOGS + "test_a_handlers_own_lines_appear_with_logger_and_job[sqlite]"),
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),

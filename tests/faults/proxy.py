@@ -110,7 +110,7 @@ def every(link: Link) -> bool:
 
 
 def made(link: Link) -> bool:
-    """A connection that is open, not one on its way: what is refused there is a server that does not answer."""
+    """Whether a connection is open, and not on its way: to lose that one is a server that does not answer."""
     return link.made
 
 

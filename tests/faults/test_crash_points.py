@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.job import ClaimedJob, Failed, NewJob, Settlement
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.worker.link import packed
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
@@ -102,7 +102,7 @@ class Points:
         queue."""
         guard.advance(self.engine, 3 * HOUR)
         with self.app.database.begin() as conn:
-            jobs.rescue(conn)
+            endings.rescue(conn)
         guard.advance(self.engine, HOUR)
         self.app.worker(drain=True).run()
         guard.check(self.engine)
@@ -214,7 +214,7 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
     # whoever holds the job still does: the process that died was only its heartbeat
     with crash.app.database.begin() as conn:
         every = [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"]) for job in held.values()]
-        assert len(jobs.settle(conn, every)) == len(held)
+        assert len(endings.settle(conn, every)) == len(held)
     assert {str(job.state) for (job,) in crash.finish().values()} == {"finished"}
 
 
@@ -246,7 +246,7 @@ def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points
     def prepare(n: int) -> int:
         job = crash.claimed(n)
         with crash.app.database.begin() as conn:
-            jobs.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
+            endings.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
         return job.id
 
     crash.all(prepare)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.job import Completed, ErrorText, Failed, NewJob, Released, Retried, Settlement
-from sqlq.store import jobs, records
+from sqlq.store import endings, jobs, records
 from tests.faults import guard
 
 ERROR = ErrorText("ValueError", "no")
@@ -51,6 +51,8 @@ ILLEGAL = [
     ),
     ("INSERT INTO jobs (id, task) SELECT id, task FROM finished_jobs", "a finished job comes back"),
     ("UPDATE jobs SET payload = '[]' WHERE id = {waiting}", "what a job is was changed"),
+    ("UPDATE jobs SET on_success = 'null' WHERE id = {waiting}", "what follows on_success was changed"),
+    ("UPDATE jobs SET on_failure = 'null' WHERE id = {running}", "what follows on_failure was changed"),
     ("UPDATE jobs SET lease_token = 0 WHERE id = {running}", "the token fell"),
     ("UPDATE jobs SET lease_token = lease_token + 2 WHERE id = {running}", "the token fell or jumped"),
     (f"UPDATE jobs SET attempts = attempts + 1, {RESERVE} WHERE id = {{waiting}}", "without a new token"),
@@ -131,7 +133,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         )
         held = {job.task: job for job in jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("finishes", Completed()), ("fails", Failed("error", ERROR))):
-            jobs.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
+            endings.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
         jobs.insert(conn, [NewJob("waiting", "{}", "default", 5)], app.database.schema)
         jobs.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)], app.database.schema)
     with engine.connect() as conn:
@@ -166,10 +168,10 @@ def test_what_is_legal_passes(app: sqlq.App, engine: Engine) -> None:
         if outcome == "lost":
             guard.advance(engine, 90_000)
             with app.database.begin() as conn:
-                assert len(jobs.rescue(conn)) == 1
+                assert len(endings.rescue(conn)) == 1
             continue
         with app.database.begin() as conn:
-            assert jobs.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+            assert endings.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
     guard.check(engine)
     assert app.get(job.id).state == "finished"
 

@@ -547,11 +547,11 @@ def behind_runs_within_five_seconds(app: sqlq.App) -> float:
 
 
 def chores_fail(app: sqlq.App) -> str:
-    from sqlq.store import jobs
+    from sqlq.store import endings
 
     try:
         with app.database.begin() as conn:
-            jobs.rescue(conn)
+            endings.rescue(conn)
     except DBAPIError as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.job import Completed, Settlement
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Ask
 from sqlq.store.jobs import Fate
@@ -183,7 +183,7 @@ def test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled(app: sq
     with app.database.begin() as conn:
         (job,) = claim(conn)
         right = (job.id, job.lease_token)
-        assert jobs.settle(conn, [Settlement(*right, 1, Completed())], keep_finished=False) == {right}
+        assert endings.settle(conn, [Settlement(*right, 1, Completed())], keep_finished=False) == {right}
     with app.database.read() as conn:
         assert jobs.fates(conn, [right], keep_finished=False) == {right: Fate.SETTLED}
         assert jobs.fates(conn, [right], keep_finished=True) == {right: Fate.LOST}

@@ -42,7 +42,7 @@ from sqlq.job import (
     Settlement,
 )
 from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
-from sqlq.store import jobs, records
+from sqlq.store import endings, jobs, records
 from sqlq.store.database import Database
 from sqlq.store.jobs import Fate
 from tests.faults import guard
@@ -265,7 +265,7 @@ class Contract(RuleBasedStateMachine):
             batch.append(Settlement(job.id, job.lease_token, job.attempts, outcome))
         good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
         with self.transaction(crash) as conn:
-            done = jobs.settle(conn, batch)
+            done = endings.settle(conn, batch)
         Contract.stale_tried += len(chosen) - len(good)
         Contract.stale_accepted += len(done - good)
         assert done == good, "exactly the rights that are still good count"
@@ -276,7 +276,7 @@ class Contract(RuleBasedStateMachine):
                 self.settle_in_model(known, settlement.outcome)
         if reply_lost:
             with self.transaction() as conn:
-                assert jobs.settle(conn, batch) == set(), "settled twice"
+                assert endings.settle(conn, batch) == set(), "settled twice"
             with self.database.read() as conn:
                 fates = jobs.fates(conn, good)
             assert set(fates.values()) <= {Fate.SETTLED}
@@ -314,7 +314,7 @@ class Contract(RuleBasedStateMachine):
         lost = [job for job in self.model.values() if job.expires is not None and job.expires <= self.clock]
         lost = sorted(lost, key=lambda job: job.id)[:limit]
         with self.transaction(crash) as conn:
-            rescued = jobs.rescue(conn, limit=limit)
+            rescued = endings.rescue(conn, limit=limit)
         assert [(job.id, job.owner, job.attempts, job.failed) for job in sorted(rescued)] == [
             (job.id, job.owner, job.attempts, job.attempts >= job.max_attempts) for job in lost
         ]

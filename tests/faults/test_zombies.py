@@ -24,7 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, JobDetails, Outcome, Settlement
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.worker.chores import Chores, Sweep
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
@@ -124,7 +124,7 @@ def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
     def rescue() -> bool:
         nonlocal taken
         with app.database.begin() as conn:
-            taken += len(jobs.rescue(conn))
+            taken += len(endings.rescue(conn))
         return taken == number
 
     wait_until(rescue, what="the leases running out")
@@ -138,7 +138,7 @@ def claim_all(app: sqlq.App) -> list[ClaimedJob]:
 def settle_all(app: sqlq.App, held: list[ClaimedJob], outcome: Outcome) -> int:
     with app.database.begin() as conn:
         return len(
-            jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held])
+            endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held])
         )
 
 
@@ -230,7 +230,7 @@ def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_live
             wait_until(lambda: leases() not in seen, what="a renewal")
             seen.add(leases())
             with app.database.begin() as conn:
-                assert jobs.rescue(conn) == []
+                assert endings.rescue(conn) == []
         (folder / "woken").touch()
         os.kill(child, signal.SIGCONT)
         wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
-from sqlq.store import jobs, records
+from sqlq.store import endings, jobs, records
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer
 
@@ -46,7 +46,7 @@ def due_in(conn: Connection, names: list[str] | None) -> Any:
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
-    return lambda conn, held: jobs.settle(
+    return lambda conn, held: endings.settle(
         conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in held]
     )
 
@@ -62,7 +62,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
     "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
-    "rescue": lambda conn, held: jobs.rescue(conn),
+    "rescue": lambda conn, held: endings.rescue(conn),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_all": lambda conn, held: due_in(conn, None),
     "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),

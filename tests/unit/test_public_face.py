@@ -21,6 +21,7 @@ def test_the_names_are_those_promised() -> None:
     assert set(sqlq.__all__) == ERRORS | {
         "App",
         "Cancel",
+        "Ended",
         "Job",
         "JobDetails",
         "JobEvent",

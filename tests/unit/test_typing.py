@@ -130,6 +130,33 @@ def wrong_backoff() -> None: ...
 def wrong_exceptions() -> None: ...
 
 
+@app.task
+def alarm(ended: sqlq.Ended) -> None: ...
+
+
+@app.task
+async def note(how: dict[str, Any], urgent: bool = False) -> int:
+    return 1
+
+
+@app.task
+def anything(ended: Any) -> None: ...
+
+
+@app.task(on_success=note, on_failure=alarm)
+def followed() -> str:
+    return "done"
+
+
+@app.task(on_failure=named)  # wrong
+def wrong_follow_up() -> None: ...
+
+
+assert_type(followed.new(), NewJob[str])
+assert_type(followed.new().set(on_success=alarm, on_failure=None), NewJob[str])
+followed.new().set(on_success=note).set(on_success=anything)
+followed.new().set(on_success=plain)  # wrong
+followed.new().set(on_failure="alarm")  # wrong
 assert_type(plain.new(7, copy=True), NewJob[str])
 assert_type(plain(7), str)
 assert_type(named.new(order_id=7), NewJob[None])

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
 from sqlq.job import Completed, Settlement
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -186,7 +186,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
 
     def complete() -> None:
         with shop.begin() as conn:
-            done.append(jobs.complete(conn, right, Completed(), schema="public", keep_finished=True))
+            done.append(endings.complete(conn, right, Completed(), schema="public", keep_finished=True))
 
     with app.database.begin() as heartbeat:
         assert list(jobs.extend(heartbeat, [right], lease_ms=30_000)) == [right]
@@ -204,13 +204,13 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
     with app.database.begin() as conn:
         (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     with shop.begin() as conn:
-        assert jobs.complete(
+        assert endings.complete(
             conn, (claimed.id, claimed.lease_token), Completed(), schema="public", keep_finished=True
         )
         with app.database.begin() as heartbeat:
             assert jobs.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
             settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
-            assert jobs.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
+            assert endings.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
     assert app.get(second.id).state == "finished"
 
 

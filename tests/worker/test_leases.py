@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.job import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.jobs import Fate
 from sqlq.worker.running import RunningJob
 from tests.waiting import wait_until
@@ -50,7 +50,7 @@ def ids(rights: set[tuple[int, int]]) -> set[int]:
 
 def settle(app: sqlq.App, job: Any, outcome: Outcome) -> set[int]:
     with app.database.begin() as conn:
-        return ids(jobs.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
+        return ids(endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
 
 
 def fate(app: sqlq.App, job: Any) -> Fate:
@@ -63,9 +63,9 @@ def expire(engine: Engine) -> None:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
 
 
-def rescue(app: sqlq.App) -> list[jobs.Rescued]:
+def rescue(app: sqlq.App) -> list[endings.Rescued]:
     with app.database.begin() as conn:
-        return jobs.rescue(conn)
+        return endings.rescue(conn)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_a_locked_row_does_not_keep_the_others_back(
 def settle_all(app: sqlq.App, held: list[Any]) -> set[int]:
     with app.database.begin() as conn:
         return ids(
-            jobs.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held])
+            endings.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held])
         )
 
 
@@ -344,7 +344,7 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
     with app.database.begin() as conn:
-        (rescued,) = jobs.rescue(conn)
+        (rescued,) = endings.rescue(conn)
     assert not rescued.failed
     assert app.get(rescued.id).state in ("available", "scheduled")
     assert app.admin.workers() == []

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.store import jobs
+from sqlq.store import endings
 from sqlq.worker.claim import Claimer
 from tests.faults import guard
 from tests.worker.test_outcomes import drain
@@ -99,7 +99,7 @@ def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.Ap
     assert [job.max_attempts for job in claimer.claim(3)] == [1, 2, 5]
     guard.advance(engine, 60_000)
     with app.database.begin() as conn:
-        assert [lost.failed for lost in jobs.rescue(conn)] == [True, False, False]
+        assert [lost.failed for lost in endings.rescue(conn)] == [True, False, False]
     assert [tuple(shown(engine, id)) for id in ids] == [
         ("failed", 1, 1),
         ("available", 1, 2),

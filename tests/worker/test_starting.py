@@ -26,7 +26,7 @@ import sqlq
 from sqlq.doctor import Doctor, Finding, Verdict
 from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
-from sqlq.store import jobs
+from sqlq.store import endings, jobs
 from sqlq.store.sqlite import SQLite
 from sqlq.worker import chores, settle
 from sqlq.worker import worker as worker_module
@@ -282,7 +282,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     monkeypatch.setattr(worker_module, "LAST_SETTLES_SECONDS", 0.1)
     monkeypatch.setattr(settle, "LAST_STATEMENT_SECONDS", 0.1)
     away, refused = threading.Event(), threading.Semaphore(0)
-    settled = jobs.settle
+    settled = endings.settle
 
     def answers(*args: Any, **options: Any) -> Any:
         if away.is_set():
@@ -292,7 +292,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
             raise OperationalError("COMMIT", {}, error, connection_invalidated=True)
         return settled(*args, **options)
 
-    monkeypatch.setattr(jobs, "settle", answers)
+    monkeypatch.setattr(endings, "settle", answers)
     task = app.task(name="t", max_attempts=1)(away.set)
     made = app.enqueue_many([task.new() for _ in range(5)])
     worker = app.worker(concurrency=5, max_jobs=5 if way == "max_jobs" else None)
@@ -439,14 +439,14 @@ def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     locked, free = threading.Event(), threading.Event()
-    settled = jobs.settle
+    settled = endings.settle
 
     def waits(*args: Any, **options: Any) -> Any:
         locked.set()
         assert free.wait(30)
         return settled(*args, **options)
 
-    monkeypatch.setattr(jobs, "settle", waits)
+    monkeypatch.setattr(endings, "settle", waits)
     worker = app.worker(concurrency=2)
     claim, held = worker._claimer.claim, threading.Event()
 

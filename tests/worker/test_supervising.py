@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import sqlq
 from sqlq.job import ClaimedJob, Completed, Outcome, Released, Settlement
-from sqlq.store import cluster, jobs
+from sqlq.store import cluster, endings, jobs
 from sqlq.store.jobs import Fate
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import ORPHANED_MS, Supervised
@@ -93,7 +93,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
     (job,) = claim(app, "dead")
     assert dead_worker("dead", {right(job)}, "died")
     with app.database.begin() as conn:
-        assert jobs.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
+        assert endings.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
         assert jobs.fates(conn, [right(job)]) == {right(job): Fate.LOST}
         assert jobs.extend_owned(conn, "dead", lease_ms=1) == {}
 
@@ -294,7 +294,7 @@ def test_completing_is_the_owners_alone_and_once(
 
     def complete(token: int) -> bool:
         with engine.begin() as conn:
-            return jobs.complete(
+            return endings.complete(
                 conn, (job.id, token), Completed(), schema=app.database.schema, keep_finished=keep_finished
             )
 
@@ -302,6 +302,7 @@ def test_completing_is_the_owners_alone_and_once(
     assert not complete(job.lease_token + 1)
     assert complete(job.lease_token)
     assert not complete(job.lease_token)
+    assert [found.id for found in app.list()] == ([job.id] if keep_finished else [])
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -1,0 +1,371 @@
+"""The one door out of `running`: here alone an attempt ends, and its job ends with it or waits again.
+
+    settle          what a worker says of its attempts            T4 to T7
+    complete        a handler, in a transaction of its own        T4
+    rescue, lose    who finds that a job's worker is gone         T8, T9
+    cancel          an operator, of waiting jobs and by force     T10, T12
+
+Each of them comes down to `_end`, which takes rows out of `jobs`, and `_put_back`, which lets them wait
+again; both write only where the fence lets them, and return the rights that it let through. `_follow` then
+enqueues what follows the jobs that ended, in the same transaction: the row and its follow-up are committed
+together or not at all, and of several that believe to hold a job only one gets past the fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias, assert_never
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Connection,
+    Integer,
+    Table,
+    Text,
+    Update,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    null,
+    select,
+    update,
+)
+from sqlalchemy import insert as insert_into
+from sqlalchemy.sql.dml import ReturningDelete
+
+from sqlq.endings import follow_up
+from sqlq.job import (
+    Cancelled,
+    Completed,
+    ErrorText,
+    Failed,
+    NewJob,
+    Released,
+    Retried,
+    SelfCompleted,
+    Settlement,
+)
+from sqlq.retry import error_record, follows, wait_after_loss_ms
+from sqlq.schema.tables import (
+    CARRIED,
+    TOKEN_SCHEMA,
+    after,
+    attempts_allowed,
+    failed_jobs,
+    finished_jobs,
+    jobs,
+    next_token,
+    now,
+    one_more,
+)
+from sqlq.settings import ERROR_BYTES
+from sqlq.store.dialect import NO_OPTIONS, Batch, Dialect, Right, held, rights
+from sqlq.store.jobs import DIALECTS, HOLD, insert
+
+# -- the door ------------------------------------------------------------------------------------------------
+
+
+def _end(
+    conn: Connection,
+    batch: Batch,
+    rows: Sequence[tuple[Any, ...]],
+    target: Table | None,
+    *,
+    skip_locked: bool = True,
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> set[Right]:
+    """Move the jobs of a batch that their owner still holds into `target`, or with None delete them; return
+    the rights to them. Without `skip_locked` a row that another transaction has locked is waited for."""
+    dialect = DIALECTS[conn.dialect.name]
+    if target is not None:
+        return dialect.move(conn, batch, rows, target, skip_locked=skip_locked, options=options)
+    parameters = dialect.parameters(batch, rows)
+    gone = conn.execute(_drop(dialect, batch, skip_locked), parameters, execution_options=options)
+    return rights(gone)
+
+
+def _put_back(
+    conn: Connection, batch: Batch, rows: Sequence[tuple[Any, ...]], changes: Changes
+) -> set[Right]:
+    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, with `changes`; return the
+    rights to them."""
+    dialect = DIALECTS[conn.dialect.name]
+    back = conn.execute(_waiting_again(dialect, batch, changes), dialect.parameters(batch, rows))
+    return rights(back)
+
+
+def _follow(conn: Connection, follow_ups: Iterable[NewJob | None], schema: str | None) -> None:
+    """Enqueue what follows jobs that end in this transaction."""
+    new = [job for job in follow_ups if job is not None]
+    if new:  # guard: follow-ups-are-written
+        insert(conn, new, schema)
+
+
+Changes: TypeAlias = Callable[[CTE], Mapping[str, Any]]
+"""Given the jobs of a batch that are held, with the batch's columns, says what changes in their rows."""
+
+_RIGHT = (jobs.c.id, jobs.c.lease_token)
+_UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
+
+
+@cache
+def _drop(dialect: Dialect, batch: Batch, skip_locked: bool) -> ReturningDelete[Any]:
+    mine = held(dialect, batch, skip_locked=skip_locked)
+    return delete(jobs).where(jobs.c.id.in_(select(mine.c.id))).returning(*_RIGHT)
+
+
+@cache
+def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes) -> Update:
+    mine = held(dialect, batch)
+    values = {**_UNRESERVED, "available_at": after(mine.c.delay_ms), **changes(mine)}
+    return update(jobs).values(**values).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+
+
+def _schema(conn: Connection) -> str | None:
+    """Return the schema to which a connection of sqlq's own sends its statements."""
+    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+    return schema
+
+
+# -- settle (T4 to T7) ---------------------------------------------------------------------------------------
+
+
+def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
+    """Write how attempts ended, and return the rights that were still their owner's.
+
+    Each row is fenced by itself. One that is not returned was either locked by another transaction at that
+    moment, or is not the owner's any more: `jobs.fates` tells which. With `keep_finished` False a finished
+    job leaves no row. Settlements with a follow-up belong into one transaction: on a connection whose
+    statements commit one by one, a crash between two of them would lose it.
+    """
+    done_plainly: list[Right] = []
+    finish: list[tuple[Any, ...]] = []
+    fail: list[tuple[Any, ...]] = []
+    retry: list[tuple[Any, ...]] = []
+    release: list[tuple[Any, ...]] = []
+    for s in sorted(settlements, key=lambda s: s.id):
+        match s.outcome:
+            case Completed(None, None):
+                done_plainly.append((s.id, s.lease_token))
+            case Completed(result, note):
+                finish.append((s.id, s.lease_token, "completed", result, note))
+            case Cancelled(reason):
+                finish.append((s.id, s.lease_token, "cancelled", None, reason))
+            case Failed(why, error):
+                fail.append((s.id, s.lease_token, why, error.exception, error.message, error.traceback))
+            case Retried(delay_ms, error, why):
+                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error)))
+            case Released(delay_ms, unknown_task):
+                release.append((s.id, s.lease_token, delay_ms, int(unknown_task)))
+            case SelfCompleted():
+                raise AssertionError(
+                    "whether its handler completed a job is for the database to say, not to write"
+                )
+            case _:
+                assert_never(s.outcome)
+    finished = finished_jobs if keep_finished else None
+    done: set[Right] = set()
+    for batch, rows, target in (
+        (_COMPLETE, done_plainly, finished),
+        (_FINISH, finish, finished),
+        (_FAIL, fail, failed_jobs),
+    ):
+        if rows:
+            done |= _end(conn, batch, rows, target)
+    if retry:
+        done |= _put_back(conn, _RETRY, retry, _retried)
+    if release:
+        done |= _put_back(conn, _RELEASE, release, _released)
+    if any(s.follow_up is not None for s in settlements):
+        # guard: only-the-owner-is-followed
+        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), _schema(conn))
+    return done
+
+
+_COMPLETE = Batch({"outcome": "completed"}, id=BigInteger, token=BigInteger)
+"""Without a result, as most jobs are."""
+_FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text)
+_FAIL = Batch(id=BigInteger, token=BigInteger, reason=Text, exception=Text, message=Text, traceback=Text)
+_RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
+_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer)
+
+
+def _errors_and(record: Any) -> Any:
+    """The errors of earlier attempts and one more, as a JSON array in text; a full record keeps the
+    oldest."""
+    return case(
+        (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
+        (func.length(jobs.c.errors) > ERROR_BYTES, jobs.c.errors),
+        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1)
+        .concat(", ")
+        .concat(record)
+        .concat("]"),
+    )
+
+
+def _retried(mine: CTE) -> Mapping[str, Any]:
+    return {"errors": _errors_and(mine.c.record), "unknown_since": null()}
+
+
+def _released(mine: CTE) -> Mapping[str, Any]:
+    return {
+        "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
+        "releases": one_more(jobs.c.releases),  # guard: release-is-counted
+        "unknown_since": case(
+            (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
+        ),
+    }
+
+
+# -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
+
+
+def complete(
+    conn: Connection,
+    right: Right,
+    done: Completed,
+    *,
+    schema: str | None,
+    keep_finished: bool,
+    follow_up: NewJob | None = None,
+) -> bool:
+    """Finish one job on a caller's connection, and say whether the right to it still held; if it did, enqueue
+    its follow-up.
+
+    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on
+    with.
+    """
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    rows = [(*right, "completed", done.result, done.note)]
+    target = finished_jobs if keep_finished else None  # guard: complete-without-retention
+    # guard: complete-waits
+    ended = bool(_end(conn, _FINISH, rows, target, skip_locked=False, options=options))
+    if ended:  # guard: a-late-complete-is-not-followed
+        _follow(conn, [follow_up], schema)  # guard: complete-is-followed
+    return ended
+
+
+# -- rescue (T8, T9) -----------------------------------------------------------------------------------------
+
+
+class Rescued(NamedTuple):
+    """A job taken from an owner that did not renew: `failed` when it had no attempts left."""
+
+    id: int
+    task: str
+    queue: str
+    attempts: int
+    owner: str
+    failed: bool
+
+
+def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
+    """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
+
+    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
+    before anything else is written: from then on the old owner matches nothing.
+    """
+    expired = conn.execute(_REVOKE, {"most": limit}).all()
+    return _lose(conn, expired, "did not renew its lease")
+
+
+def lose(conn: Connection, wanted: Iterable[Right], why: str) -> list[Rescued]:
+    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it."""
+    dialect = DIALECTS[conn.dialect.name]
+    revoked = conn.execute(_revoke(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
+    return _lose(conn, revoked, why)
+
+
+def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
+    alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
+    spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
+
+    def error(row: Any) -> ErrorText:
+        return ErrorText("sqlq.errors.WorkerLostError", f"worker {row.reserved_by or 'unknown'} {why}")
+
+    if alive:
+        again = [
+            (
+                r.id,
+                r.lease_token,
+                wait_after_loss_ms(r.losses),
+                error_record(r.attempts, "worker_lost", error(r)),
+            )
+            for r in alive
+        ]
+        _put_back(conn, _RETRY, again, _lost)
+    if spent:
+        over = [
+            (r.id, r.lease_token, "worker_lost", error(r).exception, error(r).message, None) for r in spent
+        ]
+        _end(conn, _FAIL, over, failed_jobs)
+        # guard: the-lost-are-followed
+        _follow(conn, (follow_up(r, Failed("worker_lost", error(r))) for r in spent), _schema(conn))
+    return [Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent) for r in revoked]
+
+
+def _lost(mine: CTE) -> Mapping[str, Any]:
+    # guard: losses-are-counted
+    return {"errors": _errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
+
+
+# A row that was reserved by hand need not say until when.
+_HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now()
+# guard: rescue-takes-the-expired
+_EXPIRED = (
+    select(jobs.c.id)
+    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)
+    .order_by(jobs.c.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(skip_locked=True)
+    .cte("expired")
+    .prefix_with("MATERIALIZED")
+)
+_revoking = update(jobs).values(lease_token=next_token(jobs.c.lease_token))  # guard: rescue-raises-the-token
+_REVOKED = (
+    jobs.c.id,
+    jobs.c.lease_token,
+    jobs.c.task,
+    jobs.c.queue,
+    jobs.c.attempts,
+    attempts_allowed.label("max_attempts"),
+    jobs.c.losses,
+    jobs.c.reserved_by,
+    jobs.c.label,
+    jobs.c.headers,
+    jobs.c.on_failure,
+)
+_REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
+
+
+@cache
+def _revoke(dialect: Dialect) -> Update:
+    return _revoking.where(jobs.c.id == held(dialect, HOLD).c.id).returning(*_REVOKED)
+
+
+# -- cancel (T10, T12) ---------------------------------------------------------------------------------------
+
+
+def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
+    """End jobs as cancelled whose rows this transaction has locked; nothing follows them.
+
+    The lock is the fence here: nobody claims or settles a row under it.
+    """
+    source = select(*(jobs.c[name] for name in CARRIED), literal("cancelled"), literal(reason)).where(
+        jobs.c.id.in_(locked)
+    )
+    conn.execute(
+        insert_into(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source.order_by(jobs.c.id))
+    )
+    conn.execute(delete(jobs).where(jobs.c.id.in_(locked)))
+
+
+def revoke(conn: Connection, locked: Sequence[int]) -> None:
+    """Raise the token of running jobs whose rows this transaction has locked: from then on their owners match
+    nothing."""
+    # guard: forced-cancel-raises-the-token
+    conn.execute(update(jobs).where(jobs.c.id.in_(locked)).values(lease_token=next_token(jobs.c.lease_token)))

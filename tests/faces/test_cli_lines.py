@@ -1,0 +1,131 @@
+"""Lines of finished jobs are made without records, where nobody but the handler that writes them looks."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from sqlq.cli.logs import ERASE, Form, JsonLines, Lines, OfJob, Stderr
+from sqlq.clock import written
+from sqlq.events import JobEvent
+from sqlq.job import ClaimedJob
+from sqlq.worker import log as worker_log
+
+NAMES = [
+    ("shop.send", "mail"),
+    ('a "quoted"\ntask', "queue\r\nwith\\backslashes"),
+    ("nul\0 \ud800", "Größe ☃"),
+]
+
+
+class Kept(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+@pytest.mark.parametrize(("task", "queue"), NAMES)
+@pytest.mark.parametrize("form", [Lines(), Lines(ERASE), JsonLines()], ids=["text", "drawn", "json"])
+def test_the_line_of_a_finished_job_is_that_of_its_record(form: Form, task: str, queue: str) -> None:
+    job = ClaimedJob(7, 1, queue, task, "{}", 2, 5)
+    event = JobEvent(
+        name="finished", id=7, task=task, queue=queue, attempt=2, max_attempts=5, seconds=0.0123456
+    )
+    records: list[logging.LogRecord] = []
+    handler = Kept(records)
+    worker_log.log.addHandler(handler)
+    worker_log.log.setLevel("INFO")
+    try:
+        worker_log.hear(event)
+    finally:
+        worker_log.log.removeHandler(handler)
+        worker_log.log.setLevel("NOTSET")
+    (record,) = records
+    line = form.finished(job, 0.0123456)
+    moment = re.compile(r"\d\d:\d\d:\d\d\.\d\d\d")
+    assert moment.search(line)
+    assert moment.sub("", line) == moment.sub("", form.format(record))
+
+
+def test_moments_are_written_as_the_records_are() -> None:
+    moments = Lines()._moment
+    for at in (1_795_361_707.0, 1_795_361_707.123, 1_795_361_707.9999, 1_795_361_708.0, 1_795_361_707.5):
+        second, ms = divmod(int(at * 1000), 1000)
+        text = written(datetime.fromtimestamp(second, UTC), "milliseconds")
+        assert moments(at) == text.replace(".000", f".{ms:03}")
+
+
+WAYS: dict[str, Callable[[], Callable[[], object]]] = {}
+
+
+def way(change: Callable[[], Callable[[], object]]) -> Callable[[], Callable[[], object]]:
+    WAYS[change.__name__] = change
+    return change
+
+
+@way
+def a_handler_beside() -> Callable[[], object]:
+    handler = logging.NullHandler()
+    logging.getLogger().addHandler(handler)
+    return lambda: logging.getLogger().removeHandler(handler)
+
+
+@way
+def a_handler_of_sqlq() -> Callable[[], object]:
+    handler = logging.NullHandler()
+    logging.getLogger("sqlq").addHandler(handler)
+    return lambda: logging.getLogger("sqlq").removeHandler(handler)
+
+
+@way
+def a_filter_of_the_logger() -> Callable[[], object]:
+    logging.getLogger("sqlq.worker").addFilter(OfJob())
+    return logging.getLogger("sqlq.worker").filters.clear
+
+
+@way
+def a_filter_of_the_handler() -> Callable[[], object]:
+    (handler,) = logging.getLogger().handlers
+    handler.addFilter(seen := OfJob())
+    return lambda: handler.removeFilter(seen)
+
+
+@way
+def records_of_another_kind() -> Callable[[], object]:
+    class Own(logging.LogRecord):
+        pass
+
+    logging.setLogRecordFactory(Own)
+    return lambda: logging.setLogRecordFactory(logging.LogRecord)
+
+
+@way
+def a_function_in_place_of_loggings() -> Callable[[], object]:
+    before = logging.Logger.callHandlers
+
+    def seen(self: logging.Logger, record: logging.LogRecord) -> None:
+        before(self, record)
+
+    logging.Logger.callHandlers = seen  # type: ignore[method-assign]
+    return lambda: setattr(logging.Logger, "callHandlers", before)
+
+
+@pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
+def test_where_a_host_looks_at_records_there_are_records(
+    change: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler := Stderr(Lines())])
+    assert worker_log.alone() is handler
+    undo = change()
+    try:
+        assert worker_log.alone() is None
+    finally:
+        undo()
+    assert worker_log.alone() is handler

@@ -1,0 +1,517 @@
+"""What follows the end of a job is written with it: once, by whoever ends the job, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.endings import settlement
+from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, Outcome, Released, Retried
+from sqlq.retry import given_back
+from sqlq.settings import MAX_RELEASES
+from sqlq.store import endings, jobs
+from sqlq.store.database import Database
+
+ERROR = ErrorText("ValueError", "no")
+LOST = "sqlq.errors.WorkerLostError"
+
+
+class Shop:
+    """An App whose tasks note what they are called with."""
+
+    def __init__(self, app: sqlq.App, url: str) -> None:
+        self.app, self.url = app, url
+        self.heard: list[sqlq.Ended] = []
+
+        @app.task(name="alarm", queue="ops", priority=7, max_attempts=2)
+        def alarm(ended: sqlq.Ended) -> None:
+            self.heard.append(ended)
+
+        @app.task(name="thank", queue="ops")
+        def thank(ended: dict[str, Any]) -> None:
+            self.heard.append(sqlq.Ended(**ended))
+
+        self.alarm, self.thank = alarm, thank
+
+    def task(self, handler: Callable[..., Any], **options: Any) -> Any:
+        options = {
+            "name": "pay",
+            "backoff": "0s",
+            "on_success": self.thank,
+            "on_failure": self.alarm,
+            **options,
+        }
+        return self.app.task(**options)(handler)
+
+    def work(self, **options: Any) -> list[sqlq.Ended]:
+        """Run everything, and return what the follow-ups were called with."""
+        self.app.worker(drain=True, **options).run()
+        return self.heard
+
+    def following(self) -> list[tuple[str, Any]]:
+        """Return task and argument of the follow-ups that wait."""
+        found = [(job.task, job.payload["args"][0]) for job in self.app.list(queue="ops", limit=1000)]
+        return [(task, sqlq.Ended(**argument)) for task, argument in reversed(found)]
+
+    def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
+        with self.app.database.begin() as conn:
+            return jobs.claim(conn, [queue], limit=100, owner=owner, lease_ms=3_600_000)
+
+
+@pytest.fixture
+def shop(app: sqlq.App, database_url: str) -> Shop:
+    return Shop(app, database_url)
+
+
+def fail(*args: Any) -> None:
+    raise ValueError("no")
+
+
+# -- each way out of `running` -------------------------------------------------------------------------------
+
+
+def test_a_job_that_finished_is_followed(shop: Shop) -> None:
+    job = shop.app.enqueue(shop.task(lambda n: n).new(7))
+    assert shop.work() == [sqlq.Ended(job.id, "pay", "default", "completed", 1)]
+    assert shop.app.result(shop.heard[0].id) == 7
+    (follow_up,) = shop.app.list(task="thank")
+    assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
+
+
+def test_a_job_that_failed_for_good_is_followed_after_its_last_attempt(shop: Shop) -> None:
+    job = shop.app.enqueue(shop.task(fail, max_attempts=3).new())
+    assert shop.work() == [sqlq.Ended(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")]
+    (follow_up,) = shop.app.list(task="alarm")
+    assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
+
+
+def test_a_job_past_its_timeout_is_followed(shop: Shop) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    shop.app.enqueue(shop.task(hang, max_attempts=1, timeout="10ms").new())
+    (ended,) = shop.work()
+    assert (ended.outcome, ended.reason, ended.exception) == (
+        "failed",
+        "timeout",
+        "sqlq.errors.JobTimeoutError",
+    )
+
+
+def test_a_job_with_a_bad_payload_is_followed(shop: Shop, engine: Engine) -> None:
+    shop.app.enqueue(shop.task(lambda n: n).new(1))
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET payload = 'no JSON'"))
+    (ended,) = shop.work()
+    assert (ended.reason, ended.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
+
+
+def test_a_job_whose_task_is_gone_is_followed(shop: Shop, engine: Engine) -> None:
+    """The row says what follows: its task's code need not be there any more."""
+    gone = Shop(sqlq.App(shop.url), shop.url).task(lambda: None, name="gone")
+    shop.app.enqueue(gone.new())
+    assert shop.work() == []
+    day = "interval '24 hours'" if engine.dialect.name == "postgresql" else "86400000"
+    with engine.begin() as conn:
+        conn.execute(
+            text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
+        )
+    (ended,) = shop.work()
+    assert (ended.task, ended.outcome, ended.reason) == ("gone", "failed", "unknown_task")
+
+
+@pytest.mark.parametrize("retention", ["7d", "0s"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_job_that_completes_itself_is_followed_when_that_commits(
+    shop: Shop, engine: Engine, retention: str, commits: bool
+) -> None:
+    shop.app.retention_ms = 0 if retention == "0s" else 1_000_000
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    waiting: list[Any] = []
+
+    def pay() -> None:
+        with Session(engine) as session:
+            sqlq.current_job().complete(session)
+            waiting.extend(session.scalars(text("SELECT task FROM jobs WHERE queue = 'ops'")))
+            session.commit() if commits else session.rollback()
+
+    job = shop.app.enqueue(shop.task(pay, max_attempts=1).new())
+    (ended,) = shop.work()
+    assert waiting == ["thank"], "in the handler's own transaction"
+    if commits:
+        assert ended == sqlq.Ended(job.id, "pay", "default", "completed", 1)
+    else:
+        assert (ended.outcome, ended.reason) == ("failed", "error")
+        assert "did not commit" in (ended.message or "")
+
+
+def test_the_row_of_a_finished_job_need_not_stay(shop: Shop, engine: Engine) -> None:
+    shop.app.retention_ms = 0
+    job = shop.app.enqueue(shop.task(lambda: 1).new())
+    assert [ended.id for ended in shop.work()] == [job.id]
+    with engine.connect() as conn:
+        assert conn.scalar(text("SELECT count(*) FROM finished_jobs")) == 0
+
+
+@pytest.mark.parametrize("known_dead", [True, False])
+def test_a_job_that_loses_its_worker_for_the_last_time_is_followed(
+    shop: Shop, engine: Engine, known_dead: bool
+) -> None:
+    """By whoever takes it: a supervisor, too, which knows no tasks."""
+    shop.app.enqueue_many([shop.task(lambda: 1, max_attempts=n, name=f"pay {n}").new() for n in (1, 2)])
+    held = shop.claim("dead")
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
+    with shop.app.database.begin() as conn:
+        if known_dead:
+            lost = endings.lose(conn, [(job.id, job.lease_token) for job in held], "is gone")
+        else:
+            lost = endings.rescue(conn)
+    assert [job.failed for job in sorted(lost)] == [True, False]
+    ((task, ended),) = shop.following()
+    assert (task, ended.task, ended.outcome, ended.reason) == ("alarm", "pay 1", "failed", "worker_lost")
+    assert (ended.exception, ended.attempts) == (LOST, 1)
+    assert "worker dead" in ended.message
+
+
+def test_a_job_that_is_given_back_for_the_last_time_is_followed(shop: Shop, engine: Engine) -> None:
+    """So a supervisor settles what a dead child had not started."""
+    shop.app.enqueue(shop.task(lambda: 1, max_attempts=1).new())
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET releases = :most"), {"most": MAX_RELEASES})
+    (job,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        endings.settle(conn, [settlement(job, given_back(job))])
+    ((task, ended),) = shop.following()
+    assert (task, ended.outcome) == ("alarm", "failed")
+
+
+# -- what is no end, or none that is followed ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", [Retried(0, ERROR), Released()])
+def test_an_attempt_that_does_not_end_its_job_is_not_followed(shop: Shop, outcome: Outcome) -> None:
+    shop.app.enqueue(shop.task(lambda: 1).new())
+    (job,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        assert endings.settle(conn, [settlement(job, outcome)])
+    assert shop.following() == []
+
+
+def test_a_cancelled_job_is_not_followed(shop: Shop) -> None:
+    def cancels() -> None:
+        raise sqlq.Cancel("not wanted")
+
+    shop.app.enqueue(shop.task(cancels, name="cancels").new())
+    assert shop.work() == []
+    waiting = shop.app.enqueue(shop.task(lambda: 1).new())
+    assert shop.app.cancel([waiting.id]) == {waiting.id: "cancelled"}
+    running = shop.app.enqueue(shop.app.tasks["pay"].new())
+    shop.claim()
+    assert shop.app.cancel([running.id], force=True) == {running.id: "cancelled"}
+    assert shop.following() == []
+
+
+@pytest.mark.parametrize("outcome", [Completed("1"), Completed(), Failed("error", ERROR)])
+def test_only_the_owners_settle_is_followed(shop: Shop, outcome: Outcome) -> None:
+    shop.app.enqueue(shop.task(lambda: 1).new())
+    (zombie,) = shop.claim("zombie")
+    with shop.app.database.begin() as conn:
+        endings.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
+    (job,) = shop.claim("owner")
+    for claimed, good in ((zombie, False), (job, True), (job, False)):
+        with shop.app.database.begin() as conn:
+            assert bool(endings.settle(conn, [settlement(claimed, outcome)])) == good
+        assert len(shop.following()) == (claimed is job)
+
+
+def test_a_zombies_complete_is_not_followed(shop: Shop, engine: Engine) -> None:
+    shop.app.enqueue(shop.task(lambda: 1).new())
+    (zombie,) = shop.claim("zombie")
+    with shop.app.database.begin() as conn:
+        endings.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
+    settled = settlement(zombie, Completed())
+    with engine.begin() as conn:
+        assert not endings.complete(
+            conn,
+            (zombie.id, zombie.lease_token),
+            Completed(),
+            schema=shop.app.database.schema,
+            keep_finished=True,
+            follow_up=settled.follow_up,
+        )
+    assert shop.following() == []
+
+
+def test_a_job_that_is_moved_back_and_fails_again_is_followed_again(shop: Shop) -> None:
+    job = shop.app.enqueue(shop.task(fail, max_attempts=1).new())
+    assert len(shop.work()) == 1
+    assert shop.app.retry_failed([job.id]) == [job.id]
+    assert [ended.id for ended in shop.work()] == [job.id] * 2
+
+
+# -- together or not at all ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_the_insert", [True, False])
+def test_what_is_not_written_is_no_end(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, after_the_insert: bool
+) -> None:
+    """The connection breaks beside the insert of the follow-ups: the jobs have not ended, and end later,
+    followed once."""
+    insert, broken = jobs.insert, threading.Semaphore(1)
+
+    def breaks(*args: Any) -> Any:
+        done = insert(*args) if after_the_insert else None
+        if broken.acquire(blocking=False):
+            raise OperationalError("INSERT", {}, Exception("gone"), connection_invalidated=True)
+        return done or insert(*args)
+
+    monkeypatch.setattr(endings, "insert", breaks)
+    pay = shop.task(lambda n: n)
+    made = shop.app.enqueue_many([pay.new(n) for n in range(20)])
+    heard = shop.work()
+    assert not broken.acquire(blocking=False), "nothing broke"
+    assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
+
+
+def test_a_lost_reply_to_commit_doubles_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, lost = Database.begin, threading.Semaphore(1)
+
+    @contextmanager
+    def losing(database: Database) -> Iterator[Connection]:
+        with begin(database) as conn:
+            yield conn
+        if threading.current_thread().name == "sqlq-settle" and lost.acquire(blocking=False):
+            raise OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True)
+
+    monkeypatch.setattr(Database, "begin", losing)
+    pay = shop.task(lambda n: fail() if n % 2 else n, max_attempts=1)
+    made = shop.app.enqueue_many([pay.new(n) for n in range(20)])
+    heard = shop.work()
+    assert not lost.acquire(blocking=False), "no reply was lost"
+    assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
+    assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["completed", "failed"] * 10
+
+
+def test_jobs_with_and_without_a_follow_up_end_side_by_side(shop: Shop) -> None:
+    plain = shop.app.task(name="plain")(lambda n: n)
+    pay = shop.task(lambda n: n)
+    made = shop.app.enqueue_many([(pay if n % 3 else plain).new(n) for n in range(60)])
+    heard = shop.work()
+    followed = [job.id for job in made if job.task == "pay"]
+    assert sorted(ended.id for ended in heard) == sorted(followed)
+    assert {str(shop.app.get(job.id).state) for job in made} == {"finished"}
+
+
+# -- what the row says ---------------------------------------------------------------------------------------
+
+
+def rows(engine: Engine) -> list[tuple[Any, Any]]:
+    with engine.connect() as conn:
+        found = conn.execute(
+            text("SELECT on_success, on_failure FROM jobs WHERE queue <> 'ops' ORDER BY id")
+        ).all()
+        read = {None: None} | {said: json.loads(said) for row in found for said in row if said is not None}
+        return [(read[success], read[failure]) for success, failure in found]
+
+
+THANK = {"task": "thank", "queue": "ops"}
+ALARM = {"task": "alarm", "queue": "ops", "priority": 7}
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("in_session", [True, False])
+def test_what_is_set_for_one_job_comes_before_its_tasks_option(
+    shop: Shop, engine: Engine, keyed: bool, together: bool, in_session: bool
+) -> None:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    pay = shop.task(lambda: 1, on_success=None)
+    new = [
+        pay.new(),
+        pay.new().set(on_failure=None),
+        pay.new().set(on_success=shop.thank),
+        shop.app.task(name="plain")(lambda: 1).new(),
+    ]
+    new = [job.set(unique_key=f"k{i}") for i, job in enumerate(new)] if keyed else new
+    with Session(engine) as session, session.begin():
+        target = session if in_session else None
+        if together:
+            done = shop.app.enqueue_many(new, session=target)
+        else:
+            done = [shop.app.enqueue(job, session=target) for job in new]
+    said = dict(zip(sorted(job.id for job in done), rows(engine), strict=True))
+    assert [said[job.id] for job in done] == [(None, ALARM), (None, None), (THANK, ALARM), (None, None)]
+    assert sorted((ended.task, ended.outcome) for ended in shop.work()) == [("pay", "completed")]
+
+
+def test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed(shop: Shop, engine: Engine) -> None:
+    shop.task(lambda n: fail() if n < 0 else n, max_attempts=1)
+    shop.app.task(name="plain")(lambda n: n)
+    with engine.begin() as conn:
+        for task, n, columns, values in (
+            ("pay", 1, "", ""),
+            ("pay", -1, "", ""),
+            ("pay", 2, ", on_success", ", 'null'"),
+            ("pay", -2, ", on_failure", """, '{"task": "thank", "queue": "ops", "of a later release": 1}'"""),
+            ("plain", 1, "", ""),
+        ):
+            conn.exec_driver_sql(
+                f"INSERT INTO jobs (task, payload{columns}) "
+                f"""VALUES ('{task}', '{{"args": [{n}]}}'{values})"""
+            )
+    heard = shop.work()
+    assert sorted(ended.outcome for ended in heard) == ["completed", "failed", "failed"]
+    with engine.connect() as conn:
+        kept = conn.execute(text("SELECT on_success, on_failure FROM failed_jobs ORDER BY id")).all()
+    assert [json.loads(row.on_failure)["task"] for row in kept] == ["alarm", "thank"]
+
+
+def test_a_worker_that_goes_on_behind_a_place_writes_it_too(shop: Shop, engine: Engine) -> None:
+    from sqlq.worker.claim import Claimer
+
+    shop.task(lambda: 1)
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (task) VALUES ('pay'), ('pay')"))
+    claimer = Claimer(shop.app.database, "me", ["default"], 1, 30_000, tasks=shop.app.tasks)
+    if not shop.app.database.dialect.claims_beyond:
+        assert len(claimer.claim(2)) == 2
+    else:
+        claimer.claim(1)
+        claimer._frontier.begins_anew = lambda: False  # type: ignore[method-assign]
+        (job,) = claimer.claim(1)
+        assert json.loads(job.on_failure or "null") == ALARM
+    assert rows(engine) == [(THANK, ALARM)] * 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("alarm", "[]", '"alarm"', "{}", '{"task": 7}', '{"task": ""}', '{"task": "t", "queue": "a,b"}'),
+        *('{"task": "t", "priority": 101}', '{"task": "t", "priority": true}', f'{{"task": "{"t" * 256}"}}'),
+    ],
+)
+def test_a_row_that_names_no_task_fails_by_itself(shop: Shop, engine: Engine, said: str) -> None:
+    """Neither the jobs beside it pay for that, nor the rescue."""
+    ran: list[int] = []
+    shop.task(ran.append, max_attempts=1)
+    with engine.begin() as conn:
+        for n, (column, value) in enumerate(
+            [("on_success", said), ("on_failure", said), ("on_failure", None), ("on_failure", said)]
+        ):
+            conn.execute(
+                text(
+                    f"INSERT INTO jobs (task, max_attempts, payload, {column}, queue) "
+                    "VALUES ('pay', 1, :payload, :said, :q)"
+                ),
+                {"payload": f'{{"args": [{n}]}}', "said": value, "q": "lost" if n == 3 else "default"},
+            )
+    (lost,) = shop.claim("dead", "lost")
+    with shop.app.database.begin() as conn:
+        assert endings.lose(conn, [(lost.id, lost.lease_token)], "is gone")[0].failed
+    heard = shop.work()
+    failed = [job for job in shop.app.list(task="pay") if job.state == "failed"]
+    assert [job.reason for job in reversed(failed)] == ["bad_payload", "bad_payload", "worker_lost"]
+    assert all(job.message for job in failed)
+    assert ran == [2]
+    assert sorted(ended.reason or "" for ended in heard) == ["", "bad_payload"], "a good one is heard of"
+
+
+# -- what may follow -----------------------------------------------------------------------------------------
+
+
+def test_what_cannot_follow_is_refused_where_it_is_written(app: sqlq.App) -> None:
+    two = app.task(name="two")(lambda a, b: None)
+    none = app.task(name="none")(lambda: None)
+    pay = app.task(name="pay")(lambda: None)
+    wrong: Any
+    for wrong, why in (
+        (two, "two(a, b): missing"),
+        (none, "none(): too many"),
+        (fail, "it is a task, as in"),
+    ):
+        with pytest.raises(sqlq.ConfigurationError, match=r"^on_failure is "):
+            app.task(name="t", on_failure=wrong)(fail)
+        with pytest.raises(sqlq.EnqueueError) as refused:
+            pay.new().set(on_success=wrong)
+        assert why in str(refused.value), refused.value
+
+
+def test_a_follow_up_may_be_followed(shop: Shop) -> None:
+    @shop.app.task(name="second", on_success=shop.thank)
+    def second(ended: sqlq.Ended) -> None: ...
+
+    job = shop.app.enqueue(shop.task(lambda: 1, on_success=second).new())
+    (ended,) = shop.work()
+    assert ended.task == "second"
+    assert shop.app.get(ended.id).payload["args"][0]["id"] == job.id
+
+
+def test_without_an_annotation_the_handler_gets_a_dict(shop: Shop) -> None:
+    heard: list[Any] = []
+    shop.app.task(name="any")(heard.append)
+    job = shop.app.enqueue(shop.task(fail, max_attempts=1, on_failure=shop.app.tasks["any"]).new())
+    shop.work()
+    assert heard == [
+        {
+            "id": job.id,
+            "task": "pay",
+            "queue": "default",
+            "outcome": "failed",
+            "attempts": 1,
+            "reason": "error",
+            "exception": "ValueError",
+            "message": "no",
+            "label": None,
+        }
+    ]
+
+
+# -- what it inherits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_follow_up_has_the_headers_of_the_job_and_is_told_its_label(shop: Shop, lost: bool) -> None:
+    new = shop.task(fail, max_attempts=1).new().set(label="of May", headers={"tenant": "blue"})
+    shop.app.enqueue(new)
+    (job,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        if lost:
+            assert endings.lose(conn, [(job.id, job.lease_token)], "is gone")
+        else:
+            assert endings.settle(conn, [settlement(job, Failed("error", ERROR))])
+    ((_, ended),) = shop.following()
+    assert ended.label == "of May"
+    (follow_up,) = shop.app.list(task="alarm")
+    assert (follow_up.headers, follow_up.label) == ({"tenant": "blue"}, None)
+
+
+@pytest.mark.parametrize("headers", ["no JSON", "[]", '{"sqlq.carry": 1}'])
+def test_headers_that_no_handler_could_be_given_are_not_passed_on(
+    shop: Shop, engine: Engine, headers: str
+) -> None:
+    """The job fails of them, and its alarm would, too."""
+    shop.task(lambda: 1, max_attempts=1)
+    with engine.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (task, headers) VALUES ('pay', :h)"), {"h": headers})
+    (job,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        assert endings.settle(
+            conn, [settlement(job._replace(on_failure='{"task": "alarm"}'), Failed("error", ERROR))]
+        )
+    shop.work()
+    (follow_up,) = shop.app.list(task="alarm")
+    assert (follow_up.state, follow_up.headers) == ("finished", {})
