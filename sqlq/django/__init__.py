@@ -20,10 +20,10 @@ beside, `app.task`: `SqlqBackend` is its backend.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlq.app import App
+    from sqlq.django.application import DjangoApp
     from sqlq.django.backend import SqlqBackend
 
-    app: App
+    app: DjangoApp
 
 __all__ = ["SqlqBackend", "app"]
 

@@ -135,12 +135,18 @@ class DjangoApp(App):
         if connection is None:
             return super().get(id)
         conn: Any = connection_of(connection)
-        schema = self.database.schema_for(conn)
-        version.require(conn, schema)
-        found = records.details(_Reading(conn, schema), id)  # type: ignore[arg-type]
+        version.require(conn, self.database.schema_for(conn))
+        found = self.seen_in_django(id)
         if found is None:
             raise JobNotFoundError(f"there is no job {id}: it never was, or is kept no more")
-        return _with_moments(found)
+        return found
+
+    def seen_in_django(self, id: int) -> JobDetails | None:
+        """Return everything about a job that the transaction on Django's connection sees, None for another.
+        The tables are known to be there."""
+        conn: Any = connection_of(self.connection())
+        found = records.details(_Reading(conn, self.database.schema_for(conn)), id)  # type: ignore[arg-type]
+        return None if found is None else _with_moments(found)
 
     async def aget(self, id: int) -> JobDetails:
         """`get` for asynchronous code."""

@@ -35,6 +35,7 @@ except ImportError:
     ) from None
 
 from sqlq.app import App
+from sqlq.django.application import DjangoApp
 from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
 from sqlq.job import JobDetails, State
@@ -59,6 +60,9 @@ _UNKNOWN_WORKER = "unknown"
 
 class UnsupportedResultError(TypeError):
     """A task has returned what is not JSON. Its work is done, and is not done again."""
+
+
+_UNSUPPORTED = f"{UnsupportedResultError.__module__}.{UnsupportedResultError.__qualname__}"
 
 
 class SqlqBackend(BaseTaskBackend):
@@ -102,21 +106,15 @@ class SqlqBackend(BaseTaskBackend):
             )
         except EnqueueError as error:
             raise InvalidTask(str(error)) from error
-        job = _app().enqueue(new)
-        result = TaskResult(
-            task=task,
-            id=str(job.id),
-            status=_STATUS[job.state],
-            enqueued_at=timezone.now(),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=args,
-            kwargs=kwargs,
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+        app = _app()
+        job = app.enqueue(new)
+        # read back, for the database's clock says when it was enqueued
+        details = None if app.stand_in is not None or app.connection() is None else app.seen_in_django(job.id)
+        if details is None:  # it ran at once, and there is no row
+            attempts = 0 if job.state is State.AVAILABLE else 1
+            result = _without_row(task, str(job.id), _STATUS[job.state], attempts, args, kwargs)
+        else:
+            result = self._result(details)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -204,7 +202,7 @@ def _listen(app: App) -> None:
     app.on("finished", "failed", "cancelled")(tell_finished)
 
 
-def _app() -> App:
+def _app() -> DjangoApp:
     from sqlq.django import app
 
     return app
@@ -246,6 +244,8 @@ def _errors(details: JobDetails) -> list[Any]:
 
 def _error(exception: str | None, message: str | None, traceback: str | None) -> Any:
     path = exception or "sqlq.errors.SqlqError"
+    if path == _UNSUPPORTED:  # other backends let Django's own error through
+        path = "TypeError"
     return TaskError(
         exception_class_path=path if "." in path else f"builtins.{path}",
         traceback=traceback or f"{path}: {message or ''}\n",
@@ -304,22 +304,23 @@ def _started(task: Any, running: RunningJob) -> Any:
     """Return the result of a job whose attempt has just begun."""
     if running.target is not None:
         return _backend(task)._result(_app().admin.get(running.id))  # noqa: SLF001 - of this module
-    # in `sqlq.testing.inline` there is no row
     return _without_row(task, str(running.id), TaskResultStatus.RUNNING, running.attempts)
 
 
-def _without_row(task: Any, id: str, status: Any, attempts: int) -> Any:
+def _without_row(task: Any, id: str, status: Any, attempts: int, args: Any = (), kwargs: Any = None) -> Any:
+    """Return the result of a job that has no row: it runs inline, or finished jobs are not kept."""
     moment = timezone.now()
+    has_ended = status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
     return TaskResult(
         task=task,
         id=id,
         status=status,
         enqueued_at=moment,
-        started_at=moment,
-        finished_at=None if status == TaskResultStatus.RUNNING else moment,
-        last_attempted_at=moment,
-        args=[],
-        kwargs={},
+        started_at=moment if attempts else None,
+        finished_at=moment if has_ended else None,
+        last_attempted_at=moment if attempts else None,
+        args=list(args),
+        kwargs=dict(kwargs or {}),
         backend=task.backend,
         errors=[],
         worker_ids=[_UNKNOWN_WORKER] * attempts,

@@ -9,7 +9,6 @@ from django.db import connections, transaction
 from sqlalchemy import make_url
 
 from sqlq.app import App
-from sqlq.django.application import DjangoApp
 from sqlq.django.configuration import is_testing
 from sqlq.errors import SchemaVersionError
 from sqlq.schema.tables import metadata
@@ -24,7 +23,7 @@ def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = Non
     TransactionTestCase; Django sends one signal for both, and with a plan for the first."""
     from sqlq.django import app
 
-    if not isinstance(app, DjangoApp) or using != app.configuration.database:
+    if using != app.configuration.database:
         return
     if "plan" not in given:
         if is_testing():  # guard: jobs-are-flushed-in-tests-alone

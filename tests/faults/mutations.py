@@ -279,6 +279,7 @@ GUARDS = [
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
     Guard("no-comma-in-a-queue", '"," in name', "False", "tests/unit/test_job.py::test_a_queue_has_no_comma_in_its_name"),
+    Guard("a-context-of-no-caller", None, "context = contextvars.copy_context()", FLOW + "test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in[sqlite-async def]"),
     # in a Django project
     Guard("jobs-join-djangos-transaction", None, "return None", INSIDE + "test_inside[postgresql-test_enqueue]"),
     Guard("follows-into-the-test-database", None, "pass", INSIDE + "test_inside[sqlite-test_enqueue]"),

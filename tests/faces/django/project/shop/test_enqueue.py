@@ -2,7 +2,9 @@
 
 import threading
 from functools import wraps
+from inspect import iscoroutinefunction
 
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from sqlalchemy import NullPool, create_engine
@@ -23,7 +25,7 @@ def needs_a_file(test):
     def run(self):
         if in_memory():
             self.skipTest("a database in memory is seen by Django's connection alone")
-        test(self)
+        (async_to_sync(test) if iscoroutinefunction(test) else test)(self)
 
     return run
 
@@ -151,6 +153,14 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
             app.enqueue(task.new(order.id))
         self.assertEqual(drain(app), sqlq.testing.Tally(completed=4))
         self.assertEqual(Order.objects.filter(paid=True).count(), 3)
+
+    @needs_a_file
+    async def test_an_asynchronous_test_may_drain(self):
+        order = await Order.objects.acreate()
+        await app.aenqueue(apay.new(order.id))
+        self.assertEqual(await sync_to_async(drain)(app), sqlq.testing.Tally(completed=1))
+        await order.arefresh_from_db()
+        self.assertTrue(order.paid)
 
     @needs_a_file
     def test_a_session_of_its_own_is_still_possible(self):
