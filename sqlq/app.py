@@ -490,10 +490,14 @@ class App:
         """
         return self._enqueuer.statement(self._stamped([job])[0], paramstyle)
 
+    def is_eager(self, eager: bool | None) -> bool:
+        """Say whether a call with this `eager` runs its jobs at once."""
+        return self.stand_in is None and (self._eager if eager is None else eager)
+
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
         """Return what a job goes through, and the session whose transaction it joins; None for a transaction
         of its own."""
-        if self.stand_in is None and (self._eager if eager is None else eager):
+        if self.is_eager(eager):
             return self._eagerly, None  # which writes nothing
         if session is None:
             session = session_of_now(self._session)

@@ -53,6 +53,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_outcomes.py::",
 )
 RELOAD = "tests/faces/test_cli_reload.py::"
+INSIDE = "tests/faces/django/test_inside.py::"
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -289,6 +290,12 @@ GUARDS = [
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
     Guard("no-comma-in-a-queue", '"," in name', "False", "tests/unit/test_job.py::test_a_queue_has_no_comma_in_its_name"),
+    Guard("a-context-of-no-caller", None, "context = contextvars.copy_context()", FLOW + "test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in[sqlite-async def]"),
+    # in a Django project
+    Guard("jobs-join-djangos-transaction", None, "return None", INSIDE + "test_inside[postgresql-test_enqueue]"),
+    Guard("follows-into-the-test-database", None, "pass", INSIDE + "test_inside[sqlite-test_enqueue]"),
+    Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
+    Guard("jobs-are-flushed-in-tests-alone", "is_testing()", "True", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
     # what surrounds attempts and processes
     Guard("arounds-nest-in-order", "(*common, *self.around)", "(*self.around, *common)", AROUND + "test_it_surrounds_each_attempt_in_the_order_registered[sqlite-def]"),
     Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_what_it_sets_is_there_for_the_handler_and_not_for_the_next[sqlite-def]"),
