@@ -66,6 +66,7 @@ twice as long."""
 
 class PostgreSQL(Dialect):
     name = "postgresql"
+    changes_in_queries = True
     insert = staticmethod(postgresql.insert)
 
     def claim(
@@ -85,6 +86,18 @@ class PostgreSQL(Dialect):
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         return ask(_due_in(schema, names is None), {} if names is None else {"names": list(names)})
+
+    def look(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str] | None,
+        channel: str,
+        hosts_within_ms: int | None,
+        leases: bool,
+    ) -> list[Sequence[Any]]:
+        asked = {"channel": channel, "hosts_within_ms": hosts_within_ms, "leases": leases}
+        return ask(_look(schema, names is None), asked if names is None else {**asked, "names": list(names)})
 
     def claim_beyond(
         self,
@@ -374,6 +387,25 @@ SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp())
  WHERE NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
                     WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
  GROUP BY queue
+"""
+
+
+@cache
+def _look(schema: str | None, all_queues: bool) -> str:
+    """Ask all that a host asks about once a second at once: one statement costs as much as the other."""
+    prefix = _prefix(schema)
+    return f"""
+SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired
+  FROM ({_due_in(schema, all_queues)}) AS due (queue, ms)
+ UNION ALL
+SELECT NULL, NULL, %(channel)s IN (SELECT pg_listening_channels()),
+       CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
+            SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
+             WHERE seen_at > statement_timestamp()
+                             - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
+       CASE WHEN CAST(%(leases)s AS boolean) THEN EXISTS (
+            SELECT 1 FROM {prefix}.jobs
+             WHERE reserved_at IS NOT NULL AND lease_expires_at < statement_timestamp()) END
 """
 
 
