@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlq.app import App
+    from sqlq.backoff import exponential, fibonacci, fixed, linear
     from sqlq.errors import (
         ArgumentsError,
         ConfigurationError,
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.job import Job, JobDetails, NewJob, State
-    from sqlq.retry import Cancel, Retry, Snooze, exponential, fibonacci, fixed, linear
+    from sqlq.job import Job, JobDetails, NewJob, Progress, State
+    from sqlq.retry import Cancel, Retry, Snooze
     from sqlq.store.sqlite import configure_sqlite
     from sqlq.task import Task
     from sqlq.worker.running import RunningJob, current_job
@@ -51,6 +52,7 @@ __all__ = [
     "LeaseLostError",
     "NewJob",
     "NoResultError",
+    "Progress",
     "Retry",
     "RunningJob",
     "SchemaVersionError",
@@ -69,7 +71,7 @@ __all__ = [
     "linear",
 ]
 
-_ROOMS = ("app", "job", "events", "retry", "errors", "task", "store.sqlite", "worker.running")
+_ROOMS = ("app", "job", "events", "retry", "backoff", "errors", "task", "store.sqlite", "worker.running")
 
 
 def __getattr__(name: str) -> Any:

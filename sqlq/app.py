@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 from sqlalchemy import URL, Engine
 
 from sqlq.around import Scope, around_scope, lifespan_scope
+from sqlq.backoff import BackoffOption
 from sqlq.clock import Duration, milliseconds
 from sqlq.enqueue import Enqueuer, Enqueues, listed
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.job import Job, JobDetails, NewJob
-from sqlq.retry import BackoffOption
 from sqlq.session import AnyAsyncSession, SyncSession
 from sqlq.settings import CONCURRENCY, DEFAULT_QUEUE, MAX_ATTEMPTS, database_url, schema_name, supported
 from sqlq.settings import listen_url as url_to_listen_at

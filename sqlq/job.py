@@ -11,12 +11,15 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
-from sqlq.clock import Duration, aware, milliseconds
+from sqlq import backoff as backoffs
+from sqlq import headers as headings
+from sqlq.backoff import BackoffOption
+from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.errors import EnqueueError
 from sqlq.settings import LONGEST_NAME, PRIORITIES
 
@@ -32,6 +35,19 @@ else:
 
 FailureReason: TypeAlias = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload"]
 UniqueUntil: TypeAlias = Literal["finish", "start"]
+
+
+class Kept(Enum):
+    """Stands for an option that is not given, where None is a value of its own."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+NO_TIMEOUT_MS = 0
+"""In a job's row: it has no timeout, whatever its task says."""
+FOR_EVER_MS = LONGEST_MS
+"""A retention without end: a century."""
 
 
 class State(StrEnum):
@@ -62,6 +78,19 @@ class NewJob(Generic[R_co]):
     available_at: datetime | None = None
     unique_key: str | None = None
     unique_until: UniqueUntil = "finish"
+    label: str | None = None
+    headers_text: str | None = None
+    """Its own headers, as JSON; what the App adds comes to them when the job is enqueued."""
+    backoff: str | None = None
+    """As the job's row has it; None where the task says it."""
+    retention_ms: int | None = None
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """The options that `.set` was given."""
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers that `.set` was given, read-only."""
+        return headings.shown(self.headers_text)
 
     def set(
         self,
@@ -71,16 +100,24 @@ class NewJob(Generic[R_co]):
         available_at: datetime | None = None,
         priority: int | None = None,
         max_attempts: int | None = None,
-        timeout: Duration | None = None,
+        timeout: Duration | Kept | None = KEPT,
+        backoff: BackoffOption | None = None,
+        retention: Duration | Kept | None = KEPT,
         unique_key: str | None = None,
         unique_until: UniqueUntil | None = None,
+        label: str | None = None,
+        headers: Mapping[str, Any] | None = None,
     ) -> NewJob[R_co]:
         """Return this job with other options; what is not given stays as it is.
 
         `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
         give one of the two. A larger `priority` (−100 to 100) runs first. With a `unique_key`, at most one
         job of that key is live in its queue: until it finishes, or with `unique_until="start"` until it is
-        first claimed. Raises `EnqueueError` for a value out of range, naming it.
+        first claimed. A `timeout` of None takes the task's away. `backoff` is the wait before the next
+        attempt, in any form the task takes but a function of your own. `retention` says how long the job is
+        kept after it has finished or failed, None for ever. `label` is a short text for people, `headers` a
+        mapping of names to JSON that travels with the job; those set before stay where they are not set
+        anew. Raises `EnqueueError` for a value out of range, naming it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
@@ -97,15 +134,25 @@ class NewJob(Generic[R_co]):
             changes["priority"] = checked_priority(priority)
         if max_attempts is not None:
             changes["max_attempts"] = checked_max_attempts(max_attempts)
-        if timeout is not None:
-            changes["timeout_ms"] = checked_timeout(timeout)
+        if not isinstance(timeout, Kept):
+            changes["timeout_ms"] = NO_TIMEOUT_MS if timeout is None else checked_timeout(timeout)
+        if backoff is not None:
+            changes["backoff"] = backoffs.stored(backoff, EnqueueError)
+        if not isinstance(retention, Kept):
+            changes["retention_ms"] = checked_retention(retention)
+        if label is not None:
+            changes["label"] = checked_name(label, "label")
+        if headers is not None:
+            changes["headers_text"] = headings.encode(
+                {**self.headers, **headings.checked(headers, "headers")}, "the headers"
+            )
         if unique_key is not None:
             changes["unique_key"] = checked_name(unique_key, "unique_key")
         if unique_until is not None:
             if unique_until not in ("finish", "start"):
                 raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish" or "start"')
             changes["unique_until"] = unique_until
-        new = replace(self, **changes)
+        new = replace(self, **changes, given=self.given | changes.keys())
         if unique_until == "start" and new.unique_key is None:
             raise EnqueueError('unique_until="start" is about a unique key: set unique_key together with it')
         return new
@@ -155,6 +202,11 @@ def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> i
     return ms
 
 
+def checked_retention(value: Duration | None, error: type[Exception] = EnqueueError) -> int:
+    """Return how long a job is kept after its end; None stands for ever."""
+    return FOR_EVER_MS if value is None else milliseconds(value, "retention", error)
+
+
 @dataclass(frozen=True, slots=True)
 class Job(Generic[R_co]):
     """What `enqueue` answers: the job's id, and whether this call created it.
@@ -170,10 +222,33 @@ class Job(Generic[R_co]):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job has come, as its handler said: so much `done`, `of` so much in all where that is known,
+    and a `note` for people."""
+
+    done: float
+    of: float | None = None
+    note: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The part that is done, from 0 to 1; None where it is not known how much there is to do."""
+        return min(max(self.done / self.of, 0.0), 1.0) if self.of else None
+
+    def __str__(self) -> str:
+        share = self.share
+        text = f"{self.done:g}" if self.of is None else f"{self.done:g} of {self.of:g}"
+        if share is not None and self.of != 100:
+            text += f" ({share:.0%})"
+        return f"{text}: {self.note}" if self.note else text
+
+
+@dataclass(frozen=True, slots=True)
 class JobDetails:
     """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those
-    of earlier attempts, oldest first; `result` and `payload` are decoded JSON, or the stored text where it
-    cannot be decoded. `error` says in one text what a failed job failed of, and why one was cancelled."""
+    of earlier attempts, oldest first; `result`, `payload` and `headers` are decoded JSON, or the stored text
+    where it cannot be decoded. `error` says in one text what a failed job failed of, and why one was
+    cancelled."""
 
     id: int
     queue: str
@@ -201,6 +276,15 @@ class JobDetails:
     timeout_ms: int | None = None
     unique_until: UniqueUntil = "finish"
     cancel_requested_at: datetime | None = None
+    label: str | None = None
+    headers: Any = field(default_factory=dict)
+    progress: Progress | None = None
+    """What its handler said last; that of an earlier attempt until the next one says something."""
+    retention_ms: int | None = None
+    """How long it is kept after its end, where it says so itself."""
+    expires_at: datetime | None = None
+    """When it may be deleted, of an ended job that says itself how long it is kept."""
+    backoff: str | None = None
 
     @property
     def error(self) -> str | None:
@@ -242,6 +326,11 @@ class ClaimedJob(NamedTuple):
     priority: int = 0
     due_ms: float = 0.0
     """When it was due, in milliseconds since 1970."""
+    label: str | None = None
+    headers: str | None = None
+    """As JSON, unread: SQL may have inserted anything."""
+    backoff: str | None = None
+    retention_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What becomes of a job after an attempt: the signals a handler may raise, backoff, and the decision.
+"""What becomes of a job after an attempt: the signals a handler may raise, and the decision.
 
 Nothing here touches a database; given the same attempt and the same exception the decision is the same but
 for jitter.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import re
 import traceback as tracebacks
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeAlias
+from datetime import UTC, datetime
+from typing import Final, Literal
 
+from sqlq.backoff import Backoff, exponential
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
-from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError
+from sqlq.errors import ExecutionError, JobTimeoutError
 from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, FailureReason, Outcome, Released, Retried
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 
@@ -61,73 +60,6 @@ class Cancel(Signal):
     def __init__(self, reason: str | None = None) -> None:
         self.reason = None if reason is None else scrubbed(str(reason), ERROR_BYTES)
         super().__init__(reason or "the handler cancelled the job")
-
-
-Backoff: TypeAlias = Callable[[int], Duration]
-"""Given the number of attempts made (1 after the first), says how long to wait before the next."""
-
-BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
-
-
-def exponential(first: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
-    """Wait `first`, then twice as long each time, at most `cap`; each wait varied by ± `jitter` of itself.
-
-    The default of every task. Jitter keeps jobs that failed together from returning together.
-    """
-    first_ms, cap_ms = milliseconds(first, "first"), milliseconds(cap, "cap")
-    # the exponent is bounded before it is used: the millionth power of two has 300,000 digits
-    return _jittered(lambda attempts: min(cap_ms, first_ms * 2 ** min(attempts - 1, 62)), jitter)
-
-
-def fixed(delay: Duration, jitter: float = 0.0) -> Backoff:
-    """Wait `delay` every time."""
-    delay_ms = milliseconds(delay, "delay")
-    return _jittered(lambda attempts: delay_ms, jitter)
-
-
-def linear(step: Duration, cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
-    """Wait `step` after the first attempt, twice `step` after the second, and so on, at most `cap`."""
-    step_ms, cap_ms = milliseconds(step, "step"), milliseconds(cap, "cap")
-    return _jittered(lambda attempts: min(cap_ms, step_ms * attempts), jitter)
-
-
-def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
-    """Wait 1, 1, 2, 3, 5, 8 … times `step`, at most `cap`."""
-    step_ms, cap_ms = milliseconds(step, "step"), milliseconds(cap, "cap")
-
-    def wait(attempts: int) -> float:
-        a, b = 1, 1
-        for _ in range(min(attempts, 90) - 1):
-            a, b = b, a + b
-        return min(cap_ms, step_ms * a)
-
-    return _jittered(wait, jitter)
-
-
-def backoff_from(option: BackoffOption | None) -> Backoff:
-    """Return the backoff an option stands for: None the default, a duration a fixed wait, a list one wait per
-    attempt (the last one repeats), a callable itself. Raises `ConfigurationError` for anything else."""
-    if option is None:
-        return exponential()
-    if callable(option):
-        return option
-    if isinstance(option, str) or not isinstance(option, Sequence):
-        return fixed(timedelta(milliseconds=milliseconds(option, "backoff")))
-    waits = [milliseconds(d, f"backoff[{i}]") for i, d in enumerate(option)]
-    if not waits:
-        raise ConfigurationError('backoff is an empty list: give at least one wait, as in ["10s", "5m"]')
-    return _jittered(lambda attempts: waits[min(attempts, len(waits)) - 1], 0.0)
-
-
-def _jittered(wait_ms: Callable[[int], float], jitter: float) -> Backoff:
-    if not 0 <= jitter <= 1:
-        raise ConfigurationError(f"jitter is {jitter!r}: it is a share of the wait, from 0 to 1")
-
-    def backoff(attempts: int) -> Duration:
-        ms = wait_ms(max(attempts, 1)) * random.uniform(1 - jitter, 1 + jitter)
-        return timedelta(milliseconds=round(min(ms, LONGEST_MS)))
-
-    return backoff
 
 
 @dataclass(frozen=True, slots=True)

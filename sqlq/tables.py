@@ -75,6 +75,11 @@ job_states = Table(
     Column("ended_at", ShownMoment),
     Column("wait_seconds", Float),
     Column("error", Text),
+    Column("label", String),
+    Column("headers", Text),
+    Column("progress", Float),
+    Column("progress_of", Float),
+    Column("progress_note", Text),
 )
 """The view with one row for every job, whatever its state."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
 from sqlq.around import Scope, surrounding, task_arounds
+from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
@@ -26,7 +27,7 @@ from sqlq.job import (
     checked_queue,
     checked_timeout,
 )
-from sqlq.retry import BackoffOption, RetryPolicy, backoff_from
+from sqlq.retry import RetryPolicy
 from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS
 
 P = ParamSpec("P")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import compileall
 import os
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +29,15 @@ DATABASES = ["sqlite", "postgresql"]
 
 
 def pytest_configure() -> None:
-    """Forget the settings of the shell's own sqlq, so that no test sees, or touches, the database they
-    name."""
+    """Forget what the shell says of sqlq's settings, so that no test sees, or touches, the database they
+    name, and of Ctrl-C."""
     for name in [
         name for name in os.environ if name.startswith("SQLQ_") and not name.startswith("SQLQ_TEST_")
     ]:
         del os.environ[name]
+    # what is started in the background ignores Ctrl-C, and so would each process that a test interrupts
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -96,6 +96,16 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     priority, count, most, token = typed("priority"), typed("count"), typed("most"), typed("token")
     now = f"({_SQLITE_NOW})" if sqlite else "statement_timestamp()"
 
+    def expires(ended_at: str) -> str:
+        # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column.
+        until = (
+            f"{ended_at} + retention_ms"
+            if sqlite
+            else f"(({ended_at} AT TIME ZONE 'UTC') + retention_ms * interval '1 millisecond') "
+            "AT TIME ZONE 'UTC'"
+        )
+        return f"expires_at {time} GENERATED ALWAYS AS ({until}) STORED"
+
     def checked(table: str, times: str, numbers: str = "", texts: str = "", rules: str = "") -> str:
         if not sqlite:
             return ""
@@ -134,6 +144,12 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     releases {count} NOT NULL,
     errors {typed("errors")},
     headers TEXT,
+    label VARCHAR(255),
+    backoff TEXT,
+    retention_ms {typed("timeout")},
+    progress DOUBLE PRECISION,
+    progress_of DOUBLE PRECISION,
+    progress_note TEXT,
     created_at {time} NOT NULL,"""
 
     # guard: numbers-in-range
@@ -144,7 +160,8 @@ def _tables(dialect: str, prefix: str) -> list[str]:
         AND max_attempts BETWEEN 1 AND 1000000000
         AND releases BETWEEN 0 AND 1000000000 AND losses BETWEEN 0 AND 1000000000
         AND lease_token BETWEEN 0 AND 4000000000000000000),
-    CONSTRAINT jobs_timeout_in_range CHECK (timeout_ms BETWEEN 0 AND 3162240000000),
+    CONSTRAINT jobs_timeout_in_range CHECK (timeout_ms BETWEEN 0 AND 3162240000000
+        AND retention_ms BETWEEN 0 AND 3162240000000),
     CONSTRAINT jobs_errors_are_an_array CHECK (length(errors) >= 2),
     CONSTRAINT jobs_unique_until_known CHECK (unique_until IN ('finish', 'start')),
     CONSTRAINT jobs_reservation_is_whole
@@ -155,7 +172,7 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     jobs_checked = checked(
         "jobs",
         moments,
-        numbers="priority attempts max_attempts lease_token timeout_ms releases losses",
+        numbers="priority attempts max_attempts lease_token timeout_ms retention_ms releases losses",
         rules=rules,
     )
     jobs = f"""
@@ -181,6 +198,12 @@ CREATE TABLE {prefix}jobs (
     cancel_requested_at {time},
     errors {typed("errors")},
     headers TEXT,
+    label VARCHAR(255),
+    backoff TEXT,
+    retention_ms {typed("timeout")},
+    progress DOUBLE PRECISION,
+    progress_of DOUBLE PRECISION,
+    progress_note TEXT,
     created_at {time} DEFAULT {now} NOT NULL{jobs_checked}
 )"""
 
@@ -195,6 +218,7 @@ CREATE TABLE {prefix}finished_jobs ({carried}
     result TEXT,
     reason TEXT,
     finished_at {time} DEFAULT {now} NOT NULL,
+    {expires("finished_at")},
     PRIMARY KEY (id){finished_checked}
 )"""
 
@@ -212,6 +236,7 @@ CREATE TABLE {prefix}failed_jobs ({carried}
     message TEXT,
     traceback TEXT,
     failed_at {time} DEFAULT {now} NOT NULL,
+    {expires("failed_at")},
     PRIMARY KEY (id){failed_checked}
 )"""
 
@@ -262,8 +287,15 @@ def _indexes(prefix: str) -> list[str]:
         "reserved_at IS NULL",
         f"CREATE UNIQUE INDEX jobs_unique_key ON {prefix}jobs (queue, unique_key) WHERE {keyed}",
         f"CREATE INDEX jobs_rescue ON {prefix}jobs (id) WHERE reserved_at IS NOT NULL",
-        f"CREATE INDEX finished_jobs_prune ON {prefix}finished_jobs (finished_at, id)",
-        f"CREATE INDEX failed_jobs_prune ON {prefix}failed_jobs (failed_at, id)",
+        # Each ended job is in one of the two: by its age, or by the end of a retention of its own.
+        *(
+            f"CREATE INDEX {table}_{name} ON {prefix}{table} ({columns}) WHERE expires_at IS {rule}"
+            for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
+            for name, columns, rule in (
+                ("prune", f"{ended_at}, id", "NULL"),
+                ("expire", "expires_at, id", "NOT NULL"),
+            )
+        ),
     ]
 
 
@@ -297,21 +329,24 @@ SELECT id, queue, task,
        {no_time} AS ended_at,
        CASE WHEN reserved_at IS NOT NULL THEN {waited}
             WHEN available_at <= {now} THEN {seconds("available_at", now)} END AS wait_seconds,
-       CAST(NULL AS TEXT) AS error
+       CAST(NULL AS TEXT) AS error,
+       label, headers, progress, progress_of, progress_note
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
        CASE outcome WHEN 'completed' THEN 'finished' ELSE 'cancelled' END,
        priority, attempts, max_attempts,
        {moments},
-       {time("finished_at")}, {waited}, reason
+       {time("finished_at")}, {waited}, reason,
+       label, headers, progress, progress_of, progress_note
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
        priority, attempts, max_attempts,
        {moments},
        {time("failed_at")}, {waited},
-       CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END
+       CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END,
+       label, headers, progress, progress_of, progress_note
   FROM {prefix}failed_jobs"""
 
     queue_stats = f"""

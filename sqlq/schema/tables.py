@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
+    DOUBLE_PRECISION,
     TIMESTAMP,
     BigInteger,
     CheckConstraint,
     Column,
     ColumnElement,
+    Computed,
     Dialect,
     Float,
     Identity,
@@ -28,6 +30,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     case,
+    column,
     func,
     literal_column,
     text,
@@ -129,6 +132,26 @@ def _after_postgresql(element: after, compiler: Any, **kw: Any) -> str:
 @compiles(after, "sqlite")
 def _after_sqlite(element: after, compiler: Any, **kw: Any) -> str:
     return f"({SQLITE_NOW} + {compiler.process(element.clauses, **kw)})"
+
+
+class moment_after(FunctionElement[datetime]):
+    """A moment plus a number of milliseconds, both columns of the row: the same whatever the session's time
+    zone, so that it may be a column itself. (PostgreSQL has no such sum of a `timestamptz`.)"""
+
+    type = Moment()
+    inherit_cache = True
+
+
+@compiles(moment_after, "postgresql")
+def _moment_after_postgresql(element: moment_after, compiler: Any, **kw: Any) -> str:
+    moment, ms = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"(({moment} AT TIME ZONE 'UTC') + {ms} * interval '1 millisecond') AT TIME ZONE 'UTC'"
+
+
+@compiles(moment_after, "sqlite")
+def _moment_after_sqlite(element: moment_after, compiler: Any, **kw: Any) -> str:
+    moment, ms = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{moment} + {ms}"
 
 
 class epoch_ms(FunctionElement[float]):
@@ -257,6 +280,12 @@ jobs = Table(
     Column("cancel_requested_at", Moment),
     Column("errors", Text, **_in_domain("errors")),
     Column("headers", Text),
+    Column("label", **_name(nullable=True)),
+    Column("backoff", Text),
+    Column("retention_ms", BigInteger, **_in_domain("timeout")),
+    Column("progress", DOUBLE_PRECISION),
+    Column("progress_of", DOUBLE_PRECISION),
+    Column("progress_note", Text),
     Column("created_at", Moment, nullable=False, server_default=now()),
     # Where the largest id there can be was once given by hand, SQLite gives no more. (0 and less are no job's
     # id.)
@@ -269,8 +298,11 @@ jobs = Table(
         f" AND lease_token BETWEEN 0 AND {LARGEST_TOKEN}",
         "jobs_attempts_in_range",
     ),
-    # No time limit, or one that a thread can wait for.
-    _on_sqlite(f"timeout_ms BETWEEN 0 AND {LONGEST_MS}", "jobs_timeout_in_range"),
+    # No time limit, or one that a thread can wait for; a retention likewise.
+    _on_sqlite(
+        f"timeout_ms BETWEEN 0 AND {LONGEST_MS} AND retention_ms BETWEEN 0 AND {LONGEST_MS}",
+        "jobs_timeout_in_range",
+    ),
     _on_sqlite("length(errors) >= 2", "jobs_errors_are_an_array"),
     _on_sqlite(_one_of("unique_until", UNIQUE_UNTIL), "jobs_unique_until_known"),
     _on_sqlite(
@@ -297,7 +329,15 @@ jobs = Table(
         "created_at",
     ),
     _integers(
-        "jobs", "priority", "attempts", "max_attempts", "lease_token", "timeout_ms", "releases", "losses"
+        "jobs",
+        "priority",
+        "attempts",
+        "max_attempts",
+        "lease_token",
+        "timeout_ms",
+        "retention_ms",
+        "releases",
+        "losses",
     ),
     sqlite_autoincrement=True,
 )
@@ -366,6 +406,12 @@ CARRIED = (
     "releases",
     "errors",
     "headers",
+    "label",
+    "backoff",
+    "retention_ms",
+    "progress",
+    "progress_of",
+    "progress_note",
     "created_at",
 )
 """What a job takes along to finished_jobs or failed_jobs, and from failed_jobs back."""
@@ -381,6 +427,24 @@ def _carried() -> list[Column[Any]]:
     ]
 
 
+def _expires(ended_at: str) -> Column[Any]:
+    """The end of a retention of the job's own; NULL where it has none."""
+    return Column(
+        "expires_at", Moment, Computed(moment_after(column(ended_at), column("retention_ms")), persisted=True)
+    )
+
+
+def _prune_indexes(table: Table, ended_at: str) -> None:
+    """Index ended jobs by when they may be deleted: most by their age, those with a retention of their own by
+    its end. Each job is in one of the two, so that a prune reads what it deletes and nothing else."""
+    expires_at = table.c.expires_at
+    for name, first, rule in (
+        ("prune", table.c[ended_at], expires_at.is_(None)),
+        ("expire", expires_at, expires_at.is_not(None)),
+    ):
+        Index(f"{table.name}_{name}", first, table.c.id, postgresql_where=rule, sqlite_where=rule)
+
+
 finished_jobs = Table(
     "finished_jobs",
     metadata,
@@ -389,10 +453,11 @@ finished_jobs = Table(
     Column("result", Text),
     Column("reason", Text),
     Column("finished_at", Moment, nullable=False, server_default=now()),
+    _expires("finished_at"),
     _on_sqlite(_one_of("outcome", OUTCOMES), "finished_jobs_outcome_known"),
     _integer_times("finished_jobs", "available_at", "reserved_at", "created_at", "finished_at"),
 )
-Index("finished_jobs_prune", finished_jobs.c.finished_at, finished_jobs.c.id)
+_prune_indexes(finished_jobs, "finished_at")
 
 failed_jobs = Table(
     "failed_jobs",
@@ -403,10 +468,11 @@ failed_jobs = Table(
     Column("message", Text),
     Column("traceback", Text),
     Column("failed_at", Moment, nullable=False, server_default=now()),
+    _expires("failed_at"),
     _on_sqlite(_one_of("reason", FAILURE_REASONS), "failed_jobs_reason_known"),
     _integer_times("failed_jobs", "available_at", "reserved_at", "created_at", "failed_at"),
 )
-Index("failed_jobs_prune", failed_jobs.c.failed_at, failed_jobs.c.id)
+_prune_indexes(failed_jobs, "failed_at")
 
 workers = Table(
     "sqlq_workers",

@@ -44,21 +44,24 @@ SELECT id, queue, task,
        {null_time} AS ended_at,
        CASE WHEN reserved_at IS NOT NULL THEN {waited}
             WHEN available_at <= {now} THEN {waiting} END AS wait_seconds,
-       CAST(NULL AS TEXT) AS error
+       CAST(NULL AS TEXT) AS error,
+       label, headers, progress, progress_of, progress_note
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
        CASE outcome WHEN 'completed' THEN 'finished' ELSE 'cancelled' END,
        priority, attempts, max_attempts,
        {created_at}, {available_at}, {reserved_at}, reserved_by,
-       {finished_at}, {waited}, reason
+       {finished_at}, {waited}, reason,
+       label, headers, progress, progress_of, progress_note
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
        priority, attempts, max_attempts,
        {created_at}, {available_at}, {reserved_at}, reserved_by,
        {failed_at}, {waited},
-       CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END
+       CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END,
+       label, headers, progress, progress_of, progress_note
   FROM {prefix}failed_jobs
 """
 

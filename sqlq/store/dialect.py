@@ -95,6 +95,10 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
     jobs.c.losses,
     jobs.c.priority,
     epoch_ms(jobs.c.available_at).label("due_ms"),
+    jobs.c.label,
+    jobs.c.headers,
+    jobs.c.backoff,
+    jobs.c.retention_ms,
 )
 """The fields of `ClaimedJob`, in their order."""
 

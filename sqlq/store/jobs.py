@@ -6,7 +6,7 @@ Every verb takes a batch, and every write of an owner is fenced by id and lease 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, assert_never
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Integer,
     Select,
@@ -35,6 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import insert as insert_into
 from sqlalchemy.sql.dml import ReturningDelete
+from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import EnqueueError
 from sqlq.job import (
@@ -101,11 +103,8 @@ def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     dialect = _dialect(conn)
-    if len(new) == 1 and _is_plain(new[0]):
-        return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
     if len(new) == 1 and new[0].unique_key is None:
-        row = conn.execute(_insert_one(dialect), _row(new[0]), execution_options=options).one()
-        return [_job(new[0], row[0], row[1])]
+        return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
     done: dict[int, Job] = {}
     plain = [i for i, job in enumerate(new) if job.unique_key is None]
     for part in _slices(plain, _ROWS_AT_ONCE):
@@ -124,18 +123,16 @@ def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[
 def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
     """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
     them. What it returns is for `inserted`."""
-    plain = _is_plain(job)
-    if plain:
-        compiled, row = _compiled_plain(dialect, schema), _plain_row(job)
-    else:
-        compiled, row = _compiled_with_options(dialect, schema), _row(job)
+    said = _said(job)
+    compiled, row = _compiled(dialect, schema, said), _row(job, said)
+    if job.available_at is not None:
         row["moment"] = Moment().process_bind_param(job.available_at, dialect)
     return compiled.statement, compiled.parameters(row)
 
 
 def inserted(job: NewJob, row: Sequence[Any]) -> Job:
     """Return the job of which an `insert_statement` has returned a row."""
-    return _job(job, row[0], State.AVAILABLE if _is_plain(job) else row[1])
+    return _job(job, row[0], State.AVAILABLE if _is_due_at_once(job) else row[1])
 
 
 class _Compiled(NamedTuple):
@@ -165,14 +162,15 @@ class _Compiled(NamedTuple):
         return every if self.order is None else tuple(every[name] for name in self.order)
 
 
-@lru_cache
-def _compiled_plain(dialect: Any, schema: str | None) -> _Compiled:
-    return _Compiled.of(_insert_plain(), dialect, schema, _PLAIN_KEYS)
-
-
-@lru_cache
-def _compiled_with_options(dialect: Any, schema: str | None) -> _Compiled:
-    return _Compiled.of(_insert_one(DIALECTS[dialect.name]), dialect, schema, _COLUMN_KEYS)
+@lru_cache(maxsize=256)
+def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> _Compiled:
+    """Return the insert of one job that says these options."""
+    found = DIALECTS[dialect.name]
+    if _is_delayed(said):
+        statement = _insert(found, said).returning(jobs.c.id, _NEW_STATE)
+    else:
+        statement = insert_into(jobs).returning(jobs.c.id)
+    return _Compiled.of(statement, dialect, schema, _parameters(said))
 
 
 def _insert_keyed(
@@ -212,13 +210,13 @@ def _insert_in_order(
     dialect = _dialect(conn)
     waiting = dict(places)
     done: dict[int, Job] = {}
-    statement = dialect.passing_over_live_keys(_insert(dialect)).returning(
+    ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))
+    firsts = [new[waiting[key][0]] for key in ordered]
+    said = _all_said(firsts)
+    statement = dialect.passing_over_live_keys(_insert(dialect, said)).returning(
         jobs.c.queue, jobs.c.unique_key, jobs.c.id, _NEW_STATE
     )
-    ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))
-    inserted = conn.execute(
-        statement, [_row(new[waiting[key][0]]) for key in ordered], execution_options=options
-    ).all()
+    inserted = conn.execute(statement, [_row(job, said) for job in firsts], execution_options=options).all()
     for queue, key, id, state in inserted:
         first, *others = waiting.pop((queue, key))
         done[first] = _job(new[first], id, state)
@@ -245,57 +243,84 @@ _LIVE_KEYS: Select[Any] = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, job
 )
 
 
-@cache
-def _insert(dialect: Dialect) -> Any:
-    due = func.coalesce(bindparam("moment", type_=Moment), after(bindparam("delay_ms", type_=BigInteger)))
-    return dialect.insert(jobs).values(available_at=due)
+# A statement names the columns that all jobs have, and those of the options that one of its jobs says: every
+# parameter costs time, and the rest is the table's default. Most jobs say none, and are due at once.
 
+_ALWAYS = {"queue": Text, "task": Text, "payload": Text, "max_attempts": Integer}
+_OPTIONS: dict[str, type[TypeEngine[Any]]] = {
+    "priority": Integer,
+    "timeout_ms": BigInteger,
+    "unique_key": Text,
+    "unique_until": Text,
+    "label": Text,
+    "headers": Text,
+    "backoff": Text,
+    "retention_ms": BigInteger,
+}
+"""The columns of options."""
+_DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
+"""What `available_at` is computed from."""
 
-@cache
-def _insert_one(dialect: Dialect) -> Any:
-    return _insert(dialect).returning(jobs.c.id, _NEW_STATE)
-
-
-def _insert_plain() -> Any:
-    """For a job as most are, due at once and without options: every parameter costs time, and the rest is the
-    table's default."""
-    return insert_into(jobs).returning(jobs.c.id)
-
-
-def _is_plain(job: NewJob) -> bool:
-    return (job.unique_key, job.available_at, job.delay_ms, job.priority, job.timeout_ms) == (
-        None,
-        None,
-        0,
-        0,
-        None,
-    )
-
-
-_PLAIN_KEYS = ("queue", "task", "payload", "max_attempts")
-
-
-def _plain_row(job: NewJob) -> dict[str, Any]:
-    return {"queue": job.queue, "task": job.task, "payload": job.payload, "max_attempts": job.max_attempts}
-
-
-_NEW = Batch(
-    n=Integer,
-    queue=Text,
-    task=Text,
-    payload=Text,
-    priority=Integer,
-    max_attempts=Integer,
-    timeout_ms=BigInteger,
-    moment=Moment,
-    delay_ms=BigInteger,
-)
+_TYPES = {**_ALWAYS, **_OPTIONS, **_DUE}
+_FIELDS = {name: {"headers": "headers_text", "moment": "available_at"}.get(name, name) for name in _TYPES}
+"""Each by the name it has in `NewJob`."""
+_COMMON = ("queue", "task", "max_attempts")
+_SAYABLE = (*_OPTIONS, *_DUE)
+_values = attrgetter(*(_FIELDS[name] for name in _SAYABLE))
+_all_but_payload = attrgetter(*(_FIELDS[name] for name in (*_COMMON, *_SAYABLE)))
+_UNSAID = _values(NewJob("", "", "", 1))
 _ROWS_AT_ONCE = 1_000
 
 
-_OPTIONS = ("queue", "task", "priority", "max_attempts", "timeout_ms")
-_DUE = ("available_at", "delay_ms")
-_all_but_payload = attrgetter(*_OPTIONS, *_DUE)
+def _said(job: NewJob) -> tuple[str, ...]:
+    """Return which options a job says."""
+    values = _values(job)
+    if values == _UNSAID:
+        return ()
+    return tuple(
+        name for name, value, unsaid in zip(_SAYABLE, values, _UNSAID, strict=True) if value != unsaid
+    )
+
+
+def _all_said(new: Sequence[NewJob]) -> tuple[str, ...]:
+    """Return which options at least one of these jobs says."""
+    said = {name for job in new for name in _said(job)}
+    return tuple(name for name in _SAYABLE if name in said)
+
+
+def _parameters(said: Sequence[str]) -> tuple[str, ...]:
+    return (*_ALWAYS, *said)
+
+
+def _row(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
+    row = {"queue": job.queue, "task": job.task, "payload": job.payload, "max_attempts": job.max_attempts}
+    for name in said:
+        row[name] = getattr(job, _FIELDS[name])
+    return row
+
+
+def _is_delayed(said: Sequence[str]) -> bool:
+    return not _DUE.keys().isdisjoint(said)
+
+
+def _is_due_at_once(job: NewJob) -> bool:
+    return job.available_at is None and not job.delay_ms
+
+
+def _due(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> ColumnElement[Any]:
+    """Return when a job is due that says so; `value` finds what it says."""
+    later = after(value("delay_ms")) if "delay_ms" in said else now()
+    return func.coalesce(value("moment"), later) if "moment" in said else later
+
+
+def _parameter(name: str) -> ColumnElement[Any]:
+    return bindparam(name, type_=_TYPES[name])
+
+
+@cache
+def _insert(dialect: Dialect, said: tuple[str, ...]) -> Any:
+    statement = dialect.insert(jobs)
+    return statement.values(available_at=_due(said, _parameter)) if _is_delayed(said) else statement
 
 
 def _many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
@@ -305,79 +330,46 @@ def _many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]
         len(set(map(_all_but_payload, new))) == 1
         and (texts := dialect.joined([job.payload for job in new])) is not None
     ):
-        return _insert_alike(dialect), {**_row(first), "texts": texts}
-    return _insert_many(dialect), dialect.parameters(_NEW, [_new(i, job) for i, job in enumerate(new)])
+        said = _said(first)
+        return _insert_alike(dialect, said), {**_row(first, said), "texts": texts}
+    said = _all_said(new)
+    values = attrgetter(*(_FIELDS[name] for name in _parameters(said)))
+    rows = [(i, *values(job)) for i, job in enumerate(new)]
+    return _insert_many(dialect, said), dialect.parameters(_batch(said), rows)
 
 
 @cache
-def _insert_alike(dialect: Dialect) -> Any:
+def _batch(said: tuple[str, ...]) -> Batch:
+    return Batch(n=Integer, **{name: _TYPES[name] for name in _parameters(said)})
+
+
+@cache
+def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
     """For jobs that differ in their payloads only, as most batches: what they have in common is sent once,
     and the payloads as one text. A statement that takes each value of each row by itself costs several times
     as much."""
     texts = dialect.texts()
-    common = (bindparam(name, type_=jobs.c[name].type) for name in _OPTIONS)
-    due = func.coalesce(bindparam("moment", type_=Moment), after(bindparam("delay_ms", type_=BigInteger)))
-    source = select(*common, texts.c.value, due).order_by(texts.c.place)
-    return (
-        dialect.insert(jobs)
-        .from_select([*_OPTIONS, "payload", "available_at"], source)
-        .returning(jobs.c.id, _NEW_STATE)
-    )
+    common = {
+        name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _DUE
+    }
+    columns: dict[str, Any] = {**common, "payload": texts.c.value}
+    if _is_delayed(said):
+        columns["available_at"] = _due(said, _parameter)
+    return _insert_from(dialect, columns, texts.c.place)
 
 
 @cache
-def _insert_many(dialect: Dialect) -> Any:
-    rows = dialect.rows(_NEW)
-    due = func.coalesce(rows.c.moment, after(rows.c.delay_ms))
-    source = select(*(rows.c[name] for name in _OPTIONS), rows.c.payload, due).order_by(rows.c.n)
-    return (
-        dialect.insert(jobs)
-        .from_select([*_OPTIONS, "payload", "available_at"], source)
-        .returning(jobs.c.id, _NEW_STATE)
-    )
+def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
+    rows = dialect.rows(_batch(said))
+    columns: dict[str, Any] = {name: rows.c[name] for name in _parameters(said) if name not in _DUE}
+    if _is_delayed(said):
+        columns["available_at"] = _due(said, lambda name: rows.c[name])
+    return _insert_from(dialect, columns, rows.c.n)
 
 
-def _new(n: int, job: NewJob) -> tuple[Any, ...]:
-    return (
-        n,
-        job.queue,
-        job.task,
-        job.payload,
-        job.priority,
-        job.max_attempts,
-        job.timeout_ms,
-        job.available_at,
-        job.delay_ms,
-    )
-
-
-_COLUMN_KEYS = (
-    "queue",
-    "task",
-    "payload",
-    "priority",
-    "max_attempts",
-    "timeout_ms",
-    "unique_key",
-    "unique_until",
-    "moment",
-    "delay_ms",
-)
-
-
-def _row(job: NewJob) -> dict[str, Any]:
-    return {
-        "queue": job.queue,
-        "task": job.task,
-        "payload": job.payload,
-        "priority": job.priority,
-        "max_attempts": job.max_attempts,
-        "timeout_ms": job.timeout_ms,
-        "unique_key": job.unique_key,
-        "unique_until": job.unique_until,
-        "moment": job.available_at,
-        "delay_ms": job.delay_ms,
-    }
+def _insert_from(dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any]) -> Any:
+    source = select(*columns.values()).order_by(place)
+    return dialect.insert(jobs).from_select([*columns], source).returning(jobs.c.id, _NEW_STATE)
 
 
 def _job(job: NewJob, id: int, state: str) -> Job:

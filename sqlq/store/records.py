@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Row,
+    RowMapping,
     Select,
     Table,
     bindparam,
@@ -30,9 +31,17 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.job import ErrorText, JobDetails, State, error_line
+from sqlq.job import ErrorText, JobDetails, Progress, State, error_line
 from sqlq.retry import error_record
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, after, failed_jobs, finished_jobs, jobs, now
+from sqlq.schema.tables import (
+    CARRIED,
+    TOKEN_SCHEMA,
+    after,
+    failed_jobs,
+    finished_jobs,
+    jobs,
+    now,
+)
 from sqlq.settings import ERROR_BYTES
 from sqlq.store.jobs import DIALECTS, LIVE_STATE
 
@@ -80,6 +89,7 @@ _DETAILS = {
     "message": null(),
     "traceback": null(),
     "cancel_requested_at": null(),
+    "expires_at": null(),
 }
 
 
@@ -108,7 +118,7 @@ _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
 def details(conn: Connection, id: int) -> JobDetails | None:
     """Return everything about a job, in whichever table it is."""
     for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
-        row = conn.execute(query.where(source.c.id == id)).one_or_none() if id in IDS else None
+        row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
         if row is not None:
             return _job(row)
     return None
@@ -142,7 +152,7 @@ def listing(
             query = query.where(belongs, chosen.where(source))
         else:
             query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, limit)))
-        rows = conn.execute(query.order_by(source.c.id.desc()).limit(limit)).all()
+        rows = conn.execute(query.order_by(source.c.id.desc()).limit(limit)).mappings().all()
         found += [_job(row) for row in rows]
         if floor is not None and len(rows) < limit:
             floors.append(floor)
@@ -216,34 +226,25 @@ FIRST_LINE_CHARACTERS = 200
 """Of a message; what differs behind them counts as the same error."""
 
 
-def _job(row: Row[Any]) -> JobDetails:
-    return JobDetails(
-        id=row.id,
-        queue=row.queue,
-        task=row.task,
-        state=State(row.state),
-        payload=_decoded(row.payload),
-        priority=row.priority,
-        attempts=row.attempts,
-        max_attempts=row.max_attempts,
-        releases=row.releases,
-        unique_key=row.unique_key,
-        created_at=row.created_at,
-        available_at=row.available_at,
-        reserved_at=row.reserved_at,
-        reserved_by=row.reserved_by,
-        lease_token=row.lease_token,
-        ended_at=row.ended_at,
-        result=None if row.result is None else _decoded(row.result),
-        reason=row.reason,
-        exception=row.exception,
-        message=row.message,
-        traceback=row.traceback,
-        errors=_errors(row.errors),
-        timeout_ms=row.timeout_ms,
-        unique_until=row.unique_until,
-        cancel_requested_at=row.cancel_requested_at,
-    )
+def _job(row: RowMapping) -> JobDetails:
+    found: dict[str, Any] = {str(name): value for name, value in row.items()}
+    done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
+    found |= {
+        "state": State(row.state),
+        "payload": _decoded(row.payload),
+        "result": None if row.result is None else _decoded(row.result),
+        "errors": _errors(row.errors),
+        "headers": {} if row.headers is None else _decoded(row.headers),
+        "progress": _progress(done, of, note),
+    }
+    return JobDetails(**found)
+
+
+def _progress(done: Any, of: Any, note: Any) -> Progress | None:
+    """Return the progress in a row, which SQLite lets hold anything."""
+    if not isinstance(done, int | float):
+        return None
+    return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
 
 
 def _decoded(text: Any) -> Any:
@@ -338,7 +339,10 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
 
 
 # guard: retry-keeps-the-token
-_RESET = ("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors")
+_RESET = (
+    *("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors"),
+    *("progress", "progress_of", "progress_note"),
+)
 
 
 def _put_back(row: Row[Any]) -> dict[str, Any]:
@@ -378,26 +382,37 @@ def erase(conn: Connection, queues: Collection[str]) -> None:
 
 
 def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
-    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first; return how
-    many."""
+    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first, and return how
+    many; those with a retention of their own stay."""
     return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
 
 
 def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> int:
-    """Delete failed jobs that failed longer ago than that, the oldest first; return how many."""
+    """Delete failed jobs that failed longer ago than that, the oldest first, and return how many; those with
+    a retention of their own stay."""
     return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
+
+
+def prune_expired(conn: Connection, *, limit: int) -> int:
+    """Delete ended jobs, failed ones too, whose own retention is over; return how many."""
+    pruned = 0
+    for source in (finished_jobs, failed_jobs):
+        ends = source.c.expires_at
+        chosen = select(source.c.id).where(ends < now()).order_by(ends)
+        pruned += _delete(conn, source, chosen, {"most": limit - pruned})
+    return pruned
 
 
 def _prune(
     conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int
 ) -> int:
-    old = (
-        select(source.c.id)
-        .where(ended_at < after(bindparam("ago_ms", type_=BigInteger)))
-        .order_by(ended_at)
-        .limit(bindparam("most", type_=Integer))
-        .with_for_update(skip_locked=True)
-    )
-    return conn.execute(
-        delete(source).where(source.c.id.in_(old)), {"ago_ms": -older_than_ms, "most": limit}
-    ).rowcount
+    # guard: own-retention-is-kept
+    old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
+    chosen = select(source.c.id).where(*old).order_by(ended_at)
+    return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
+
+
+def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
+    """Delete at most `most` of the chosen rows; one that is locked is left to the next turn."""
+    ids = chosen.limit(bindparam("most", type_=Integer)).with_for_update(skip_locked=True)
+    return conn.execute(delete(source).where(source.c.id.in_(ids)), parameters).rowcount

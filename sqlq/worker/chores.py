@@ -165,16 +165,16 @@ class Rescue:
 
 
 class Prune:
-    """Deletes finished jobs whose retention is over: one batch a turn, at once the next where there may be
-    more."""
+    """Deletes finished jobs whose retention is over, and failed ones that have a retention of their own: one
+    batch a turn, at once the next where there may be more."""
 
     doing = "pruning jobs"
 
-    def __init__(self, database: Database, retention_ms: int) -> None:
+    def __init__(self, database: Database, retention_ms: int | None) -> None:
         self._database = database
         # where finished jobs are not kept, those that an operator cancelled are: their old owner may still
         # ask
-        self._older_than_ms = retention_ms or CANCELLED_KEPT_MS
+        self._older_than_ms = CANCELLED_KEPT_MS if retention_ms == 0 else retention_ms
         self._waits = random.uniform(0, PRUNE_SECONDS)
 
     def run(self) -> float:
@@ -182,7 +182,13 @@ class Prune:
             waits, self._waits = self._waits, 0.0
             return waits
         with self._database.begin() as conn:
-            pruned = records.prune(conn, finished_older_than_ms=self._older_than_ms, limit=PRUNE_BATCH)
+            older_ms = self._older_than_ms
+            pruned = (
+                0
+                if older_ms is None
+                else records.prune(conn, finished_older_than_ms=older_ms, limit=PRUNE_BATCH)
+            )
+            pruned += records.prune_expired(conn, limit=PRUNE_BATCH - pruned)
         return 0.0 if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
 

@@ -150,7 +150,10 @@ def _call(running: RunningJob, call: Call, run: Run) -> Any:
 
 
 async def _acall(call: Call) -> Any:
-    return _checked(await _resolved(call.task.handler(*call.args, **call.kwargs)))
+    result = await call.task.handler(*call.args, **call.kwargs)
+    while _is_awaitable(result):
+        result = await result
+    return _checked(result)
 
 
 def _call_surrounded(running: RunningJob, call: Call, run: Run) -> Any:
@@ -182,17 +185,12 @@ async def _awaited(running: RunningJob, awaitable: Any) -> Any:
     """Wait for what a `def` handler returned, in an asyncio task that a cancel of the job cancels."""
     running.on_cancel(_canceller())
     try:
-        return await _resolved(awaitable)
+        result = await awaitable
+        while _is_awaitable(result):
+            result = await result
+        return result
     finally:
         running.on_cancel(None)
-
-
-async def _resolved(awaitable: Any) -> Any:
-    """Wait for what a handler returned, and for what that returns in turn."""
-    result = await awaitable
-    while _is_awaitable(result):
-        result = await result
-    return result
 
 
 def _is_awaitable(result: Any) -> bool:

@@ -65,9 +65,7 @@ class Host:
             rescue.is_called = True
             self._chores.call(rescue)
 
-        duties: list[Chore] = [rescue, Sweep(database)]
-        if facts["retention_ms"] is not None:
-            duties.append(Prune(database, facts["retention_ms"]))
+        duties: list[Chore] = [rescue, Sweep(database), Prune(database, facts["retention_ms"])]
         self._chores = Chores(duties, quiet=True)
         self._lookout = lookout = Lookout(
             database,

@@ -112,6 +112,14 @@ class RunningJob:
         """None where there is no row to complete: in `sqlq.testing.inline`."""
         self.isolated = isolated
         """Whether the handler runs in a process of its own."""
+        self.is_async = task is not None and task.is_async and not isolated
+        """Whether it runs on this process's event loop."""
+        timeout_ms = claimed.timeout_ms
+        if timeout_ms is None and task is not None:
+            timeout_ms = task.timeout_ms
+        self.timeout_ms: int | None = timeout_ms or None
+        """How long an attempt may take: what the row says, in which 0 is no limit, or else what the task
+        says."""
         self.claimed_at = time.monotonic()
         self.cancel_requested = claimed.cancel_requested_at is not None
         """Whether an operator asked for the job's end."""
@@ -135,14 +143,6 @@ class RunningJob:
     @property
     def max_attempts(self) -> int:
         return self.claimed.max_attempts
-
-    @property
-    def timeout_ms(self) -> int | None:
-        """How long an attempt may take: what the row says, in which 0 is no limit, or else what the task
-        says."""
-        if self.claimed.timeout_ms is None:
-            return None if self.task_found is None else self.task_found.timeout_ms
-        return self.claimed.timeout_ms or None
 
     @property
     def lease_token(self) -> int:
@@ -263,11 +263,6 @@ class RunningJob:
         if self._stop is not None:
             self._stop()
 
-    @property
-    def is_async(self) -> bool:
-        """Whether it runs on this process's event loop."""
-        return self.task_found is not None and self.task_found.is_async and not self.isolated
-
     def is_trusted(self) -> bool:
         return time.monotonic() < self.trusted_until
 
@@ -288,8 +283,8 @@ class RunningJob:
 
     def mark_started(self) -> None:
         self.started = time.monotonic()
-        if (timeout_ms := self.timeout_ms) is not None:
-            self.deadline = self.started + timeout_ms / 1000
+        if self.timeout_ms is not None:
+            self.deadline = self.started + self.timeout_ms / 1000
         if self.on_start is not None:
             self.on_start(self)
 

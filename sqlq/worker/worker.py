@@ -308,9 +308,11 @@ class Worker:
 
     def _duties(self) -> list[Chore]:
         """Return what this worker does beside its jobs."""
-        of_the_host: list[Chore] = [self._rescue, Sweep(self._database)]
-        if self._options.retention_ms is not None:
-            of_the_host.append(Prune(self._database, self._options.retention_ms))
+        of_the_host: list[Chore] = [
+            self._rescue,
+            Sweep(self._database),
+            Prune(self._database, self._options.retention_ms),
+        ]
         return [
             *(Shared(chore, self._supervisor_looks) for chore in of_the_host),
             SchemaWatch(self._database, self._schema, self._stop_behind),

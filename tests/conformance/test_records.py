@@ -451,6 +451,32 @@ def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
     assert play.app.admin.status() == []
 
 
+def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
+    """A row that names its `retention_ms` is deleted when that is over, failed or finished; a prune by age
+    leaves it alone."""
+    database = play.app.database
+    kept = []
+    for outcome, table, ended_at in (
+        (Completed(), finished_jobs, "finished_at"),
+        (BOOM, failed_jobs, "failed_at"),
+    ):
+        aged, over, lasting = play.enqueue(3)
+        with database.begin() as conn:
+            for id, ms in ((over, 60_000), (lasting, 86_400_000)):
+                conn.execute(update(jobs).where(jobs.c.id == id).values(retention_ms=ms))
+        play.end(outcome)
+        with database.begin() as conn:
+            conn.execute(update(table).values({ended_at: after(literal(-3_600_000, BigInteger))}))
+        kept.append((aged, over, lasting))
+    (_, finished_over, finished_kept), (_, failed_over, failed_kept) = kept
+    assert play.app.prune(finished="1m", failed="1m") == (1, 1)
+    assert {job.id for job in play.app.list()} == {finished_over, finished_kept, failed_over, failed_kept}
+    with database.begin() as conn:
+        assert records.prune_expired(conn, limit=1) == 1, "no more than asked for"
+        assert records.prune_expired(conn, limit=10) == 1
+    assert {job.id for job in play.app.list()} == {finished_kept, failed_kept}
+
+
 # -- queues of one's own (the demo) --------------------------------------------------------------------------
 
 

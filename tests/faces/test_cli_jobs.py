@@ -326,12 +326,15 @@ def test_watch_shows_it_anew_until_ctrl_c(sqlq_: Command, app: sqlq.App) -> None
                 pass
             return words in shown
 
-        wait_until(lambda: seen(b"no jobs wait"), timeout=60, what="the first picture")
-        app.enqueue(app.task(name="t")(lambda: None).new().set(queue="mail"))
-        wait_until(lambda: seen(b"mail"), timeout=60, what="the next picture")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        seen(b"")
+        try:
+            wait_until(lambda: seen(b"no jobs wait"), timeout=60, what="the first picture")
+            app.enqueue(app.task(name="t")(lambda: None).new().set(queue="mail"))
+            wait_until(lambda: seen(b"mail"), timeout=60, what="the next picture")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+            seen(b"")
+        finally:
+            process.kill()  # leaving the block waits for its end
     os.close(lead)
     assert b"Traceback" not in shown
 

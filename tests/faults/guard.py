@@ -109,6 +109,8 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
                 "unique_until",
                 "timeout_ms",
                 "headers",
+                "label",
+                "backoff",
                 "created_at",
             ),
         ),

@@ -125,7 +125,8 @@ GUARDS = [
     Guard("release-gives-the-attempt-back", None, '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard("release-is-counted", None, '"releases": jobs.c.releases,', MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
-    Guard("retry-keeps-the-token", '"reserved_by", "errors")', '"reserved_by", "errors", "lease_token")', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
+    Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
+    Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
     # renewal and rescue
     Guard("renewal", ".values(_RENEWED)", ".values(lease_expires_at=jobs.c.lease_expires_at)", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
     Guard("rescue-raises-the-token", None, "_revoking = update(jobs).values(lease_token=jobs.c.lease_token)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),

@@ -18,6 +18,7 @@ from sqlalchemy import make_url
 WRITES = (b"INSERT INTO ", b"UPDATE ", b"DELETE FROM ")
 PREPARES = re.compile(rb"(_pg3_\d+)\0([^\0]+)\0")
 RUNS_PREPARED = re.compile(rb"\0(_pg3_\d+)\0")
+READY = b"Z\0\0\0\5I"
 LINGER_ZERO = struct.pack("ii", 1, 0)
 """Makes `close` a reset, as a firewall does that has forgotten a connection."""
 
@@ -33,6 +34,8 @@ class Link:
         self.answered = b""
         """What the server sent last, passed on or not."""
         self.listens = False
+        self.made = False
+        """Whether the server has let the client in."""
         self._swallow_reply = False
         self._in_transaction = False
         self._prepared: dict[bytes, bytes] = {}
@@ -80,6 +83,7 @@ class Link:
 
     def _to_client(self, data: bytes) -> bool:
         self.answered = (self.answered + data)[-65536:]
+        self.made = self.made or READY in self.answered
         if self._swallow_reply:  # what was asked for is done by now, and nobody hears of it
             self.reset()
         return not self._proxy.swallows(self, "to client")
@@ -103,6 +107,11 @@ class Link:
 
 def every(link: Link) -> bool:
     return True
+
+
+def made(link: Link) -> bool:
+    """A connection that is open, not one on its way: what is refused there is a server that does not answer."""
+    return link.made
 
 
 class Proxy:

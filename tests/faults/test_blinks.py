@@ -24,7 +24,7 @@ from sqlq.settings import LISTEN_ANSWER_SECONDS
 from sqlq.worker.lookout import LOOKOUT_SECONDS
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
-from tests.faults.proxy import Link, Proxy
+from tests.faults.proxy import Link, Proxy, made
 from tests.faults.scorecard import record
 from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
@@ -128,7 +128,7 @@ def test_connections_are_reset(load: Load, proxy: Proxy) -> None:
         for _ in range(5):
             before = len(load.ran())
             wait_until(lambda before=before: len(load.ran()) >= before + 30, timeout=30, what="work going on")  # type: ignore[misc]
-            assert proxy.drop() >= 2
+            assert proxy.drop(made) >= 2
             resumed.append(load.seconds_to_next_finish(time.monotonic()))
         end(load, worker, "connections are reset", resumed, faults=5)
         assert "does not answer" not in worker.log.read_text(), "a new connection was to be had at once"

@@ -28,7 +28,7 @@ SCENES = {
 CARRIED = (
     "id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, "
     "lease_token, unique_key, "
-    "unique_until, timeout_ms, releases, errors, headers, created_at"
+    "unique_until, timeout_ms, releases, errors, headers, label, backoff, retention_ms, created_at"
 )
 RESERVE = "reserved_at = available_at, reserved_by = 'me', lease_expires_at = {later}"
 RESERVE_IN_THE_PAST = RESERVE.replace("{later}", "created_at")

@@ -66,6 +66,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_all": lambda conn, held: due_in(conn, None),
     "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),
+    "prune_expired": lambda conn, held: records.prune_expired(conn, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""
 
@@ -148,6 +149,14 @@ def crowded(database: Database) -> Database:
         conn.execute(
             text(f"INSERT INTO {prefix}finished_jobs (id, {carried}, outcome, finished_at) {source}")
         )
+        # and as many with a retention of their own
+        for table, column, ending in (("finished", "outcome", "completed"), ("failed", "reason", "error")):
+            source = (
+                f"SELECT -100000 - id, {carried}, '{ending}', CASE WHEN id <= {OLD} THEN {past} ELSE {later} "
+                f"END, 1000 FROM {prefix}jobs WHERE queue = 'mail'"
+            )
+            columns = f"(id, {carried}, {column}, {table}_at, retention_ms)"
+            conn.execute(text(f"INSERT INTO {prefix}{table}_jobs {columns} {source}"))
         jobs.claim(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         # not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise
@@ -165,6 +174,7 @@ BUFFERS = {
     "due_in": 30,
     "due_in_all": 90,
     "prune": 200,
+    "prune_expired": 200,
 }
 """How many pages a statement may touch here; the tables have some thousand. Those not named get 150."""
 

@@ -25,6 +25,7 @@ def test_the_names_are_those_promised() -> None:
         "JobDetails",
         "JobEvent",
         "NewJob",
+        "Progress",
         "Retry",
         "RunningJob",
         "Snooze",

@@ -13,23 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sqlq.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import ConfigurationError, JobTimeoutError
 from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, Released, Retried
 from sqlq.retry import (
-    Backoff,
     Cancel,
     Retry,
     RetryPolicy,
     Snooze,
-    backoff_from,
     decide,
     describe,
     error_record,
-    exponential,
-    fibonacci,
-    fixed,
-    linear,
     scrubbed,
 )
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES
