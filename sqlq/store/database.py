@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
@@ -432,6 +432,16 @@ class Database:
                 log.debug("running a transaction again after %s", error)
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)
         raise AssertionError("unreachable")
+
+    def close_idle(self, *, more_than: int = 0) -> None:
+        """Close the pooled connections where there are more than so many, and nobody uses one; whoever needs
+        one opens it anew."""
+        pool = self.engine.pool
+        if isinstance(pool, QueuePool):
+            self._driver.close()
+            # guard: idle-connections-are-closed
+            if pool.checkedin() > more_than and pool.checkedout() == 0:
+                self.engine.dispose()
 
     def forget_connections(self) -> None:
         """Leave the connections to the process that this one was forked from, and open: shared, they would

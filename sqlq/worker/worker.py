@@ -68,6 +68,8 @@ LAST_SETTLES_SECONDS = 5.0
 LAST_MOMENT_SECONDS = 2.0
 """How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
 LOOK_SECONDS = 0.1
+IDLE_SECONDS = 10.0
+"""A worker that has rested for so long keeps two connections: for claims, and for all else."""
 
 
 class Worker:
@@ -90,6 +92,7 @@ class Worker:
         events: Events | None = None,
     ) -> None:
         self.id = str(uuid.uuid4())
+        self._app_database = database
         self._database = database = database.for_loops
         self._tasks = tasks
         self._options = options
@@ -416,13 +419,25 @@ class Worker:
         """Rest as long as another looks for this worker; return whether something happened."""
         # what is due before the lookout may have seen it is known here alone
         due = self._claimer.next_due if self._claimer.next_due < time.monotonic() + LOOKOUT_SECONDS else NEVER
+        rested_since = time.monotonic()
         while self._wake.rests and not (self._stopping.is_set() or self._retiring):
             self._supervision.pulse(rests=True)
             if self._wake.wait(due):
                 return True
             if time.monotonic() >= ends_at:
                 break
+            if time.monotonic() >= rested_since + IDLE_SECONDS:
+                rested_since = time.monotonic()
+                self._close_idle_connections()
         return False
+
+    def _close_idle_connections(self) -> None:
+        """Close what a busy time has left open: of all workers of a fleet together it would be many."""
+        try:
+            self._app_database.close_idle()
+            self._database.close_idle(more_than=1)
+        except Exception:
+            log.exception("idle connections could not be closed")
 
     def _room(self) -> int:
         """Return how many jobs to claim; 0 after having waited a moment for room."""

@@ -187,6 +187,7 @@ GUARDS = [
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
     Guard("pause-sqlite", None, "levels = ask(_TOP_LEVEL, (name,))", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
+    Guard("idle-connections-are-closed", None, "if False:", LOOKOUT + "test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims[postgresql]"),
     Guard("hosts-draw-lots", None, "if random.random() >= 0:", LOOKOUT + "test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time[24]"),
     Guard("a-silent-lookout-is-noticed", None, "return True", LOOKOUT + "test_a_worker_whose_lookout_falls_silent_looks_for_itself[postgresql]"),
     Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_where_a_worker_does_not_go_another_is_sent"),

@@ -16,7 +16,9 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.store import cluster, jobs
+from sqlq.store.database import Database
 from sqlq.worker import chores, lookout
+from sqlq.worker import worker as worker_module
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import Supervised
 from sqlq.worker.host import HELPERS, Host
@@ -204,6 +206,26 @@ def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pyte
         before, seen = len(looks), worker._looked_at
         wait_until(lambda: worker._looked_at > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
         assert len(looks) == before
+
+
+@on_postgresql
+def test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.0)
+
+    def open_(database: Database) -> int:
+        pool: Any = database.engine.pool
+        return int(pool.checkedin() + pool.checkedout())
+
+    with working(app) as worker:
+        with app.database.read(), app.database.for_loops.read(), app.database.for_loops.read():
+            pass
+        cluster.notify(app.database.for_loops)
+        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        worker._wake.call()
+        wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
+        wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 
 @on_postgresql
