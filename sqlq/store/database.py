@@ -439,8 +439,7 @@ class Database:
         pool = self.engine.pool
         if isinstance(pool, QueuePool):
             self._driver.close()
-            # guard: idle-connections-are-closed
-            if pool.checkedin() > more_than and pool.checkedout() == 0:
+            if pool.checkedin() > more_than and not pool.checkedout():  # guard: idle-connections-are-closed
                 self.engine.dispose()
 
     def forget_connections(self) -> None:
