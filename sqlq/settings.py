@@ -44,7 +44,6 @@ LOOP_ANSWER_SECONDS: Final = 4.0
 """The same in a worker's loops, which try again: with the waits between tries they go on within five seconds
 after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
-LISTEN_PING_SECONDS: Final = 10.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
 """How long a task that no worker knows is put back before it fails: a rolling deploy is over by then."""

@@ -460,12 +460,6 @@ def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[
     )
 
 
-def extend_owned(conn: Connection, owner: str, *, lease_ms: int) -> dict[Right, bool]:
-    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and
-    never used again, so that it stands for the rights it returns."""
-    return _renewed(conn.execute(_EXTEND_OWNED, {"owner": owner, "lease_ms": lease_ms}))
-
-
 def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
     return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
 
@@ -485,22 +479,7 @@ def _extend(dialect: Dialect) -> Update:
     )
 
 
-# guard: renews-its-own
 _OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
-_owned_unlocked = (
-    select(jobs.c.id)
-    .where(*_OWNED)
-    .order_by(jobs.c.id)
-    .with_for_update(skip_locked=True)
-    .cte("owned")
-    .prefix_with("MATERIALIZED")
-)
-_EXTEND_OWNED = (
-    update(jobs)
-    .values(_RENEWED)
-    .where(jobs.c.id == _owned_unlocked.c.id)
-    .returning(*_RIGHT, jobs.c.cancel_requested_at)
-)
 
 
 def owned(conn: Connection, owner: str) -> list[ClaimedJob]:
