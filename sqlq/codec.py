@@ -11,9 +11,10 @@ import dataclasses
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -50,13 +51,45 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> s
 _encoder = json.JSONEncoder(ensure_ascii=False)
 
 
+def encode_plain(args: Sequence[Any]) -> str | None:
+    """Return what `encode` does of numbers and plain text, in a fifth of the time; None for what needs a
+    closer look."""
+    parts = []
+    for value in args:
+        kind = type(value)
+        if kind is int:
+            if not -_LARGEST_PLAIN < value < _LARGEST_PLAIN:
+                return None
+            parts.append(str(value))
+        elif kind is str:
+            if len(value) > _LONGEST_PLAIN or not value.isascii() or "\0" in value:
+                return None
+            parts.append(_in_quotes(value))
+        elif kind is bool:
+            parts.append("true" if value else "false")
+        else:
+            return None
+    if len(parts) > _MOST_PLAIN:
+        return None
+    return "{}" if not parts else f'{{"args": [{", ".join(parts)}]}}'
+
+
+_LARGEST_PLAIN = 2**63
+_LONGEST_PLAIN, _MOST_PLAIN = 1_000, 100
+"""Far from the largest payload."""
+_in_quotes = json.encoder.encode_basestring
+
+
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
     try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentsError(f"the payload is not JSON: {error}") from None
-    if not isinstance(value, dict) or not value.keys() <= {"args", "kwargs"}:
+        value = _quick_loads()(payload)
+    except Exception:  # what it refuses, Python's own may take, or names better
+        try:
+            value = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentsError(f"the payload is not JSON: {error}") from None
+    if not isinstance(value, dict) or not value.keys() <= _PARTS:
         raise ArgumentsError(
             'the payload is not an object with "args" and "kwargs" only, as in '
             '{"args": [7], "kwargs": {"copy": true}}'
@@ -67,6 +100,16 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
+@cache
+def _quick_loads() -> Callable[[str | bytes], Any]:
+    """Return a reader of JSON several times as fast as Python's own, which takes less, and reads what it
+    takes as that does; imported when a payload is read, since who only enqueues needs none of it."""
+    import msgspec
+
+    return msgspec.json.Decoder().decode
+
+
+_PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _LARGEST_INT = 10**4000
 """Python itself refuses to read integers of more than 4,300 digits from text."""

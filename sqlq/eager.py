@@ -20,7 +20,7 @@ from sqlq.enqueue import check_new
 from sqlq.job import ClaimedJob, Completed, Failed, Job, NewJob, Retried, State
 from sqlq.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.task import Registry, Task
-from sqlq.worker.execute import Call, Run, acall_handler, call_handler
+from sqlq.worker.execute import Run, acall_handler, call_handler
 from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq")
@@ -133,19 +133,19 @@ class Here:
         return None if new is None else self.follow(new)
 
     def _attempt(self, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
-        running, call = self._begun(task, claimed)
-        return run(acall_handler(running, call)) if task.is_async else call_handler(running, call, run)
+        running = self._begun(task, claimed)
+        return run(acall_handler(running)) if task.is_async else call_handler(running, run)
 
     async def _aattempt(self, task: Task[..., Any], claimed: ClaimedJob) -> Any:
-        return await acall_handler(*self._begun(task, claimed))
+        return await acall_handler(self._begun(task, claimed))
 
-    def _begun(self, task: Task[..., Any], claimed: ClaimedJob) -> tuple[RunningJob, Call]:
-        """Begin an attempt in this context, and return it with the call to be made."""
-        args, kwargs = task.arguments(claimed.payload)
+    def _begun(self, task: Task[..., Any], claimed: ClaimedJob) -> RunningJob:
+        """Begin an attempt in this context."""
         running = RunningJob(claimed, task, float("inf"))
         running.lifespan = self._lifespan
+        running.arguments = task.arguments(claimed.payload)
         running.begin()
-        return running, Call(task, args, kwargs)
+        return running
 
 
 def _claimed(job: JobHere, task: Task[..., Any]) -> ClaimedJob:

@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
 from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
-from sqlq.codec import MisfitError, decode, encode
+from sqlq.codec import MisfitError, decode, encode, encode_plain
 from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
 from sqlq.job import (
@@ -42,6 +42,20 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 _ELSEWHERE = ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options")
 """By these methods of their tasks other queues enqueue."""
+
+
+class _Elsewhere:
+    """A name that a task does not have, and whose error says what to write instead.
+
+    A `__getattr__` would do as well, and make every other look at a task's attributes slower.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, task: Task[..., Any] | None, owner: type) -> Any:
+        whose = "a task" if task is None else f"the task {task.name}"
+        raise AttributeError(f"{whose} has no {self._name!r}: write app.enqueue(task.new(…))")
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,10 @@ class Task(Generic[P, R]):
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
+        least, most = self._positional
+        usual = not kwargs and least <= len(args) <= most and self._is_plain
+        if usual and (text := encode_plain(args)) is not None:
+            return self._unfilled.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
         if any(value is None for value in (*args, *kwargs.values())):
@@ -94,9 +112,14 @@ class Task(Generic[P, R]):
             payload = encode(args, kwargs, f"{self.name}: ")
         else:
             payload = encode(*conversions.encode(args, kwargs, f"{self.name}: "), f"{self.name}: ")
+        return self._unfilled.with_payload(payload)
+
+    @cached_property
+    def _unfilled(self) -> NewJob[R]:
+        """A job of this task, without arguments."""
         return NewJob(
             task=self.name,
-            payload=payload,
+            payload="{}",
             queue=self.queue,
             max_attempts=self.max_attempts,
             priority=self.priority,
@@ -114,6 +137,11 @@ class Task(Generic[P, R]):
                 "alarm(ended: sqlq.Ended)"
             )
         return Follower(self.name, self.queue, self.priority).as_text()
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether no annotation makes something else of numbers and text."""
+        return self._conversions is None
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
         """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
@@ -139,14 +167,6 @@ class Task(Generic[P, R]):
             return args, kwargs
         return conversions.decode(args, kwargs, f"{self.name}: ")
 
-    if not TYPE_CHECKING:  # checkers know what there is
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _ELSEWHERE:
-                raise AttributeError(f"the task {self.name} has no {name!r}: write app.enqueue(task.new(…))")
-            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(missing, name=name, obj=self)
-
     def _refuse_none(self, arguments: Mapping[str, Any]) -> None:
         for name in self._never_none:
             if arguments.get(name, name) is None:
@@ -162,7 +182,8 @@ class Task(Generic[P, R]):
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Say why the handler does not take these arguments; None when it does."""
-        if not kwargs and self._takes_positional(len(args)):
+        least, most = self._positional
+        if not kwargs and least <= len(args) <= most:
             return None
         try:
             self._signature.bind(*args, **kwargs)
@@ -170,14 +191,10 @@ class Task(Generic[P, R]):
             return f"{self.name}{self._signature}: {error}"
         return None
 
-    def _takes_positional(self, number: int) -> bool:
-        """Whether so many positional arguments, and no others, can be told to fit without binding them one by
-        one."""
-        least, most = self._positional
-        return least <= number <= most
-
     @cached_property
     def _positional(self) -> tuple[int, int]:
+        """The least and the largest number of positional arguments that fit, with no others, without binding
+        them one by one; none does where the least is larger."""
         parameters = self._signature.parameters.values()
         if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
             return (1, 0)
@@ -387,6 +404,10 @@ class Registry(Mapping[str, Task[..., Any]]):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+
+for _name in _ELSEWHERE:
+    setattr(Task, _name, _Elsewhere(_name))
 
 
 def _defined_at(handler: Callable[..., Any]) -> str:

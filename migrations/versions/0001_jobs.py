@@ -106,18 +106,21 @@ def _tables(dialect: str, prefix: str) -> list[str]:
         )
         return f"expires_at {time} GENERATED ALWAYS AS ({until}) STORED"
 
+    def of_type(column: str, kind: str) -> str:
+        return f"({column} IS NULL OR typeof({column}) = '{kind}')"
+
     def checked(table: str, times: str, numbers: str = "", texts: str = "", rules: str = "") -> str:
         if not sqlite:
             return ""
         # SQLite alone lets any value into any column.
-        rule = " AND ".join(f"typeof({column}) IN ('integer', 'null')" for column in times.split())
+        rule = " AND ".join(of_type(column, "integer") for column in times.split())
         checks = f",{rules}" if rules else ""
         checks += f",\n    CONSTRAINT {table}_times_are_integers CHECK ({rule})"
         if numbers:
-            rule = " AND ".join(f"typeof({column}) IN ('integer', 'null')" for column in numbers.split())
+            rule = " AND ".join(of_type(column, "integer") for column in numbers.split())
             checks += f",\n    CONSTRAINT {table}_numbers_are_integers CHECK ({rule})"
         if texts:
-            rule = " AND ".join(f"typeof({column}) IN ('text', 'null')" for column in texts.split())
+            rule = " AND ".join(of_type(column, "text") for column in texts.split())
             checks += f",\n    CONSTRAINT {table}_texts_are_text CHECK ({rule})"
         return checks
 

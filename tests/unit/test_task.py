@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlq
-from sqlq.codec import check_json, decode, encode
+from sqlq.codec import check_json, decode, encode, encode_plain
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.settings import PAYLOAD_BYTES
 from sqlq.task import Registry, make_task
@@ -576,3 +576,57 @@ def test_a_task_keeps_the_ways_of_an_object() -> None:
     with pytest.raises(AttributeError, match="'Task' object has no attribute 'quue'") as caught:
         _ = task.quue  # type: ignore[attr-defined]  # a slip
     assert caught.value.name == "quue"
+
+
+# -- the usual arguments, in a fifth of the time -------------------------------------------------------------
+
+
+class PlainKind(IntEnum):
+    A = 1
+
+
+class PlainName(StrEnum):
+    A = "a"
+
+
+@given(
+    st.lists(st.integers() | st.text() | st.booleans() | st.floats() | st.none() | st.lists(st.integers()))
+)
+def test_plain_arguments_are_encoded_as_all_others(args: list[Any]) -> None:
+    try:
+        expected = encode(args, {})
+    except ArgumentsError:
+        assert encode_plain(args) is None
+    else:
+        assert encode_plain(args) in (None, expected)
+
+
+@pytest.mark.parametrize(
+    ("args", "is_plain"),
+    [
+        ((), True),
+        ((7, 'shop "quoted"\n\x01', True, -(2**62)), True),
+        ((2**63,), False),
+        (("Größe",), False),
+        (("\0",), False),
+        ((None,), False),
+        ((PlainKind.A,), False),
+        ((PlainName.A,), False),
+        (("x" * 1_001,), False),
+        ((1,) * 101, False),
+    ],
+)
+def test_what_is_plain(args: tuple[Any, ...], is_plain: bool) -> None:
+    found = encode_plain(args)
+    assert (found is not None) == is_plain
+    assert found is None or found == encode(args, {})
+
+
+def annotated(day: date, number: int) -> None: ...
+
+
+def test_what_annotations_convert_is_not_plain() -> None:
+    task = make_task(annotated, name="annotated")
+    assert task.new(date(2026, 1, 31), 7).payload == '{"args": ["2026-01-31", 7]}'
+    with pytest.raises(ArgumentsError, match=r"args\[0\] does not fit"):
+        make_task(annotated, name="annotated").new("no day", 7)  # type: ignore[arg-type]
