@@ -213,7 +213,12 @@ class App:
     @property
     def enqueuer(self) -> Enqueues:
         """What `enqueue` goes through."""
-        return self.stand_in or (self._eagerly if self._eager else self._enqueuer)
+        return self.stand_in or (self._eagerly if self._is_eager else self._enqueuer)
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether jobs run where they are enqueued; on a test's database they are there to be looked at."""
+        return self._eager and not self._test_addresses
 
     @cached_property
     def _eagerly(self) -> Enqueues:
@@ -490,14 +495,14 @@ class App:
         """
         return self._enqueuer.statement(self._stamped([job])[0], paramstyle)
 
-    def is_eager(self, eager: bool | None) -> bool:
+    def runs_eagerly(self, eager: bool | None) -> bool:
         """Say whether a call with this `eager` runs its jobs at once."""
-        return self.stand_in is None and (self._eager if eager is None else eager)
+        return self.stand_in is None and (self._is_eager if eager is None else eager)
 
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
         """Return what a job goes through, and the session whose transaction it joins; None for a transaction
         of its own."""
-        if self.is_eager(eager):
+        if self.runs_eagerly(eager):
             return self._eagerly, None  # which writes nothing
         if session is None:
             session = session_of_now(self._session)

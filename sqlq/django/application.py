@@ -156,7 +156,7 @@ class DjangoApp(App):
         self, job: NewJob[R], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> Job[R]:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
-        if session is not None or self.is_eager(eager):
+        if session is not None or self.runs_eagerly(eager):
             return await super().aenqueue(job, session, eager=eager)
         return await sync_to_async(self.enqueue)(job, eager=False)
 
@@ -164,7 +164,7 @@ class DjangoApp(App):
         self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
-        if session is not None or self.is_eager(eager):
+        if session is not None or self.runs_eagerly(eager):
             return await super().aenqueue_many(jobs, session, eager=eager)
         return await sync_to_async(self.enqueue_many)(jobs, eager=False)
 

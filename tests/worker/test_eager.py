@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.testing import inline
+from sqlq.testing import assert_enqueued, drain, inline, on_database
 
 
 @pytest.fixture
@@ -235,3 +236,16 @@ def test_inline_goes_before_eager(eager: sqlq.App) -> None:
     with inline(eager) as ran, pytest.raises(ZeroDivisionError):
         eager.enqueue(t.new())
     assert [job.attempts for job in ran.jobs] == [1]
+
+
+def test_on_a_tests_database_jobs_are_written(eager: sqlq.App, tmp_path: Path) -> None:
+    ran: list[int] = []
+    t = eager.task(name="t")(ran.append)
+    with on_database(eager, f"sqlite:///{tmp_path / 'test.db'}"):
+        eager.enqueue(t.new(1))
+        assert_enqueued(t, args=[1])
+        eager.enqueue(t.new(2), eager=True)
+        assert ran == [2]
+        assert drain(eager).completed == 1
+    eager.enqueue(t.new(3))
+    assert ran == [2, 1, 3]
