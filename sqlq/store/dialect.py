@@ -141,6 +141,11 @@ class Dialect:
             index_where=text(HOLDS_KEY),  # guard: unique-arbiter
         )
 
+    def for_parameters(self, style: Any) -> Any:
+        """Return a dialect of SQLAlchemy's that writes statements with parameters in a style, for any
+        driver."""
+        raise NotImplementedError
+
     # -- claim -----------------------------------------------------------------------------------------------
 
     def claim(

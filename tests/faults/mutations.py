@@ -52,6 +52,8 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_flow.py::",
     "tests/worker/test_outcomes.py::",
 )
+RELOAD = "tests/faces/test_cli_reload.py::"
+INSIDE = "tests/faces/django/test_inside.py::"
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -128,6 +130,11 @@ GUARDS = [
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
     Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
+    # what travels with a job, and what it says of itself
+    Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
+    Guard("carried-values-are-the-jobs", None, "pass", "tests/worker/test_stamp.py::test_in_isolated_processes_too[sqlite]"),
+    Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
+    Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_word_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue
     Guard("renewal", ".values(_RENEWED)", ".values(lease_expires_at=jobs.c.lease_expires_at)", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
     Guard("rescue-raises-the-token", None, "_revoking = update(jobs).values(lease_token=jobs.c.lease_token)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
@@ -188,6 +195,8 @@ GUARDS = [
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
     Guard("a-repeat-is-one-request", "stopping_since + REPEAT_SECONDS", "stopping_since", SUPERVISOR + "test_a_request_that_comes_twice_at_once_is_one[sqlite]"),
+    Guard("a-start-cut-short-is-no-failure", None, "if False:", RELOAD + "test_a_change_while_a_process_starts[sqlite]"),
+    Guard("no-stale-code", None, "pass", RELOAD + "test_two_changes_of_one_size_within_a_second[sqlite]"),
     Guard("process-1-has-no-child", None, "except ZeroDivisionError:", "tests/faults/test_process_one.py::test_the_death_of_its_only_child_is_survived[sqlite]"),
     # operators
     Guard("forced-cancel-raises-the-token", "values(lease_token=next_token(jobs.c.lease_token))", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),
@@ -281,6 +290,12 @@ GUARDS = [
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
     Guard("no-comma-in-a-queue", '"," in name', "False", "tests/unit/test_job.py::test_a_queue_has_no_comma_in_its_name"),
+    Guard("a-context-of-no-caller", None, "context = contextvars.copy_context()", FLOW + "test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in[sqlite-async def]"),
+    # in a Django project
+    Guard("jobs-join-djangos-transaction", None, "return None", INSIDE + "test_inside[postgresql-test_enqueue]"),
+    Guard("follows-into-the-test-database", None, "pass", INSIDE + "test_inside[sqlite-test_enqueue]"),
+    Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
+    Guard("jobs-are-flushed-in-tests-alone", "is_testing()", "True", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
     # what surrounds attempts and processes
     Guard("arounds-nest-in-order", "(*common, *self.around)", "(*self.around, *common)", AROUND + "test_it_surrounds_each_attempt_in_the_order_registered[sqlite-def]"),
     Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_what_it_sets_is_there_for_the_handler_and_not_for_the_next[sqlite-def]"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -122,6 +123,24 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
 
     app.enqueue_many([meet.new() for _ in range(together)])
     assert drain(app, concurrency=together).completed == together
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in(app: sqlq.App, kind: str) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
+
+    @app.task(name="def")
+    def look() -> str:
+        return tenant.get()
+
+    @app.task(name="async def")
+    async def alook() -> str:
+        return tenant.get()
+
+    job = app.enqueue(app.tasks[kind].new())
+    tenant.set("the caller's")
+    assert drain(app).completed == 1
+    assert app.result(job) == "nobody's"
 
 
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
@@ -354,4 +373,24 @@ def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> Non
         return not app.list()
 
     wait_until(pruned, what="the finished jobs gone")
+    app.close()
+
+
+def test_where_finished_jobs_are_not_kept_those_are_that_say_so(database_url: str, engine: Engine) -> None:
+    app = sqlq.App(database_url, retention="0s")
+    task = app.task(name="t")(lambda: None)
+    lasting = app.task(name="lasting", retention="1h")(lambda: None)
+
+    @app.task(name="completing")
+    def completing() -> None:
+        with engine.begin() as conn:
+            sqlq.current_job().complete(conn)
+
+    with engine.begin() as conn:
+        by_sql = conn.execute(text("INSERT INTO jobs (task) VALUES ('lasting') RETURNING id")).scalar_one()
+    kept = [app.enqueue(task.new().set(retention="1h")).id, app.enqueue(lasting.new()).id]
+    kept += [by_sql, app.enqueue(completing.new().set(retention=None)).id]
+    app.enqueue_many([task.new(), completing.new()])
+    drain(app)
+    assert sorted(job.id for job in app.list()) == sorted(kept)
     app.close()
