@@ -152,17 +152,22 @@ class DjangoApp(App):
         """`get` for asynchronous code."""
         return await sync_to_async(self.get)(id)
 
-    async def aenqueue(self, job: NewJob[R], session: Any = None) -> Job[R]:
+    async def aenqueue(self, job: NewJob[R], session: Any = None, *, eager: bool | None = None) -> Job[R]:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
-        if session is not None:
-            return await super().aenqueue(job, session)
-        return await sync_to_async(self.enqueue)(job)
+        if session is not None or self._runs_here(eager):
+            return await super().aenqueue(job, session, eager=eager)
+        return await sync_to_async(self.enqueue)(job, eager=eager)
 
-    async def aenqueue_many(self, jobs: Iterable[NewJob[R]], session: Any = None) -> list[Job[R]]:
+    async def aenqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: Any = None, *, eager: bool | None = None
+    ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
-        if session is not None:
-            return await super().aenqueue_many(jobs, session)
-        return await sync_to_async(self.enqueue_many)(jobs)
+        if session is not None or self._runs_here(eager):
+            return await super().aenqueue_many(jobs, session, eager=eager)
+        return await sync_to_async(self.enqueue_many)(jobs, eager=eager)
+
+    def _runs_here(self, eager: bool | None) -> bool:
+        return self.stand_in is None and (self._eager if eager is None else eager)
 
 
 class _Reading:

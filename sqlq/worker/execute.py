@@ -18,12 +18,14 @@ import time
 import types
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from typing import Any, Literal
 
+from sqlq import backoff, headers
 from sqlq.clock import readable
 from sqlq.codec import MisfitError
 from sqlq.endings import check_follow_ups
-from sqlq.errors import ArgumentsError, ExecutionError, JobTimeoutError, UnknownTaskError
+from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, JobTimeoutError, UnknownTaskError
 from sqlq.job import (
     Cancelled,
     ClaimedJob,
@@ -107,6 +109,8 @@ def _prepared(running: RunningJob) -> Outcome | None:
         running.arguments = task.arguments(job.payload)
     except MisfitError as misfit:
         return _misfit(job, str(misfit))  # guard: misfits-are-put-back
+    if job.headers is not None:
+        headers.decode(job.headers)  # guard: headers-are-read-first
     running.begin()
     return None
 
@@ -280,7 +284,14 @@ def _in_user_code(error: BaseException) -> BaseException:
 
 
 def _policy(running: RunningJob) -> RetryPolicy:
-    return DEFAULT_POLICY if running.task_found is None else running.task_found.retry
+    policy = DEFAULT_POLICY if running.task_found is None else running.task_found.retry
+    if running.claimed.backoff is None:
+        return policy
+    try:
+        return replace(policy, backoff=backoff.read(running.claimed.backoff))
+    except ConfigurationError as error:
+        log.warning("job %d: %s; its task's is used", running.id, error, extra=running.fields("backoff"))
+        return policy
 
 
 def late(running: RunningJob) -> Outcome | None:
