@@ -32,6 +32,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+import django
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -91,6 +92,7 @@ ELSEWHERE = {
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
+    "django": "test_a_django_project",
     "example": "test_what_is_shown_of_examples",
     "toml": "test_pyproject_names_the_app_and_the_database",
 }
@@ -287,6 +289,48 @@ def test_testing(desk: Desk) -> None:
         SQLQ_TEST_DATABASE_URL="",
     )
     assert "5 passed" in said
+
+
+def test_a_django_project(desk: Desk) -> None:
+    (desk.directory / "shop.py").unlink()
+    desk.run("python -m django startproject site_of_shop . && python -m django startapp shop")
+    written = {
+        "shop/models.py": "from django.db import models\n\n\nclass Order(models.Model):\n    pass\n",
+        "site_of_shop/urls.py": "from django.urls import path\nfrom shop.views import place_order\n\n"
+        'urlpatterns = [path("orders/", place_order)]\n',
+        **{f"shop/{name}": block("django", name) for name in ("tasks.py", "views.py", "tests.py")},
+    }
+    settings = (desk.directory / "site_of_shop" / "settings.py").read_text() + (
+        "\nINSTALLED_APPS += ['shop']\n"
+        "DATABASES['default']['OPTIONS'] = {'transaction_mode': 'IMMEDIATE'}\n"
+        "DATABASES['default']['TEST'] = {'NAME': 'test.sqlite3'}\n"
+        + block("django", "settings.py")
+        + block("django", "sqlq_settings.py")
+    )
+    if django.VERSION >= (6,):
+        settings += block("django", "backend_settings.py") + "SQLQ['task_modules'] += ['django_tasks']\n"
+        written["shop/django_tasks.py"] = block("django", "django_tasks.py")
+    for name, content in {**written, "site_of_shop/settings.py": settings}.items():
+        (desk.directory / name).write_text(content)
+    desk.run("python manage.py makemigrations shop")
+    migrate, work, status = block("django", "sh").splitlines()
+    desk.run(migrate)
+    desk.run(
+        "DJANGO_SETTINGS_MODULE=site_of_shop.settings python -c 'import django; django.setup()\n"
+        "from django.test import Client\n"
+        'assert Client(headers={"host": "localhost"}).get("/orders/").content == b"1"\n\''
+    )
+    if django.VERSION >= (6,):
+        desk.run("python manage.py shell -c 'from shop.django_tasks import resize; resize.enqueue(7)'")
+    assert "sending the receipt of order 1" in desk.run(work)
+    assert "no jobs wait" in desk.run(status)
+    assert "no issues" in desk.run("python manage.py check")
+    desk.run("python manage.py test")
+    from sqlq.django.configuration import Configuration
+
+    shown: dict[str, Any] = {}
+    exec(block("django", "sqlq_settings.py"), shown)
+    assert Configuration(**shown["SQLQ"] | {"task_modules": ("tasks",)}) == Configuration()
 
 
 def test_deploying(desk: Desk) -> None:
