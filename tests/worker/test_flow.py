@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -122,6 +123,37 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
 
     app.enqueue_many([meet.new() for _ in range(together)])
     assert drain(app, concurrency=together).completed == together
+
+
+def test_what_a_coroutine_sets_in_its_context_is_not_the_next_jobs(app: sqlq.App) -> None:
+    setting: ContextVar[str] = ContextVar("setting", default="unset")
+    seen: list[str] = []
+
+    @app.task(name="sets")
+    async def sets() -> None:
+        seen.append(setting.get())
+        setting.set("left behind")
+
+    app.enqueue_many([sets.new()] * 5)
+    app.worker(drain=True, concurrency=1).run()
+    assert seen == ["unset"] * 5
+
+
+def test_a_coroutine_that_is_cancelled_at_its_end_costs_no_other_job(app: sqlq.App) -> None:
+    """Each has an asyncio task of its own: a cancel that comes too late ends with it."""
+    ran: list[int] = []
+
+    @app.task(name="cancels_itself", max_attempts=1)
+    async def cancels_itself(number: int) -> None:
+        ran.append(number)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    app.enqueue_many([cancels_itself.new(number) for number in range(5)])
+    tally = app.worker(drain=True, concurrency=1).run()
+    assert ran == [0, 1, 2, 3, 4]
+    assert tally.completed == 5
 
 
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
