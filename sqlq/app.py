@@ -7,8 +7,10 @@ import asyncio
 import builtins
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
@@ -16,11 +18,12 @@ from sqlalchemy import URL, Engine
 
 from sqlq.around import Scope, around_scope, lifespan_scope
 from sqlq.backoff import BackoffOption
-from sqlq.clock import Duration, milliseconds
-from sqlq.enqueue import Enqueuer, Enqueues, listed
+from sqlq.clock import Duration
+from sqlq.defaults import Defaults, retention_ms
+from sqlq.enqueue import Enqueuer, Enqueues, check_new, listed
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
-from sqlq.job import Follows, Job, JobDetails, NewJob
+from sqlq.job import KEPT, Follows, Job, JobDetails, Kept, NewJob
 from sqlq.named import NamedTask
 from sqlq.session import (
     AnySession,
@@ -31,7 +34,9 @@ from sqlq.session import (
     session_of_now,
 )
 from sqlq.settings import CONCURRENCY, DEFAULT_QUEUE, MAX_ATTEMPTS, database_url, schema_name, supported
+from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
+from sqlq.stamp import Stamp, Stamps
 from sqlq.store.database import Address, Database, Gate
 from sqlq.task import Exceptions, Registry, Task, make_task, result_of
 
@@ -51,6 +56,7 @@ Around: TypeAlias = "Callable[[RunningJob], Context]"
 A = TypeVar("A", bound=Around)
 H = TypeVar("H", bound=Hear)
 L = TypeVar("L", bound="Callable[[], Context]")
+S = TypeVar("S", bound=Stamp)
 P = ParamSpec("P")
 R = TypeVar("R")
 log = logging.getLogger("sqlq")
@@ -65,10 +71,16 @@ class App:
     `url` is a database URL; without it SQLQ_DATABASE_URL counts, and then sqlite:///sqlq.db. With `engine`
     (an Engine or AsyncEngine of yours) sqlq makes its own connections the way that engine does, in a pool of
     its own. `schema` names the PostgreSQL schema of the tables (else SQLQ_SCHEMA, else the connection's
-    default one). `retention` says how long finished jobs are kept: "0s" for not at all, None for ever.
-    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
-    is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
-    connection of the moment, or None.
+    default one). `retention` (else SQLQ_RETENTION) says how long finished jobs are kept: "0s" for not at all,
+    None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry
+    LISTEN. `session` is for jobs that are enqueued without one: a scoped_session, or a function that returns
+    the session or connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are
+    enqueued, and nothing is written: see `enqueue`.
+
+    `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
+    backoff, retention, headers. `queues` maps names of queues to options that count for jobs in them, above
+    `defaults`. `carry` lists context variables whose values travel with a job: its handler sees them as they
+    were where the job was enqueued.
 
     Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
     enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
@@ -83,18 +95,25 @@ class App:
         *,
         engine: Engine | AsyncEngine | None = None,
         schema: str | None = None,
-        retention: Duration | None = "7d",
+        retention: Duration | Kept | None = KEPT,
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
+        eager: bool | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        queues: Mapping[str, Mapping[str, Any]] | None = None,
+        carry: Sequence[ContextVar[Any]] = (),
     ) -> None:
         self._gate = Gate()
         self._test_addresses: builtins.list[Address] = []
         self._move_to(self._address(url, engine, schema, listen_url))
         self._session = checked_session_of_now(session)
+        self._eager = is_eager(eager)
         self.stand_in: Enqueues | None = None
         """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
-        self.retention_ms = None if retention is None else milliseconds(retention, "retention")
-        self.tasks = Registry(self)
+        self.retention_ms = retention_ms(retention)
+        self._defaults = Defaults(defaults, queues)
+        self._stamps = Stamps(carry)
+        self.tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
         self.lifespan_scope: Scope | None = None
         """What surrounds the life of each process that runs handlers."""
         self.events = Events()
@@ -194,7 +213,13 @@ class App:
     @property
     def enqueuer(self) -> Enqueues:
         """What `enqueue` goes through."""
-        return self.stand_in or self._enqueuer
+        return self.stand_in or (self._eagerly if self._eager else self._enqueuer)
+
+    @cached_property
+    def _eagerly(self) -> Enqueues:
+        from sqlq.eager import EagerEnqueuer
+
+        return EagerEnqueuer(self.tasks)
 
     @cached_property
     def _enqueuer(self) -> Enqueuer:
@@ -224,6 +249,8 @@ class App:
         priority: int = 0,
         timeout: Duration | None = None,
         backoff: BackoffOption | None = None,
+        retention: Duration | Kept | None = KEPT,
+        headers: Mapping[str, Any] | None = None,
         retry_on: Exceptions | None = None,
         fail_on: Exceptions = (),
         isolate: bool = False,
@@ -241,11 +268,14 @@ class App:
         of `sqlq.exponential` (the default), `fixed`, `linear`, `fibonacci`. With `retry_on` only these
         exceptions are followed by another attempt; after those in `fail_on` none follows. `on_success` and
         `on_failure` are tasks of which a job is enqueued when one of this task has finished, or failed for
-        good: in the same transaction, with a `sqlq.Ended` as its argument. `aliases` are names
-        the task had before: jobs that wait under one of them run, too. `around` lists what surrounds attempts
-        of this task inside what `App.around` has registered; with None nothing surrounds them. `def` handlers
-        run in threads, `async def` handlers on an event loop. Raises `ConfigurationError` for a function no
-        worker could find by its name, a name or alias that is taken, and any option out of range.
+        good: in the same transaction, with a `sqlq.Ended` as its argument. `retention` says how long its jobs
+        are kept after they have finished or failed, None for ever; `headers` are those of its jobs where they
+        do not say otherwise. What the task does not say is as the App's `queues` and `defaults` have it.
+        `aliases` are names the task had before: jobs that wait under one of them run, too. `around` lists
+        what surrounds attempts of this task inside what `App.around` has registered; with None nothing
+        surrounds them. `def` handlers run in threads, `async def` handlers on an event loop. Raises
+        `ConfigurationError` for a function no worker could find by its name, a name or alias that is taken,
+        and any option out of range.
 
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
@@ -261,7 +291,12 @@ class App:
                 raise ConfigurationError(
                     f"{function.name} is a task already: @app.task takes the function, its handler"
                 )
-            task = make_task(function, **options)
+            task = make_task(function, **self._defaults.over(options))
+            elsewhere = {
+                queue: make_task(function, **self._defaults.over(options, queue))
+                for queue in self._defaults.queues - {task.queue}
+            }
+            task = replace(task, elsewhere=elsewhere)
             self.tasks.add(task)
             return task
 
@@ -361,9 +396,24 @@ class App:
 
         return listen
 
+    def stamp(self, function: S) -> S:
+        """Add headers to every job that this App enqueues: `@app.stamp` on a function of the job, which
+        returns a mapping of names to JSON, or None.
+
+        It is called where the job is enqueued, once for each job, before anything is written; what it raises
+        comes out of `enqueue`. Of several the last one registered wins, and what the job itself says
+        (`.set(headers=…)`) wins over all. Raises `ConfigurationError` for what cannot stamp.
+
+        >>> @app.stamp  # doctest: +SKIP
+        ... def origin(job):
+        ...     return {"request_id": request_id.get(None)}
+        """
+        self._stamps.add(function)
+        return function
+
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob[R], session: AnySession = None) -> Job[R]:
+    def enqueue(self, job: NewJob[R], session: AnySession = None, *, eager: bool | None = None) -> Job[R]:
         """Put a job into the queue: exactly if the session's transaction commits, and seen by no worker
         before.
 
@@ -373,40 +423,103 @@ class App:
         committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
         errors of the database pass through.
 
+        With `eager` (else what the App says) the handler runs before this returns, inside the caller's
+        transaction if there is one, and nothing is written to the queue: with its arguments by way of JSON,
+        what surrounds it, and its attempts at once after each other. What its last attempt raises comes out
+        here. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
+
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
         ...     app.enqueue(send_receipt.new(order.id), session=session)
         """
-        return self.enqueuer.enqueue([job], self._joined(session))[0]
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue(self._stamped([job]), joined)[0]
 
-    def enqueue_many(self, jobs: Iterable[NewJob[R]], session: AnySession = None) -> builtins.list[Job[R]]:
+    def enqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: AnySession = None, *, eager: bool | None = None
+    ) -> builtins.list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`."""
-        return self.enqueuer.enqueue(listed(jobs), self._joined(session))
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue(self._stamped(listed(jobs)), joined)
 
-    async def aenqueue(self, job: NewJob[R], session: AnySessionToAwait = None) -> Job[R]:
+    async def aenqueue(
+        self, job: NewJob[R], session: AnySessionToAwait = None, *, eager: bool | None = None
+    ) -> Job[R]:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
         aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
-        cancelled, as `asyncio.wait_for` does."""
-        return (await self.enqueuer.aenqueue([job], self._joined(session)))[0]
+        cancelled, as `asyncio.wait_for` does. With `eager` an `async def` handler is awaited, and a `def` one
+        runs in a thread."""
+        enqueuer, joined = self._way(session, eager)
+        return (await enqueuer.aenqueue(self._stamped([job]), joined))[0]
 
     async def aenqueue_many(
-        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None
+        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> builtins.list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
-        return await self.enqueuer.aenqueue(listed(jobs), self._joined(session))
+        enqueuer, joined = self._way(session, eager)
+        return await enqueuer.aenqueue(self._stamped(listed(jobs)), joined)
 
-    def _joined(self, session: Any) -> Any:
-        """Return the session whose transaction a job joins; None for a transaction of its own."""
+    def _stamped(self, new: builtins.list[NewJob[Any]]) -> builtins.list[NewJob[Any]]:
+        """Return jobs with what their queue and the App add to them."""
+        if not (self._stamps or self.tasks.adds_to_jobs):
+            return new
+        check_new(new)
+        carried = self._stamps.carried()
+        done = []
+        for job in new:
+            task = self.tasks.get(job.task)
+            if task is not None and job.queue != task.queue and task.elsewhere:
+                task = task.for_queue(job.queue)
+                job = replace(job, **_as_in_queue(job, task))
+            done.append(self._stamps.stamped(job, {} if task is None else task.headers, carried))
+        return done
+
+    def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
+        """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
+
+        The statement is one INSERT. It returns the job's id, or no row where a live job holds the unique key.
+        `paramstyle` is the driver's, as PEP 249 names it ("qmark", "numeric", "named", "format", "pyformat")
+        or "numeric_dollar" for $1; without it "pyformat" for PostgreSQL and "qmark" for SQLite. By names the
+        parameters are a dict, else a tuple. The table is that of the App's `schema`, or else the first named
+        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within a second.
+        Raises `EnqueueError` as `enqueue`; whether the tables are there is for the database to say.
+
+        >>> app = App("sqlite:///shop.db")
+        >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
+        """
+        return self._enqueuer.statement(self._stamped([job])[0], paramstyle)
+
+    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
+        """Return what a job goes through, and the session whose transaction it joins; None for a transaction
+        of its own."""
+        if self.stand_in is None and (self._eager if eager is None else eager):
+            return self._eagerly, None  # which writes nothing
         if session is None:
-            return session_of_now(self._session)
-        return None if session is own else session
+            session = session_of_now(self._session)
+        return self.stand_in or self._enqueuer, None if session is own else session
 
     # -- look and mend ---------------------------------------------------------------------------------------
 
     def get(self, id: int) -> JobDetails:
-        """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
-        return self.admin.get(id)
+        """Return everything about a job, whatever its state; where its row does not say how often it may be
+        tried and how long an attempt may take, what its task says. Raises `JobNotFoundError`.
+
+        >>> app.get(42).progress  # doctest: +SKIP
+        Progress(done=25.0, of=100.0, note='writing')
+        """
+        return self._with_its_tasks(self.admin.get(id))
+
+    def _with_its_tasks(self, job: JobDetails) -> JobDetails:
+        task = self.tasks.get(job.task)
+        if task is None or (job.max_attempts is not None and job.timeout_ms is not None):
+            return job
+        task = task.for_queue(job.queue)
+        return replace(
+            job,
+            max_attempts=task.max_attempts if job.max_attempts is None else job.max_attempts,
+            timeout_ms=task.timeout_ms if job.timeout_ms is None else job.timeout_ms,
+        )
 
     @overload
     def result(self, job: Job[Coroutine[Any, Any, R]]) -> R: ...
@@ -591,3 +704,14 @@ class App:
             self._enqueuer.close()
         if "database" in self.__dict__:
             self.database.close()
+
+
+def _as_in_queue(job: NewJob[Any], task: Task[..., Any]) -> dict[str, Any]:
+    """Return what a task says of its jobs in a queue other than its own, but for what the job says itself."""
+    found = {
+        "max_attempts": task.max_attempts,
+        "priority": task.priority,
+        "timeout_ms": task.timeout_ms,
+        "retention_ms": task.retention_ms,
+    }
+    return {name: value for name, value in found.items() if name not in job.given}

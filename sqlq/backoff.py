@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
-from sqlq.clock import LONGEST_MS, Duration, milliseconds
+from sqlq.clock import LONGEST_MS, Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
 
 Backoff: TypeAlias = Callable[[int], Duration]
@@ -53,6 +53,13 @@ class Curve:
                 for _ in range(min(attempts, 90) - 1):
                     a, b = b, a + b
                 return min(self.cap_ms, first * a)
+
+    def __str__(self) -> str:
+        waits = ", ".join(readable(ms) for ms in self.waits_ms)
+        varied = f", varied by {self.jitter:.0%}" if self.jitter else ""
+        if self.shape == "list":
+            return f"{waits}{varied}"
+        return f"{self.shape} from {waits} up to {readable(self.cap_ms)}{varied}"
 
     def stored(self) -> str:
         """Return the curve as a job's row has it."""

@@ -72,7 +72,6 @@ class Borrowed:
         """Do `work` in the transaction that is open, or that the driver would begin for it; where the driver
         begins none, in one of its own. Return what it returns, and whether it is committed."""
         if not self.driver.commits_at_once():
-            self.driver.begin()  # guard: driver-begins-as-for-its-own
             return work(), False
         self.driver.say("BEGIN IMMEDIATE" if self.driver.database == "sqlite" else "BEGIN")
         try:

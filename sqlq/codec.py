@@ -11,9 +11,10 @@ import dataclasses
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -82,10 +83,13 @@ _in_quotes = json.encoder.encode_basestring
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
     try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentsError(f"the payload is not JSON: {error}") from None
-    if not isinstance(value, dict) or not value.keys() <= {"args", "kwargs"}:
+        value = _quick_loads()(payload)
+    except Exception:  # what it refuses, Python's own may take, or names better
+        try:
+            value = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentsError(f"the payload is not JSON: {error}") from None
+    if not isinstance(value, dict) or not value.keys() <= _PARTS:
         raise ArgumentsError(
             'the payload is not an object with "args" and "kwargs" only, as in '
             '{"args": [7], "kwargs": {"copy": true}}'
@@ -96,6 +100,16 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
+@cache
+def _quick_loads() -> Callable[[str | bytes], Any]:
+    """Return a reader of JSON several times as fast as Python's own, which takes less, and reads what it
+    takes as that does; imported when a payload is read, since who only enqueues needs none of it."""
+    import msgspec
+
+    return msgspec.json.Decoder().decode
+
+
+_PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _LARGEST_INT = 10**4000
 """Python itself refuses to read integers of more than 4,300 digits from text."""

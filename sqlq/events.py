@@ -63,6 +63,7 @@ class JobEvent:
     the text given to `sqlq.Cancel`, of a lost or rescued one what happened. `error` is the exception as text:
     `error.exception` its class, `error.message`, `error.traceback`. `exception` is the exception itself where
     this process has met it, else one that stands for it. `worker` is the id of the worker that lost the job.
+    `label` is the job's, of events of attempts in this process and of `enqueued`.
     """
 
     name: str
@@ -78,6 +79,7 @@ class JobEvent:
     error: ErrorText | None = None
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     worker: str | None = None
+    label: str | None = None
 
 
 Hear = Callable[[list[JobEvent]], object]
@@ -231,6 +233,7 @@ class Events:
                 attempt=0,
                 max_attempts=asked.max_attempts or MAX_ATTEMPTS,
                 delay_seconds=asked.delay_ms / 1000 or None,
+                label=asked.label,
             )
             for asked, job in zip(new, done, strict=True)
             if job.created

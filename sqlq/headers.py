@@ -84,3 +84,9 @@ def shown(text: str | None) -> Mapping[str, Any]:
     if text is None:
         return NO_HEADERS
     return MappingProxyType({name: value for name, value in decode(text).items() if not name.startswith(OWN)})
+
+
+def carried(text: str | None) -> Mapping[str, Any]:
+    """Return the values of context variables in the headers of a row."""
+    values: Mapping[str, Any] = NO_HEADERS if text is None else decode(text).get(CARRY, NO_HEADERS)
+    return values

@@ -291,7 +291,7 @@ class JobDetails:
     priority: int
     attempts: int
     max_attempts: int | None
-    """None where the row does not say it, and no worker that knows the task has claimed it yet."""
+    """None where the row does not say it, and this App does not know the task."""
     releases: int
     unique_key: str | None
     created_at: datetime
@@ -307,6 +307,7 @@ class JobDetails:
     traceback: str | None
     errors: list[Mapping[str, Any]]
     timeout_ms: int | None = None
+    """How long an attempt may take; 0 or None for no limit."""
     unique_until: UniqueUntil = "finish"
     cancel_requested_at: datetime | None = None
     label: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlq.codec import encode
+from sqlq.endings import Follower
 from sqlq.job import NewJob, checked_name
 from sqlq.settings import DEFAULT_QUEUE
 from sqlq.task import Task
@@ -31,6 +32,12 @@ class NamedTask:
         args = tuple(by_value(value, f"{where}args[{i}]") for i, value in enumerate(args))
         kwargs = {name: by_value(value, f"{where}{name}") for name, value in kwargs.items()}
         return NewJob(self.name, encode(args, kwargs, where), DEFAULT_QUEUE, max_attempts=None)
+
+    def as_follow_up(self, option: str, error: type[Exception]) -> str:
+        """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""
+        return (
+            Follower(self.name).as_text() if self._known is None else self._known.as_follow_up(option, error)
+        )
 
     def __repr__(self) -> str:
         return f"NamedTask({self.name!r})"

@@ -1,18 +1,28 @@
-"""What a project says to sqlq in its pyproject.toml: its App, and the database it is developed on.
+"""What a project says to sqlq in its pyproject.toml: its App, the database it is developed on, and defaults.
 
 [tool.sqlq]
 app = "shop:app"
 database-url = "sqlite:///dev.db"
+retention = "30d"
+
+[tool.sqlq.defaults]
+timeout = "5m"
+
+[tool.sqlq.queues.mail]
+max-attempts = 10
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sqlq.errors import ConfigurationError
 
 TABLE = "[tool.sqlq]"
+DEFAULTS, QUEUES = "tool.sqlq.defaults", "tool.sqlq.queues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,9 @@ class Project:
     file: Path
     app: str | None = None
     database_url: str | None = None
+    retention: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def find(start: Path | None = None) -> Project | None:
@@ -31,14 +44,17 @@ def find(start: Path | None = None) -> Project | None:
     Raises `ConfigurationError` for such a file that cannot be read as TOML, and for a key or value that is
     not known.
     """
-    here = (start or Path.cwd()).absolute()
+    try:
+        here = (start or Path.cwd()).absolute()
+    except OSError:  # the current directory is gone
+        return None
     for directory in (here, *here.parents):
         file = directory / "pyproject.toml"
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError:  # not there, or not for this user to see
             continue
-        if TABLE in text:
+        if TABLE[:-1] in text:
             return _read(file, text)
     return None
 
@@ -52,13 +68,44 @@ def _read(file: Path, text: str) -> Project | None:
         raise ConfigurationError(f"{file} cannot be read as TOML: {error}") from None
     if table is None:  # the words stood in a comment
         return None
-    known = {"app": "app", "database-url": "database_url"}
+    found: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in known:
-            raise ConfigurationError(f"{file}: {TABLE} has no key {key!r}; it has {' and '.join(known)}")
-        if not isinstance(value, str) or not value.strip():
+        if key not in _KEYS:
+            *others, last = _KEYS
             raise ConfigurationError(
-                f"{file}: {key} in {TABLE} is {value!r}: it must be text, as in "
-                + ('app = "shop.tasks:app"' if key == "app" else 'database-url = "sqlite:///dev.db"')
+                f"{file}: {TABLE} has no key {key!r}; it has {', '.join(others)} and {last}"
             )
-    return Project(file, **{known[key]: value for key, value in table.items()})
+        if key in ("defaults", "queues"):
+            found[key] = _table(file, f"tool.sqlq.{key}", value)
+        elif not isinstance(value, str) or not value.strip():
+            raise ConfigurationError(
+                f"{file}: {key} in {TABLE} is {value!r}: it must be text, as in {_KEYS[key]}"
+            )
+        else:
+            found[key.replace("-", "_")] = value
+    queues = {
+        name: _options(_table(file, f"{QUEUES}.{name}", options))
+        for name, options in found.get("queues", {}).items()
+    }
+    return Project(file, **{**found, "defaults": _options(found.get("defaults", {})), "queues": queues})
+
+
+def _table(file: Path, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file}: {name} is {value!r}: it must be a table, as in [{name}]")
+    return value
+
+
+def _options(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names that Python has for them."""
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+_KEYS = {
+    "app": 'app = "shop.tasks:app"',
+    "database-url": 'database-url = "sqlite:///dev.db"',
+    "retention": 'retention = "30d"',
+    "defaults": "",
+    "queues": "",
+}
+"""What the table may hold, each as it is written."""

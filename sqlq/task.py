@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
 from sqlq.around import Scope, surrounding, task_arounds
@@ -18,9 +18,13 @@ from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode, encode_plain
 from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
+from sqlq.headers import NO_HEADERS
+from sqlq.headers import checked as checked_headers
 from sqlq.job import (
+    KEPT,
     Follows,
     JobDetails,
+    Kept,
     NewJob,
     State,
     checked_follow_up,
@@ -28,6 +32,7 @@ from sqlq.job import (
     checked_name,
     checked_priority,
     checked_queue,
+    checked_retention,
     checked_timeout,
 )
 from sqlq.retry import RetryPolicy
@@ -42,6 +47,20 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 _ELSEWHERE = ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options")
 """By these methods of their tasks other queues enqueue."""
+
+
+class _Elsewhere:
+    """A name that a task does not have, and whose error says what to write instead.
+
+    A `__getattr__` would do as well, and make every other look at a task's attributes slower.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, task: Task[..., Any] | None, owner: type) -> Any:
+        whose = "a task" if task is None else f"the task {task.name}"
+        raise AttributeError(f"{whose} has no {self._name!r}: write app.enqueue(task.new(…))")
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,12 @@ class Task(Generic[P, R]):
     """Names it had before, under which its jobs may still wait."""
     around: tuple[Scope, ...] | None = ()
     """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
+    retention_ms: int | None = None
+    """How long its jobs are kept after their end; None where the App says it."""
+    headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
+    """What its jobs have where they do not say otherwise."""
+    elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
+    """The task as it is in other queues than its own, by their names, where they say something themselves."""
     surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
     """All that surrounds its attempts, the outermost first; chosen by the registry."""
     app: Any = field(default=None, init=False, repr=False, compare=False)
@@ -86,7 +111,8 @@ class Task(Generic[P, R]):
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
-        usual = not kwargs and self._is_plain and self._takes_positional(len(args))
+        least, most = self._positional
+        usual = not kwargs and least <= len(args) <= most and self._is_plain
         if usual and (text := encode_plain(args)) is not None:
             return self._unfilled.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
@@ -109,14 +135,10 @@ class Task(Generic[P, R]):
             max_attempts=self.max_attempts,
             priority=self.priority,
             timeout_ms=self.timeout_ms,
+            retention_ms=self.retention_ms,
             on_success=self.on_success,
             on_failure=self.on_failure,
         )
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether no annotation makes something else of numbers and text."""
-        return self._conversions is None
 
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
@@ -127,6 +149,11 @@ class Task(Generic[P, R]):
                 "alarm(ended: sqlq.Ended)"
             )
         return Follower(self.name, self.queue, self.priority).as_text()
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether no annotation makes something else of numbers and text."""
+        return self._conversions is None
 
     def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
         """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
@@ -152,14 +179,6 @@ class Task(Generic[P, R]):
             return args, kwargs
         return conversions.decode(args, kwargs, f"{self.name}: ")
 
-    if not TYPE_CHECKING:  # checkers know what there is
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _ELSEWHERE:
-                raise AttributeError(f"the task {self.name} has no {name!r}: write app.enqueue(task.new(…))")
-            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(missing, name=name, obj=self)
-
     def _refuse_none(self, arguments: Mapping[str, Any]) -> None:
         for name in self._never_none:
             if arguments.get(name, name) is None:
@@ -168,14 +187,22 @@ class Task(Generic[P, R]):
                     "id, call session.flush() first"
                 )
 
-    def surround(self, common: Sequence[Scope]) -> None:
-        """Choose what surrounds the attempts: what is common to all tasks, and inside it the task's own."""
+    def for_queue(self, queue: str) -> Task[P, R]:
+        """Return the task as it is in a queue."""
+        return self.elsewhere.get(queue, self)
+
+    def surround(self, common: Sequence[Scope], always: Sequence[Scope] = ()) -> None:
+        """Choose what surrounds the attempts: what always does, inside it what is common to all tasks, and
+        inside that the task's own."""
         scopes = () if self.around is None else (*common, *self.around)  # guard: arounds-nest-in-order
-        object.__setattr__(self, "surroundings", surrounding(scopes, self.is_async))
+        object.__setattr__(self, "surroundings", surrounding((*always, *scopes), self.is_async))
+        for other in self.elsewhere.values():
+            other.surround(common, always)
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Say why the handler does not take these arguments; None when it does."""
-        if not kwargs and self._takes_positional(len(args)):
+        least, most = self._positional
+        if not kwargs and least <= len(args) <= most:
             return None
         try:
             self._signature.bind(*args, **kwargs)
@@ -183,14 +210,10 @@ class Task(Generic[P, R]):
             return f"{self.name}{self._signature}: {error}"
         return None
 
-    def _takes_positional(self, number: int) -> bool:
-        """Whether so many positional arguments, and no others, can be told to fit without binding them one by
-        one."""
-        least, most = self._positional
-        return least <= number <= most
-
     @cached_property
     def _positional(self) -> tuple[int, int]:
+        """The least and the largest number of positional arguments that fit, with no others, without binding
+        them one by one; none does where the least is larger."""
         parameters = self._signature.parameters.values()
         if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
             return (1, 0)
@@ -244,6 +267,8 @@ def make_task(
     priority: int = 0,
     timeout: Duration | None = None,
     backoff: BackoffOption | None = None,
+    retention: Duration | Kept | None = KEPT,
+    headers: Mapping[str, Any] | None = None,
     retry_on: Exceptions | None = None,
     fail_on: Exceptions = (),
     isolate: bool = False,
@@ -284,6 +309,10 @@ def make_task(
         on_failure=_follow_up(on_failure, "on_failure"),
         aliases=_aliases(aliases),
         around=task_arounds(around, name, is_async),
+        retention_ms=None
+        if isinstance(retention, Kept)
+        else checked_retention(retention, ConfigurationError),
+        headers=checked_headers(headers, "headers", ConfigurationError) if headers else NO_HEADERS,
         _signature=signature,
     )
 
@@ -340,8 +369,12 @@ def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
 class Registry(Mapping[str, Task[..., Any]]):
     """The tasks of an App by name. An alias finds its task too, but is not listed."""
 
-    def __init__(self, app: Any = None) -> None:
+    def __init__(self, app: Any = None, always: Sequence[Scope] = ()) -> None:
+        """`always` surrounds the attempts of all tasks, whatever they say."""
         self._app = app
+        self._always = always
+        self.adds_to_jobs = False
+        """Whether a task or a queue says more of its jobs than a task alone can when it makes one."""
         self._tasks: dict[str, Task[..., Any]] = {}
         self._found: dict[str, Task[..., Any]] = {}
         """By name and by alias."""
@@ -354,7 +387,7 @@ class Registry(Mapping[str, Task[..., Any]]):
             raise ConfigurationError(f"around is {scope.name} a second time: register it once")
         self._arounds.append(scope)
         for task in self._tasks.values():
-            task.surround(self._arounds)
+            task.surround(self._arounds, self._always)
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task. Raises `ConfigurationError` when its name or an alias is taken: which one ran
@@ -372,7 +405,8 @@ class Registry(Mapping[str, Task[..., Any]]):
                 raise ConfigurationError(
                     f"{task.name} has the name {name!r} twice: leave it out of its aliases"
                 )
-        task.surround(self._arounds)
+        task.surround(self._arounds, self._always)
+        self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task.elsewhere)
         object.__setattr__(task, "app", self._app)
         self._tasks[task.name] = task
         self._found |= dict.fromkeys(names, task)
@@ -400,6 +434,10 @@ class Registry(Mapping[str, Task[..., Any]]):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+
+for _name in _ELSEWHERE:
+    setattr(Task, _name, _Elsewhere(_name))
 
 
 def _defined_at(handler: Callable[..., Any]) -> str:

@@ -96,9 +96,6 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     priority, count, most, token = typed("priority"), typed("count"), typed("most"), typed("token")
     now = f"({_SQLITE_NOW})" if sqlite else "statement_timestamp()"
 
-    def of_type(column: str, kind: str) -> str:
-        return f"({column} IS NULL OR typeof({column}) = '{kind}')"
-
     def expires(ended_at: str) -> str:
         # PostgreSQL's sum of a timestamptz depends on the session's time zone, and so makes no column.
         until = (
@@ -108,6 +105,9 @@ def _tables(dialect: str, prefix: str) -> list[str]:
             "AT TIME ZONE 'UTC'"
         )
         return f"expires_at {time} GENERATED ALWAYS AS ({until}) STORED"
+
+    def of_type(column: str, kind: str) -> str:
+        return f"({column} IS NULL OR typeof({column}) = '{kind}')"
 
     def checked(table: str, times: str, numbers: str = "", texts: str = "", rules: str = "") -> str:
         if not sqlite:

@@ -45,7 +45,12 @@ class _Enqueue(click.Command):
 )
 @click.option("--priority", type=int, help="-100 to 100; larger runs first.")
 @click.option("--max-attempts", type=int, help="Another limit than the task's own.")
-@click.option("--timeout", metavar="DURATION", help="Another timeout than the task's own.")
+@click.option(
+    "--timeout", metavar="DURATION", help="Another timeout than the task's own; none for no timeout."
+)
+@click.option("--retention", metavar="DURATION", help="How long it is kept after its end; none for ever.")
+@click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
+@click.option("--headers", metavar="JSON", help='Headers, as a JSON object: \'{"tenant": "blue"}\'.')
 @click.option("--unique-key", metavar="KEY", help="At most one live job of this key in its queue.")
 @click.option("--unique-until", type=click.Choice(["finish", "start"]), help="How long the key is held.")
 @json_option
@@ -68,16 +73,17 @@ def enqueue(
         raise click.UsageError("--unique-until start is of use with --unique-key only")
     app = context.app_with_tasks("enqueue checks the job against its task")
     found = app.tasks.find(task)
-    positional, named = [_argument(arg) for arg in args], _kwargs(kwargs)
+    positional, by_name = [_argument(arg) for arg in args], _object(kwargs, "--kwargs", '{"copy": true}')
     _refuse_assignments(args, positional, found.handler)
-    new = found.new_from_json(positional, named)
-    _check_plain_types(found.handler, positional, named)
+    new = found.new_from_json(positional, by_name)
+    _check_plain_types(found.handler, positional, by_name)
     moment = options.pop("available_at")
+    named = {name: _set_to(name, value) for name, value in options.items() if value is not None}
     with naming_options(*options, "queue"):
-        new = new.set(available_at=None if moment is None else _moment(moment), **options)
+        new = new.set(available_at=None if moment is None else _moment(moment), **named)
     from sqlq.session import own
 
-    job = app.enqueue(new, session=own)  # a command has no session of the moment
+    job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
     app.close()
     if as_json:
         show_json(
@@ -161,15 +167,22 @@ def _argument(text: str) -> Any:
         return text
 
 
-def _kwargs(text: str | None) -> dict[str, Any]:
+def _set_to(option: str, value: Any) -> Any:
+    """Return what `.set` takes for an option of the command."""
+    if option in ("timeout", "retention") and value.strip().lower() == "none":
+        return None
+    return _object(value, "--headers", '{"tenant": "blue"}') if option == "headers" else value
+
+
+def _object(text: str | None, option: str, example: str) -> dict[str, Any]:
     if text is None:
         return {}
     try:
         value = _read(text)
     except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"not JSON: {error}", param_hint="'--kwargs'") from None
+        raise click.BadParameter(f"not JSON: {error}", param_hint=f"'{option}'") from None
     if not isinstance(value, dict):
-        raise click.BadParameter("not a JSON object, as in '{\"copy\": true}'", param_hint="'--kwargs'")
+        raise click.BadParameter(f"not a JSON object, as in '{example}'", param_hint=f"'{option}'")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,14 @@ from sqlq.cli.looks import (
 )
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
 from sqlq.commandline import command
-from sqlq.settings import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
+    from sqlq.task import Task
 
 STATES = ("scheduled", "available", "running", "finished", "failed", "cancelled")
+MORE_COLUMNS = ("progress", "label")
+"""Shown where one of the jobs has it."""
 STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 
 
@@ -69,7 +71,10 @@ def jobs(
         show_json([as_object(job) for job in found])
     elif found:
         columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
-        show_rows([*columns, Column("attempts", right=True), Column("time")], [_row(job) for job in found])
+        columns += [Column("attempts", right=True), Column("time")]
+        more_columns = [name for name in MORE_COLUMNS if any(getattr(job, name) is not None for job in found)]
+        columns += [Column(name, wide=True) for name in more_columns]
+        show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
         click.echo(f"no {state + ' ' if state else ''}jobs{of(task, queue)}")
     if more and not as_json:
@@ -83,6 +88,11 @@ def jobs(
 def _row(job: JobDetails) -> list[Cell]:
     state: Cell = (job.state.value, STYLES.get(job.state, ""))
     return [str(job.id), state, queue_name(job.queue), job.task, attempts(job, "/"), _time(job)]
+
+
+def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
+    found = (getattr(job, name) for name in columns)
+    return ["" if value is None else plain(str(value)) for value in found]
 
 
 def attempts(job: JobDetails, separator: str) -> str:
@@ -113,7 +123,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
 
     Its arguments, result, times and errors, and what may be done with it next.
     """
-    show_job(context, context.app().get(id), as_json)
+    show_job(context, context.app().admin.get(id), as_json)
 
 
 def show_job(context: Context, job: JobDetails, as_json: bool) -> None:
@@ -144,16 +154,26 @@ def show_job(context: Context, job: JobDetails, as_json: bool) -> None:
 
 
 def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
+    if job.label is not None:
+        yield "label", plain(str(job.label))
     yield "task", job.task
     yield "queue", queue_name(job.queue)
     yield "arguments", json.dumps(job.payload, ensure_ascii=False)
+    if job.headers:
+        yield "headers", json.dumps(job.headers, ensure_ascii=False)
+    if job.progress is not None:
+        yield "progress", plain(str(job.progress))
     if job.result is not None:
         yield "result", json.dumps(job.result, ensure_ascii=False)
     if job.state != "failed" and job.error:
         yield "reason", job.error
     back = f", given back {counted(job.releases, 'time')}" if job.releases else ""
-    yield "attempts", f"{attempts(job, ' of ')}{back}"
+    yield "attempts", f"{_attempts(context, job)}{back}"
     yield "timeout", _timeout(context, job)
+    if job.backoff is not None:
+        yield "backoff", _backoff(job.backoff)
+    if job.retention_ms is not None:
+        yield "kept", _kept(job)
     if job.priority:
         yield "priority", str(job.priority)
     if job.unique_key is not None:
@@ -187,6 +207,8 @@ def _follower(named: Any) -> str:
     """Say which task follows, as the job's row names it, which SQL may have written."""
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
         return plain(json.dumps(named, ensure_ascii=False))
+    from sqlq.settings import DEFAULT_QUEUE
+
     return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
@@ -196,10 +218,47 @@ def _timeout(context: Context, job: JobDetails) -> str:
 
     if job.timeout_ms is not None:
         return readable(job.timeout_ms) if job.timeout_ms else "none"
-    task = context.app().tasks.get(job.task)
+    task = _task(context, job)
     if task is not None and task.timeout_ms is not None:
         return f"{readable(task.timeout_ms)}, as its task says"
     return "none"
+
+
+def _attempts(context: Context, job: JobDetails) -> str:
+    """Say how many attempts were made, of how many: as its row says, or else its task, where the App is
+    known."""
+    task = _task(context, job)
+    if job.max_attempts is not None or task is None:
+        return attempts(job, " of ")
+    return f"{job.attempts} of {task.max_attempts}, as its task says"
+
+
+def _task(context: Context, job: JobDetails) -> Task[..., Any] | None:
+    """Return the task of a job as it is in the job's queue, where the App is known."""
+    task = context.app().tasks.get(job.task)
+    return None if task is None else task.for_queue(job.queue)
+
+
+def _backoff(text: str) -> str:
+    from sqlq.backoff import read
+    from sqlq.errors import ConfigurationError
+
+    try:
+        return str(read(text))
+    except ConfigurationError:
+        return plain(text)
+
+
+def _kept(job: JobDetails) -> str:
+    """Say how long a job is kept after its end that says so itself."""
+    from sqlq.clock import readable
+    from sqlq.job import FOR_EVER_MS
+
+    ms = job.retention_ms or 0
+    if ms >= FOR_EVER_MS:
+        return "for ever"
+    kept = f"{readable(ms)} after its end"
+    return kept if job.expires_at is None else f"{kept}, until {_moment(job.expires_at, said=False)}"
 
 
 def _worker(context: Context, job: JobDetails) -> str:

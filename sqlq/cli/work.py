@@ -94,6 +94,17 @@ group."""
     is_flag=True,
     help="Keep one more process ready, and one for a single job: what a dead process ran goes on at once.",
 )
+@click.option(
+    "--reload", is_flag=True, help="For development: start the worker processes anew when code changes."
+)
+@click.option(
+    "--reload-dir",
+    "reload_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="With --reload: watch the code below this directory, instead of the current one.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -113,6 +124,8 @@ def work(
     processes: int,
     health_file: Path | None,
     spare: bool,
+    reload: bool,
+    reload_dirs: tuple[Path, ...],
     log_format: Literal["text", "json"],
     log_level: str,
     lines: bool,
@@ -141,9 +154,10 @@ def work(
         _child(context, supervision, processes, spare, options, set_up_logs)
     else:
         checked = _checked(processes, options)
+        watched = _watched(context, reload, reload_dirs, {"--drain": options["drain"], "--spare": spare})
         context.require_app("work runs the tasks of an App")
         set_up_logs()
-        _supervise(checked, processes, health_file, spare, drawn=drawn)
+        _supervise(checked, processes, health_file, spare, drawn=drawn, watched=watched)
 
 
 def _keep_numbers_of_closed() -> None:
@@ -167,11 +181,29 @@ def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
         return WorkerOptions.of(**options, retention_ms=None)
 
 
+def _watched(context: Context, reload: bool, given: tuple[Path, ...], unfit: dict[str, bool]) -> list[Path]:
+    """Return the directories whose code --reload watches; none without it."""
+    if not reload:
+        if given:
+            raise click.UsageError("--reload-dir says what --reload watches: give both")
+        return []
+    for option in (name for name, is_given in unfit.items() if is_given):
+        raise click.UsageError(f"--reload is for workers that stay while code is written: leave out {option}")
+    project = context.project  # its file is in this directory, or in one above
+    return [path.absolute() for path in given] or [Path.cwd() if project is None else project.file.parent]
+
+
 # -- the supervisor ------------------------------------------------------------------------------------------
 
 
 def _supervise(
-    options: WorkerOptions, processes: int, health_file: Path | None, spare: bool, *, drawn: bool
+    options: WorkerOptions,
+    processes: int,
+    health_file: Path | None,
+    spare: bool,
+    *,
+    drawn: bool,
+    watched: list[Path],
 ) -> NoReturn:
     from sqlq.cli.progress import Progress, stopped
     from sqlq.worker.supervisor import Supervisor, SupervisorOptions
@@ -179,8 +211,14 @@ def _supervise(
     _refuse_unwritable(health_file)
     supervisor = Supervisor(
         [sys.executable, "-m", "sqlq", *sys.argv[1:]],
-        SupervisorOptions(processes, options.lease_ms, options.grace_ms, health_file, spare),
+        SupervisorOptions(
+            processes, options.lease_ms, options.grace_ms, health_file, spare, restarts=bool(watched)
+        ),
     )
+    if watched:
+        from sqlq.cli import reload
+
+        reload.start(watched, supervisor.restart)
     _stop_on_signals(supervisor)
     showing = Progress(supervisor, options.queues, drawn=drawn) if options.drain else nullcontext()
     with showing:

@@ -123,6 +123,8 @@ class Dialect:
     most_unwritten = 2_000
     """So many outcomes may wait to be written at a time before a worker starts no more jobs: after a crash
     all of these run again."""
+    notifies = False
+    """Whether a hint to idle workers is a statement, since they do not see commits by themselves."""
     insert: Callable[[Table], Any] = staticmethod(insert)
 
     # -- enqueue ---------------------------------------------------------------------------------------------
@@ -138,6 +140,11 @@ class Dialect:
             index_elements=["queue", "unique_key"],
             index_where=text(HOLDS_KEY),  # guard: unique-arbiter
         )
+
+    def for_parameters(self, style: Any) -> Any:
+        """Return a dialect of SQLAlchemy's that writes statements with parameters in a style, for any
+        driver."""
+        raise NotImplementedError
 
     # -- claim -----------------------------------------------------------------------------------------------
 

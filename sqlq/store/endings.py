@@ -13,6 +13,7 @@ together or not at all, and of several that believe to hold a job only one gets 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, assert_never
@@ -35,6 +36,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy import insert as insert_into
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningDelete
 
 from sqlq.endings import follow_up
@@ -65,6 +67,8 @@ from sqlq.schema.tables import (
 from sqlq.settings import ERROR_BYTES
 from sqlq.store.dialect import NO_OPTIONS, Batch, Dialect, Right, held, rights
 from sqlq.store.jobs import DIALECTS, HOLD, insert
+
+log = logging.getLogger("sqlq.worker")
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -298,14 +302,47 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
             for r in alive
         ]
         _put_back(conn, _RETRY, again, _lost)
-    if spent:
-        over = [
-            (r.id, r.lease_token, "worker_lost", error(r).exception, error(r).message, None) for r in spent
-        ]
-        _end(conn, _FAIL, over, failed_jobs)
-        # guard: the-lost-are-followed
-        _follow(conn, (follow_up(r, Failed("worker_lost", error(r))) for r in spent), _schema(conn))
-    return [Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent) for r in revoked]
+    over = [(row, Failed("worker_lost", error(row))) for row in spent]
+    failed = _fail(conn, [each for each in over if each[0].on_failure is None])
+    failed |= _fail_followed(conn, [each for each in over if each[0].on_failure is not None])
+    return [
+        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent)
+        for r in revoked
+        if r not in spent or (r.id, r.lease_token) in failed
+    ]
+
+
+def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> set[Right]:
+    """End jobs that were taken from their owners, with what follows them; return the rights to them."""
+    if not over:
+        return set()
+    rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None) for r, f in over]
+    failed = _end(conn, _FAIL, rows, failed_jobs)
+    _follow(conn, (follow_up(row, failure) for row, failure in over), _schema(conn))
+    return failed
+
+
+def _fail_followed(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> set[Right]:
+    """Do so where something may follow. What the database does not take, for want of a right or for a rule of
+    the host's own, keeps none of the others back: the job stays as it is, and the next rescue finds it."""
+    if not over:
+        return set()
+    try:
+        with conn.begin_nested():  # guard: a-refused-follow-up-is-its-jobs-alone
+            return _fail(conn, over)  # guard: the-lost-are-followed
+    except DBAPIError as refusal:
+        dialect = DIALECTS[conn.dialect.name]
+        if dialect.is_away(refusal) or dialect.rolled_back(refusal):
+            raise
+        if len(over) > 1:
+            return {right for each in over for right in _fail_followed(conn, [each])}
+        ((row, _),) = over
+        log.error(
+            "job %d: it has failed, but the database refuses what follows it, and so its end: %s",
+            *(row.id, refusal.orig),
+            extra={"job_id": row.id, "task": row.task, "queue": row.queue, "event": "unstorable"},
+        )
+        return set()
 
 
 def _lost(mine: CTE) -> Mapping[str, Any]:

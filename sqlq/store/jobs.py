@@ -124,6 +124,33 @@ def inserted(job: NewJob, row: Sequence[Any]) -> Job:
     return _job(job, row[0], State.AVAILABLE if _is_due_at_once(job) else row[1])
 
 
+def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) -> tuple[str, Any]:
+    """Return a statement that inserts one job, and its parameters, for a driver of any kind whose parameters
+    are in this style. It returns the job's id, or no row where a live job holds the unique key. Without a
+    schema the table is found by the connection's search_path."""
+    said = _said(job)
+    dialect, compiled = _compiled_for_others(kind, style, schema, said, job.unique_key is not None)
+    row = _row(job, said)
+    if job.available_at is not None:
+        row["moment"] = Moment().process_bind_param(job.available_at, dialect)
+    return compiled.statement, compiled.parameters(row)
+
+
+@lru_cache(maxsize=256)
+def _compiled_for_others(
+    kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool
+) -> tuple[Any, _Compiled]:
+    found = DIALECTS[kind]
+    dialect = found.for_parameters(style)
+    statement = _insert(found, said)
+    if keyed:
+        statement = found.passing_over_live_keys(statement)
+    compiled = _Compiled.of(
+        statement.returning(jobs.c.id), dialect, schema or TOKEN_SCHEMA, _parameters(said)
+    )
+    return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
+
+
 class _Compiled(NamedTuple):
     """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about
     what it costs the database to run it."""

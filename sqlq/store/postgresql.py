@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -66,7 +67,12 @@ twice as long."""
 
 class PostgreSQL(Dialect):
     name = "postgresql"
+    notifies = True
     insert = staticmethod(postgresql.insert)
+
+    def for_parameters(self, style: Any) -> Any:
+        # psycopg's, because it says the type of each parameter, which the server may not find out by itself
+        return PGDialect_psycopg(paramstyle=style)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
 
     def claim(
         self,

@@ -43,6 +43,9 @@ class SQLite(Dialect):
     most_unwritten = 200
     insert = staticmethod(sqlite.insert)
 
+    def for_parameters(self, style: Any) -> Any:
+        return sqlite.dialect(paramstyle=style)
+
     def claim(
         self,
         ask: Ask,

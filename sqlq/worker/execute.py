@@ -18,12 +18,14 @@ import time
 import types
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal
 
+from sqlq import backoff, headers
 from sqlq.clock import readable
 from sqlq.codec import MisfitError
 from sqlq.endings import check_follow_ups
-from sqlq.errors import ArgumentsError, ExecutionError, JobTimeoutError, UnknownTaskError
+from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, JobTimeoutError, UnknownTaskError
 from sqlq.job import (
     Cancelled,
     ClaimedJob,
@@ -68,11 +70,10 @@ def execute(running: RunningJob, starting: Starting = _untold, run: Run = asynci
     returns one.
     """
     try:
-        call = _prepared(running)
-        if not isinstance(call, Call):
-            return call
+        if (ended := _prepared(running)) is not None:
+            return ended
         starting(running)  # guard: box-before-handler
-        return _ended(running, call_handler(running, call, run))
+        return _ended(running, call_handler(running, run))
     # SystemExit and KeyboardInterrupt of a handler end its attempt, not the worker
     except BaseException as error:
         return _raised(running, error)
@@ -83,97 +84,101 @@ def execute(running: RunningJob, starting: Starting = _untold, run: Run = asynci
 async def aexecute(running: RunningJob, starting: Starting = _untold) -> Outcome:
     """Run the coroutine of a job on this event loop and return how the attempt ended. Raises nothing."""
     try:
-        call = _prepared(running)
-        if not isinstance(call, Call):
-            return call
+        if (ended := _prepared(running)) is not None:
+            return ended
         starting(running)
-        return _ended(running, await acall_handler(running, call))
+        return _ended(running, await acall_handler(running))
     except BaseException as error:
         return _raised(running, error)
     finally:
         running.leave()
 
 
-class Call(NamedTuple):
-    """A handler that can be called: its task is known, and takes these arguments."""
-
-    task: Task[..., Any]
-    args: list[Any]
-    kwargs: dict[str, Any]
-
-
-def _prepared(running: RunningJob) -> Call | Outcome:
-    """Return the call of a job's handler and begin the attempt, or the outcome of a job that is not run here.
+def _prepared(running: RunningJob) -> Outcome | None:
+    """Read the arguments of a job's handler and begin the attempt; return the outcome of a job that is not
+    run here.
 
     Raises `ArgumentsError` for a payload that no handler can be called with.
     """
-    if (ended := _not_runnable(running)) is not None:
-        return ended
-    task = running.task_found
-    assert task is not None
-    check_follow_ups(running.claimed)
+    job, task = running.claimed, running.task_found
+    if task is None or running.cancel_requested or job.attempts > job.max_attempts:
+        return _not_runnable(running)
+    if job.on_success is not None or job.on_failure is not None:
+        check_follow_ups(job)
     try:
-        args, kwargs = task.arguments(running.claimed.payload)
+        running.arguments = task.arguments(job.payload)
     except MisfitError as misfit:
-        return _misfit(running.claimed, str(misfit))  # guard: misfits-are-put-back
+        return _misfit(job, str(misfit))  # guard: misfits-are-put-back
+    if job.headers is not None:
+        headers.decode(job.headers)  # guard: headers-are-read-first
     running.begin()
-    return Call(task, args, kwargs)
+    return None
 
 
-def call_handler(running: RunningJob, call: Call, run: Run = asyncio.run) -> Any:
+def call_handler(running: RunningJob, run: Run = asyncio.run) -> Any:
     """Call a `def` handler and return its result; what it returns to be awaited is awaited, by `run`.
 
     Handlers, and what surrounds them, are called here and in `acall_handler`, and nowhere else, so that
     workers and `sqlq.testing.inline` agree about what a handler may return. Raises `TypeError` for a
     generator, and what the handler raises.
     """
-    if call.task.surroundings:
+    task = running.task_found
+    assert task is not None
+    if task.surroundings:
         # what an around sets and does not reset is not the next job's; guard: a-context-for-each-attempt
-        return contextvars.copy_context().run(_call_surrounded, running, call, run)
-    return _call(running, call, run)
+        return contextvars.copy_context().run(_call_surrounded, running, task, run)
+    return _call(running, task, run)
 
 
-async def acall_handler(running: RunningJob, call: Call) -> Any:
+async def acall_handler(running: RunningJob) -> Any:
     """Call an `async def` handler and await it. Otherwise as `call_handler`."""
+    task = running.task_found
+    assert task is not None
     running.on_cancel(_canceller())
     try:
-        if call.task.surroundings:
-            return await _acall_surrounded(running, call)
-        return await _acall(call)
+        if task.surroundings:
+            return await _acall_surrounded(running, task)
+        return await _acall(running, task)
     finally:
         running.on_cancel(None)
 
 
-def _call(running: RunningJob, call: Call, run: Run) -> Any:
-    result = call.task.handler(*call.args, **call.kwargs)
+def _call(running: RunningJob, task: Task[..., Any], run: Run) -> Any:
+    args, kwargs = running.arguments
+    result = task.handler(*args, **kwargs)
+    if result is None:
+        return None
     if _is_awaitable(result):  # guard: awaitables-are-awaited
         result = run(_awaited(running, result))
     return _checked(result)
 
 
-async def _acall(call: Call) -> Any:
-    result = await call.task.handler(*call.args, **call.kwargs)
+async def _acall(running: RunningJob, task: Task[..., Any]) -> Any:
+    args, kwargs = running.arguments
+    result = await task.handler(*args, **kwargs)
+    if result is None:
+        return None
     while _is_awaitable(result):
         result = await result
     return _checked(result)
 
 
-def _call_surrounded(running: RunningJob, call: Call, run: Run) -> Any:
+def _call_surrounded(running: RunningJob, task: Task[..., Any], run: Run) -> Any:
     with ExitStack() as stack:
-        for scope in call.task.surroundings:
+        for scope in task.surroundings:
             stack.enter_context(scope.open(running))
-        return _call(running, call, run)
+        return _call(running, task, run)
     return _swallowed(running)
 
 
-async def _acall_surrounded(running: RunningJob, call: Call) -> Any:
+async def _acall_surrounded(running: RunningJob, task: Task[..., Any]) -> Any:
     async with AsyncExitStack() as stack:
-        for scope in call.task.surroundings:
+        for scope in task.surroundings:
             if scope.is_async:
                 await stack.enter_async_context(scope.open(running))
             else:
                 stack.enter_context(scope.open(running))
-        return await _acall(call)
+        return await _acall(running, task)
     return _swallowed(running)
 
 
@@ -279,7 +284,14 @@ def _in_user_code(error: BaseException) -> BaseException:
 
 
 def _policy(running: RunningJob) -> RetryPolicy:
-    return DEFAULT_POLICY if running.task_found is None else running.task_found.retry
+    policy = DEFAULT_POLICY if running.task_found is None else running.task_found.retry
+    if running.claimed.backoff is None:
+        return policy
+    try:
+        return replace(policy, backoff=backoff.read(running.claimed.backoff))
+    except ConfigurationError as error:
+        log.warning("job %d: %s; its task's is used", running.id, error, extra=running.fields("backoff"))
+        return policy
 
 
 def late(running: RunningJob) -> Outcome | None:
@@ -295,8 +307,8 @@ def late(running: RunningJob) -> Outcome | None:
     return decide(job, error, _policy(running))
 
 
-def _not_runnable(running: RunningJob) -> Outcome | None:
-    """Return the outcome of a job that is not to be run, or not here; None for one that is."""
+def _not_runnable(running: RunningJob) -> Outcome:
+    """Return the outcome of a job that is not to be run, or not here."""
     job = running.claimed
     if running.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(BY_OPERATOR)
@@ -307,8 +319,6 @@ def _not_runnable(running: RunningJob) -> Outcome | None:
                 "sqlq.errors.SqlqError", f"its {job.max_attempts} attempts were spent before this one began"
             ),
         )
-    if running.task_found is not None:
-        return None
     text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
     return _put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
 

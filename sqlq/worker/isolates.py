@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
 
@@ -29,6 +29,7 @@ from sqlq.task import Registry
 from sqlq.worker.execute import BY_OPERATOR, aexecute, execute, late
 from sqlq.worker.lifespan import entered
 from sqlq.worker.link import Link, Message, packed, unpacked
+from sqlq.worker.progress import Pace
 from sqlq.worker.running import CompletionTarget, RunningJob
 
 log = logging.getLogger("sqlq.worker")
@@ -151,13 +152,16 @@ class Isolates:
         )
         running.on_cancel(lambda: isolate.link.send(cancel=running.right))
         while (reply := isolate.receive()) is not None:
+            said = reply.get("progress")
+            if said is not None and tuple(reply["right"]) == running.right:
+                running.has_said(unpacked(said))
             if "outcome" in reply:
                 outcome: Outcome = unpacked(reply["outcome"])
                 return outcome
             if "up" in reply:
                 self._keep_a_spare()
                 self.on_room()
-            else:
+            elif "began" in reply:
                 running.mark_started()
         return None
 
@@ -277,7 +281,13 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
                 messages.put(message)
         os._exit(128 + signal.SIGTERM)  # nothing runs on unwatched
 
+    def say(jobs: Sequence[RunningJob]) -> None:
+        for running in jobs:
+            if not running.ended:
+                link.send(progress=packed(running.said), right=running.right)
+
     threading.Thread(target=receive, name="sqlq-isolate", daemon=True).start()
+    pace = Pace(say)
     # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
     runner = asyncio.Runner()
     with nullcontext() if lifespan is None else entered(lifespan, runner.run) as value:
@@ -291,13 +301,15 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
                 CompletionTarget(message["schema"], message["keep_finished"]),
             )
             running.lifespan = value
+            running.on_progress = pace.note
             current[:] = [running]
             stop()
             link.send(began=True)
             outcome = runner.run(aexecute(running)) if running.is_async else execute(running, run=runner.run)
             current.clear()
             to_stop.clear()
-            link.send(outcome=packed(outcome))
+            running.ended = True
+            link.send(outcome=packed(outcome), progress=packed(running.said), right=running.right)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

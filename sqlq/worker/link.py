@@ -18,14 +18,24 @@ from datetime import datetime
 from typing import Any
 
 from sqlq.events import JobEvent
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.job import (
+    Cancelled,
+    ClaimedJob,
+    Completed,
+    ErrorText,
+    Failed,
+    Progress,
+    Released,
+    Retried,
+    SelfCompleted,
+)
 
 Message = dict[str, Any]
 
 _SENT: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted),
+        *(Cancelled, ClaimedJob, Completed, ErrorText, Failed, Progress, Released, Retried, SelfCompleted),
         JobEvent,
     )
 }

@@ -93,6 +93,8 @@ def hear(event: JobEvent) -> None:
         "attempt": event.attempt,
         "event": event.name,
     }
+    if event.label is not None:
+        fields["label"] = event.label
     if event.seconds is not None:
         fields["duration_ms"] = milliseconds(event.seconds)
     raised = event.exception if event.name == "failed" else None

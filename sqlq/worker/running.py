@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -14,12 +15,15 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from sqlq import headers
 from sqlq.endings import follow_up
 from sqlq.errors import ConfigurationError, LeaseLostError
-from sqlq.job import ClaimedJob, Completed
+from sqlq.job import ClaimedJob, Completed, Progress
 from sqlq.retry import scrubbed
+from sqlq.schema.tables import TOKEN_SCHEMA
 from sqlq.session import (
     AnyAsyncDriverConnection,
     AnyAsyncSession,
@@ -31,15 +35,17 @@ from sqlq.session import (
     note_write,
     transaction_of,
 )
-from sqlq.settings import RESULT_BYTES
-from sqlq.store import endings, jobs
+from sqlq.settings import NOTE_CHARACTERS, RESULT_BYTES
+from sqlq.store import endings, jobs, progress
 from sqlq.store.dialect import Right
+from sqlq.store.progress import Note
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.annotations import Arguments
     from sqlq.app import App
     from sqlq.task import Task
 
@@ -84,7 +90,8 @@ class RunningJob:
 
     `id`, `task`, `queue`, `attempts` (1 in the first attempt) and `max_attempts` say what it is.
     `lease_token` rises with every claim and can fence external effects; `id` can serve as their idempotency
-    key. `lifespan` is what `App.lifespan` has yielded in this process.
+    key. `label` and `headers` (read-only) are what was set where it was enqueued. `lifespan` is what
+    `App.lifespan` has yielded in this process.
     """
 
     # Class attributes, not instance ones: a worker makes ten thousands of jobs a second.
@@ -94,6 +101,8 @@ class RunningJob:
     deadline: float | None = None
     timed_out = False
     cancelled_at: float | None = None
+    arguments: Arguments
+    """What the handler is called with."""
     heeded = False
     """Whether the handler has seen that it should stop."""
     completed = False
@@ -111,6 +120,15 @@ class RunningJob:
     kill: Callable[[], None] | None = None
     """Ends the process the handler runs in, where it has one of its own."""
     _stop: Callable[[], object] | None = None
+    said: Progress | None = None
+    """How far the handler has come, by its own word."""
+    said_written: Progress | None = None
+    """What of that is in the job's row."""
+    keeps_noted = False
+    """Whether the job's row says how long it is kept, where its task does."""
+    _warned = False
+    on_progress: Callable[[RunningJob], None] | None = None
+    """Told when there is something new to write."""
 
     def __init__(
         self,
@@ -124,6 +142,8 @@ class RunningJob:
         self.claimed = claimed
         self.right: Right = (claimed.id, claimed.lease_token)
         """Id and lease token: what entitles to write to this job's row."""
+        if task is not None and task.elsewhere:
+            task = task.for_queue(claimed.queue)
         self.task_found = task
         self.trusted_until = trusted_until
         """Until when, by this machine's monotonic clock, the lease is certainly ours."""
@@ -176,6 +196,41 @@ class RunningJob:
         return self.claimed.lease_token
 
     @property
+    def label(self) -> str | None:
+        return self.claimed.label
+
+    @cached_property
+    def headers(self) -> Mapping[str, Any]:
+        """What the job's row says, or else its task, without sqlq's own. Raises `ArgumentsError` for headers
+        that SQL has inserted and that are none, so that the attempt fails before it begins."""
+        if self.claimed.headers is None:
+            return headers.NO_HEADERS if self.task_found is None else self.task_found.headers
+        return headers.shown(self.claimed.headers)
+
+    def note(self) -> Note:
+        """Return what is to be written of the job beside its lease."""
+        if self.said is None:
+            return Note(*self.right, None, None, None, self.keeps_ms)
+        return Note(*self.right, self.said.done, self.said.of, self.said.note, self.keeps_ms)
+
+    @property
+    def keeps_ms(self) -> int | None:
+        """How long the job is kept after its end, where its task says it and its row does not."""
+        if self.claimed.retention_ms is not None or self.task_found is None:
+            return None
+        return self.task_found.retention_ms
+
+    @property
+    def says_retention(self) -> bool:
+        """Whether its row, or its task, says how long it is kept: also where finished jobs are not."""
+        return self.claimed.retention_ms is not None or self.keeps_ms is not None
+
+    @property
+    def carried(self) -> Mapping[str, Any]:
+        """The values of context variables that came with the job."""
+        return headers.carried(self.claimed.headers)
+
+    @property
     def cancelled(self) -> bool:
         """Whether the handler should stop: its timeout has passed, its lease was lost, an operator cancelled
         the job, or the worker is shutting down and the grace time is over. A `def` handler that runs long
@@ -189,6 +244,36 @@ class RunningJob:
     @property
     def asked_to_stop(self) -> bool:
         return self.cancelled_at is not None
+
+    def progress(self, done: float, of: float | None = None, note: str | None = None) -> None:
+        """Say how far the job has come, for those who look: `done`, `of` so much in all, and a `note` of up
+        to 255 characters.
+
+        Costs next to nothing and waits for nothing, also on an event loop: what was said last is written at
+        most once a second, and when the job ends. It never makes the job fail; what is no number is left out,
+        with a warning in the log. Seen in `app.get(id).progress`, `job_states`, `sqlq show` and `sqlq jobs`.
+
+        >>> for i, row in enumerate(rows):  # doctest: +SKIP
+        ...     sqlq.current_job().progress(i, of=len(rows))
+        """
+        try:
+            said = _progress(done, of, note)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "job %d: its progress cannot be shown: %s",
+                    *(self.id, scrubbed(str(error), 200)),
+                    extra=self.fields("progress_dropped"),
+                )
+            return
+        self.has_said(said)
+
+    def has_said(self, said: Progress) -> None:
+        """Take note of how far the handler has come, here or in a process of its own."""
+        self.said = said
+        if self.on_progress is not None:
+            self.on_progress(self)
 
     # -- exactly-once effects --------------------------------------------------------------------------------
 
@@ -225,13 +310,21 @@ class RunningJob:
                 "'READ COMMITTED'})"
             )
         self.completed = True
+        if self.said is not None or self.keeps_ms is not None:
+            notes = [self.note()]
+            progress.write(
+                conn,
+                notes,
+                skip_locked=False,
+                options={"schema_translate_map": {TOKEN_SCHEMA: self.target.schema}},
+            )
         # guard: complete-by-the-owner
         if not endings.complete(
             conn,
             self.right,
             done,
             schema=self.target.schema,
-            keep_finished=self.target.keep_finished,
+            keep_finished=self.target.keep_finished or self.says_retention,
             follow_up=follow_up(self.claimed, done),
         ):
             raise LeaseLostError(
@@ -353,11 +446,20 @@ class RunningJob:
 
     def labels(self) -> dict[str, object]:
         """What names this job and attempt in a log line."""
-        return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts}
+        names = {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts}
+        return names if self.claimed.label is None else {**names, "label": self.claimed.label}
 
     def fields(self, event: str) -> dict[str, object]:
         """What a log line about this job carries."""
         return {**self.labels(), "event": event}
+
+
+def _progress(done: Any, of: Any, note: Any) -> Progress:
+    numbers = [float(done), *([] if of is None else [float(of)])]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{done!r} of {of!r} are no numbers")
+    text = None if note is None else scrubbed(str(note)[:NOTE_CHARACTERS], 4 * NOTE_CHARACTERS)
+    return Progress(numbers[0], None if of is None else numbers[1], text)
 
 
 def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Completed:

@@ -12,14 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.endings import settlement
-from sqlq.hints import Hints
 from sqlq.job import (
     Cancelled,
     Completed,
@@ -31,11 +29,12 @@ from sqlq.job import (
     SelfCompleted,
     Settlement,
 )
-from sqlq.store import endings, jobs
+from sqlq.store import cluster, endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import Leases
 from sqlq.worker.outage import Outage
+from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
 from sqlq.worker.tell import NAMES, Teller
 
@@ -82,6 +81,7 @@ class Settler:
         database: Database,
         leases: Leases,
         teller: Teller,
+        progress: ProgressWriter,
         *,
         keep_finished: bool,
         due_again: Callable[[float], None],
@@ -90,6 +90,7 @@ class Settler:
         self._database = database
         self._leases = leases
         self._teller = teller
+        self._progress = progress
         self._keep_finished = keep_finished
         self._due_again = due_again
         self._after_settling = settled
@@ -121,14 +122,7 @@ class Settler:
         written = not self._thread.is_alive()
         self._abandoned.set()
         self._thread.join(LAST_STATEMENT_SECONDS)
-        if "_hints" in self.__dict__:
-            self._hints.close(LAST_STATEMENT_SECONDS)
         return written
-
-    @cached_property
-    def _hints(self) -> Hints:
-        """What tells idle workers of follow-ups."""
-        return Hints(self._database)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -178,13 +172,29 @@ class Settler:
         if self._refused is not None:
             self._write_singly(pending, self._refused)
             self._refused = None
-        if pending:
-            written = [settlement(job.claimed, outcome) for job, outcome, _ in pending.values()]
-            self._resolve(pending, self._settle(written))
+        # guard: the-last-word-is-written
+        held_up = {
+            right: pending.pop(right)
+            for right in self._progress.flush([job for job, _, _ in pending.values()])
+        }
+        try:
+            done: set[Right] = set()
+            for keep, items in self._by_retention(pending.values()):
+                done |= self._settle([settlement(job.claimed, outcome) for job, outcome, _ in items], keep)
+            self._resolve(pending, done)
+        finally:
+            pending |= held_up
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
-    def _settle(self, settlements: list[Settlement]) -> set[Right]:
+    def _by_retention(self, items: Collection[Item]) -> list[tuple[bool, list[Item]]]:
+        """Part jobs by whether their rows are kept when they have finished."""
+        if self._keep_finished:
+            return [(True, list(items))] if items else []
+        parts = [(keep, [item for item in items if item[0].says_retention is keep]) for keep in (False, True)]
+        return [(keep, part) for keep, part in parts if part]
+
+    def _settle(self, settlements: list[Settlement], keep: bool) -> set[Right]:
         """Write settlements and return the rights that were still good: those that a job follows in one
         transaction, the others in statements that commit one by one, since each job is in one of them
         only."""
@@ -192,13 +202,13 @@ class Settler:
         followed = [s for s in settlements if s.follow_up is not None]
         if not followed:
             with self._database.single_statements() as conn:
-                return endings.settle(conn, settlements, keep_finished=self._keep_finished)
+                return endings.settle(conn, settlements, keep_finished=keep)
         # where there is one writer, two transactions would only cost more
         others = [] if self._database.dialect.one_writer else [s for s in settlements if s.follow_up is None]
-        done = self._settle(others) if others else set()
+        done = self._settle(others, keep) if others else set()
         with self._database.begin() as conn:
             together = followed if others else settlements
-            return done | endings.settle(conn, together, keep_finished=self._keep_finished)
+            return done | endings.settle(conn, together, keep_finished=keep)
 
     def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
         """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt
@@ -246,8 +256,17 @@ class Settler:
             self._after_settling()
             self._teller.told()
         if followed:
-            self._due_again(time.monotonic())
-            self._hints.send()
+            self._wake_for_follow_ups()
+
+    def _wake_for_follow_ups(self) -> None:
+        """Have this worker, and idle ones, look at once for what follows jobs that have ended. By themselves
+        they would find it within a second."""
+        self._due_again(time.monotonic())
+        if self._database.dialect.notifies:
+            try:
+                cluster.notify(self._database)
+            except Exception as error:
+                log.debug("a hint to idle workers was not sent: %s", error)
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """The database refuses something in the batch: write row by row, and what it refuses alone without
@@ -257,9 +276,8 @@ class Settler:
             for version in (outcome, _plain(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        done = endings.settle(
-                            conn, [settlement(job.claimed, version)], keep_finished=self._keep_finished
-                        )
+                        keep = self._keep_finished or job.says_retention
+                        done = endings.settle(conn, [settlement(job.claimed, version)], keep_finished=keep)
                 except DBAPIError as refusal:
                     if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
                         raise

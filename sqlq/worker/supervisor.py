@@ -53,6 +53,8 @@ class SupervisorOptions:
     health_file: Path | None = None
     spare: bool = False
     """Whether one more child, and an isolate of its own, wait for the death of another."""
+    restarts: bool = False
+    """Whether children that cannot start, or work, wait for a `restart`: code is being written."""
 
 
 class Child:
@@ -109,7 +111,8 @@ class Child:
 
 
 class Supervisor:
-    """Keeps a number of children at work. `run` blocks; `stop` and `kill` may be called from any thread."""
+    """Keeps a number of children at work. `run` blocks; `stop`, `restart` and `kill` may be called from any
+    thread."""
 
     def __init__(self, command: Sequence[str], options: SupervisorOptions) -> None:
         """`command` starts a child, with its supervision to be added."""
@@ -129,6 +132,7 @@ class Supervisor:
         self._code = 0
         self._wanted = options.processes
         self._stop_asked = threading.Event()
+        self._restart_asked = threading.Event()
         self._stopping_since: float | None = None
         self._ended: Counter[str] = Counter()
         """How many attempts ended how, in children that are gone."""
@@ -140,6 +144,12 @@ class Supervisor:
     def stop(self) -> None:
         """Let children finish what runs within the grace time, and end."""
         self._stop_asked.set()
+        self._events.put((None, None))
+
+    def restart(self) -> None:
+        """Replace the children by new ones, which import the App anew. What runs may finish within the grace
+        time."""
+        self._restart_asked.set()
         self._events.put((None, None))
 
     def kill(self) -> None:
@@ -165,8 +175,11 @@ class Supervisor:
             while code is None:
                 if self._stop_asked.is_set() and self._stopping_since is None:
                     self._begin_to_stop()
+                if self._restart_asked.is_set() and self._stopping_since is None:
+                    self._restart()
                 self._fill()
-                if not self._children and (self._wanted == 0 or self._stopping_since is not None):
+                none_wanted = self._wanted == 0 and not self._options.restarts
+                if not self._children and (none_wanted or self._stopping_since is not None):
                     break
                 code = self._next_event()
                 self._tick()
@@ -279,11 +292,16 @@ class Supervisor:
         child.close()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if child.worker is None:
-            return self._failed_to_start(how, status)
+            if child.leaving:  # told to stop before it was ready; guard: a-start-cut-short-is-no-failure
+                return None
+            return self._failed_to_start(child, how, status)
         self._keeper.keep_no_more(child.worker)
         if child.ended and status in (0, 1):  # with 1 it has said why, and another one would say the same
             if not child.leaving and self._stopping_since is None:
                 self._wanted -= 1
+                if self._options.restarts:
+                    self._wait_for_restart(child, how)
+                    return None
             self._code = max(self._code, status)
             return None
         log.error(
@@ -301,8 +319,11 @@ class Supervisor:
             self._wanted += 1
         return None
 
-    def _failed_to_start(self, how: str, status: int) -> int | None:
+    def _failed_to_start(self, child: Child, how: str, status: int) -> int | None:
         if self._stopping_since is not None:
+            return None
+        if self._options.restarts and status != 2:
+            self._wait_for_restart(child, how)
             return None
         if not self._any_ready and status in (1, 2):  # it has said why, and the next one would say the same
             return status
@@ -322,7 +343,19 @@ class Supervisor:
         self._pause_until = time.monotonic() + pause
         return None
 
+    def _wait_for_restart(self, child: Child, how: str) -> None:
+        log.warning("worker process %d %s: another starts when the code changes", child.process.pid, how)
+        self._pause_until = float("inf")
+
     # -- time ------------------------------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        self._restart_asked.clear()
+        for child in self._children:
+            if not child.leaving:
+                child.leaving = True
+                child.link.offer(stop=True)
+        self._wanted, self._pause_until, self._failed_starts = self._options.processes, 0.0, 0
 
     def _begin_to_stop(self) -> None:
         self._stopping_since = time.monotonic()

@@ -135,5 +135,6 @@ def _event(name: str, job: RunningJob, **more: Any) -> JobEvent:
         queue=job.queue,
         attempt=job.attempts,
         max_attempts=job.max_attempts,
+        label=job.label,
         **more,
     )

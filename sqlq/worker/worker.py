@@ -50,6 +50,7 @@ from sqlq.worker.lease import Leases
 from sqlq.worker.lifespan import Lifespan
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
+from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import CompletionTarget, RunningJob
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
@@ -116,10 +117,12 @@ class Worker:
             deadlines=self._deadlines,
             box=self._supervision.box,
         )
+        self._progress = ProgressWriter(database)
         self._settler = Settler(
             database,
             self._leases,
             teller,
+            self._progress,
             keep_finished=keep_finished,
             due_again=self._wake.at,
             settled=self._after_settling,
@@ -374,6 +377,9 @@ class Worker:
             running.lifespan = self._lifespan.value
         if self._on_start is not None:
             running.on_start = self._on_start
+        running.on_progress = self._progress.note
+        if task is not None and task.retention_ms is not None:
+            self._progress.in_use = True
         return running
 
     def _after_settling(self) -> None:
@@ -488,6 +494,7 @@ class Worker:
                 log.debug("could not sign off: %s", error)
         self._left.set()  # what a handler still ends with comes too late
         self._settler.finish(lambda: 0.0)
+        self._progress.close()
         # a connection that comes back after its pool was closed would stay open
         self._chores.join(LAST_SETTLES_SECONDS)
         self._leases.stop()

@@ -221,6 +221,21 @@ def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> No
     assert re.fullmatch(f"  sqlq .*failed forget {id}.* delete it", forget)
 
 
+def test_show_says_what_follows(desk: Desk, engine: Engine) -> None:
+    @desk.app.task(name="shop.alarm", queue="ops")
+    def alarm(ended: sqlq.Ended) -> None: ...
+
+    followed = desk.enqueue(on_success=None, on_failure=alarm)
+    said = desk("show", str(followed))
+    assert "\n  on failure    shop.alarm in queue ops\n" in said
+    assert "on success" not in said
+    assert desk.json("show", str(followed))["on_failure"] == {"task": "shop.alarm", "queue": "ops"}
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET on_failure = 'sh\x1b[2J'"))
+    assert '\n  on failure    "sh' in desk("show", str(followed))
+    assert "\x1b" not in desk("show", str(followed))
+
+
 def test_show_bears_what_other_programs_wrote(desk: Desk, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(

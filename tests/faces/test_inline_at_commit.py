@@ -541,7 +541,7 @@ def test_blocks_in_blocks_each_keep_to_their_own(shop: Shop, engine: Engine) -> 
 def test_what_cannot_be_waited_for_is_refused_as_by_the_real_thing(shop: Shop) -> None:
     with inline(shop.app, at="commit"), Session() as unbound:
         for session in (unbound, object()):
-            with pytest.raises(sqlq.EnqueueError, match=r"session has no bind|session is a object"):
+            with pytest.raises(sqlq.EnqueueError, match=r"session has no bind|session is an object"):
                 shop.app.enqueue(shop.note.new("x"), session=session)  # type: ignore[arg-type]
         with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
             shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]

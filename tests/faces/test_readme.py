@@ -16,11 +16,13 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -29,17 +31,20 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
 from sqlq.doctor import Doctor
+from sqlq.endings import settlement
 from sqlq.job import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema import version
 from sqlq.store import cluster, endings, jobs, records
@@ -83,9 +88,10 @@ ELSEWHERE = {
     "python": "test_python",
     "sh": "test_quick_start, test_commands",
     "testing": "test_testing",
-    "sql": "test_enqueue_in_sql, test_a_look_in_sql, test_questions, test_grants",
+    "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
+    "example": "test_what_is_shown_of_examples",
     "toml": "test_pyproject_names_the_app_and_the_database",
 }
 
@@ -311,6 +317,24 @@ def test_deploying(desk: Desk) -> None:
         assert process.returncode == 0, said
 
 
+EXAMPLES = {
+    "flask_view": "flask/shop/orders.py",
+    "flask_worker": "flask/worker.py",
+    "fastapi_view": "fastapi/shop.py",
+    "sqlmodel_view": "sqlmodel/shop.py",
+    "pyramid_worker": "pyramid/worker.py",
+    "pyramid_handler": "pyramid/shop/jobs.py",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_shown_of_examples(name: str) -> None:
+    """tests/faces/test_examples.py runs them."""
+    file = (ROOT / "examples" / EXAMPLES[name]).read_text()
+    missing = [part for part in block("example", name).split("\n\n\n") if part.strip() not in file]
+    assert not missing
+
+
 # -- Python --------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +395,19 @@ class TestPython:
         with Session(names["engine"]) as session:
             assert session.get_one(Order, 1).item == "Blue teapot"
 
+    def test_after(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        run_python("after", names)
+        app = names["app"]
+        assert drain(app).completed == 3
+        assert capsys.readouterr().out == "order 7 was paid\n"
+        failing = app.enqueue(names["charge_card"].new(9))
+        with app.database.begin() as conn:
+            (held,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            failed = Failed("error", ErrorText("CardError", "declined"))
+            endings.settle(conn, [settlement(held, failed)])
+        drain(app)
+        assert capsys.readouterr().out == f"shop.charge_card {failing.id} failed after 1 attempts: declined\n"
+
     def test_connection(self, names: dict[str, Any]) -> None:
         run_python("connection", names)
         assert found(names["app"]) == mail(7, 8)
@@ -406,6 +443,59 @@ class TestPython:
         assert rest == ["2030-01-31", [{"item": "Blue teapot", "price": "24.50"}]]
         drain(app)
         assert app.result(job) == {UUID(id): Decimal("24.50")}
+
+    def test_headers(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        run_python("headers", names)
+        drain(names["app"])
+        shown, ran = capsys.readouterr().out.splitlines()
+        assert (shown, ran) == ("export of May {'tenant': 'blue'}", "export of May blue")
+
+    def test_stamp(self, names: dict[str, Any]) -> None:
+        names["request"] = SimpleNamespace(id="r-7")
+        run_python("stamp", names)
+        app: sqlq.App = names["app"]
+        assert app.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {"request_id": "r-7"}
+        names["request"] = None
+        assert app.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {}
+
+    def test_carry(
+        self, names: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        url = names["app"].database.engine.url
+        monkeypatch.setenv("SQLQ_DATABASE_URL", url.render_as_string(hide_password=False))
+        names["ContextVar"] = ContextVar
+        copy_context().run(run_python, "carry", names)
+        drain(names["app"])
+        assert capsys.readouterr().out == "tidying for blue\n"
+        names["app"].close()
+
+    def test_progress(self, names: dict[str, Any]) -> None:
+        run_python("progress", names)
+        app: sqlq.App = names["app"]
+        id = app.enqueue(names["convert"].new(4)).id
+        drain(app)
+        assert str(app.get(id).progress) == "4 of 4 (100%): page 4"
+        with names["engine"].connect() as connection:
+            query = block("sql", "progress")
+            assert connection.exec_driver_sql(query).all() == []
+            ended = query.replace("'running'", "'finished'")
+            assert tuple(connection.exec_driver_sql(ended).one()) == (id, None, 100, "page 4")
+
+    def test_layers(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        url = names["app"].database.engine.url
+        monkeypatch.setenv("SQLQ_DATABASE_URL", url.render_as_string(hide_password=False))
+        run_python("layers", names)
+        app, task = names["app"], names["send_invoice"]
+        assert (task.timeout_ms, task.max_attempts, task.retry.wait_ms(2)) == (30_000, 3, 60_000)
+        (job,) = app.list(queue="mail")
+        assert (job.timeout_ms, job.retention_ms, job.headers) == (0, 3_600_000, {"service": "shop"})
+        app.close()
+        (tmp_path / "pyproject.toml").write_text(block("toml", "layers"))
+        monkeypatch.chdir(tmp_path)
+        app = sqlq.App()
+        assert app.retention_ms == 30 * 86_400_000
+        assert app.task(name="t", queue="mail")(lambda: None).max_attempts == 10
+        assert app.task(name="u")(lambda: None).timeout_ms == 300_000
 
     def test_unique(self, names: dict[str, Any]) -> None:
         run_python("unique", names)
@@ -555,20 +645,76 @@ class TestPython:
         assert names["states"] == {"Blue teapot": "available"}
         assert not {"job_states", "failed_jobs"} & Base.metadata.tables.keys()
 
-    def test_cursor(self, names: dict[str, Any]) -> None:
-        with closing(names["engine"].raw_connection()) as connection, closing(connection.cursor()) as cursor:
-            execute = cursor.execute
-            if names["engine"].dialect.name == "sqlite":
-                names["cursor"] = SimpleNamespace(
-                    execute=lambda statement, values: execute(statement.replace("%s", "?"), values)
-                )
-            else:
-                names["cursor"] = cursor
-            names["order_id"] = 7
-            run_python("cursor", names)
-            connection.commit()
+    def test_at_commit(self, names: dict[str, Any], database_url: str) -> None:
+        app: sqlq.App = names["app"]
+        run_python("at_commit", names)
+        engine = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+
+        async def requests() -> None:
+            session = AsyncSession(engine)
+            for id, end in enumerate((session.rollback, session.commit, session.close), 1):
+                names["enqueue_at_commit"](session, names["send_receipt"].new(id))
+                await session.execute(text("SELECT 1"))
+                await end()
+                await session.commit()  # of nothing
+
+        try:
+            asyncio.run(requests())
+        finally:
+            event.remove(Session, "before_commit", names["enqueue_jobs"])
+            event.remove(Session, "after_transaction_end", names["forget_jobs"])
+        assert found(app) == mail(2)
+
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    def test_psycopg(self, names: dict[str, Any], database_url: str) -> None:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        names["psycopg"] = SimpleNamespace(connect=lambda given: psycopg.connect(plain))
+        run_python("psycopg", names)
         assert found(names["app"]) == mail(7)
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_sqlite3(self, names: dict[str, Any], database_url: str) -> None:
+        file = make_url(database_url).database or ""
+        names["sqlite3"] = SimpleNamespace(connect=lambda given: sqlite3.connect(file))
+        run_python("sqlite3", names)
+        names["connection"].close()
+        assert found(names["app"]) == mail(7)
+
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    def test_asyncpg(self, names: dict[str, Any], database_url: str) -> None:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        names["asyncpg"] = SimpleNamespace(connect=lambda database: asyncpg.connect(plain))
+        run_python("asyncpg", names)
+        assert found(names["app"]) == mail(7)
+
+    def test_statement(self, names: dict[str, Any]) -> None:
+        with closing(names["engine"].raw_connection()) as connection:
+            names["cursor"] = connection.driver_connection
+            names["paramstyle"] = "pyformat" if names["engine"].dialect.name == "postgresql" else "qmark"
+            run_python("statement", names)
+            connection.commit()
+            assert found(names["app"]) == mail(7)
+            assert names["row"] == (names["app"].list()[0].id,)
+            run_python("statement", names)
+            assert names["row"] is None
         assert drain(names["app"]).completed == 1
+
+    def test_of_now(self, names: dict[str, Any]) -> None:
+        names |= {"scoped_session": scoped_session, "sessionmaker": sessionmaker}
+        run_python("of_now", names)
+        names["sessions"].remove()
+        assert found(names["app"]) == mail(7, 8)
+
+    def test_by_name(self, names: dict[str, Any], database_url: str) -> None:
+        with closing(sqlq.App(database_url)) as other:
+            run_python("by_name", names | {"app": other})
+        assert found(names["app"]) == mail(7)
+
+    def test_eager(self, names: dict[str, Any]) -> None:
+        ran: list[int] = []
+        names["send_receipt"] = names["app"].task(name="t")(ran.append)
+        run_python("eager", names)
+        assert (ran, found(names["app"])) == ([7], [])
 
     @pytest.mark.parametrize(
         ("answer", "state", "attempts", "waits"),
@@ -644,6 +790,18 @@ def test_enqueue_in_sql(names: dict[str, Any]) -> None:
             conn.exec_driver_sql(block("sql", "unique"))
     assert found(app) == [*mail(7), ("mail", "available", {"kwargs": {"order_id": 7}})]
     assert drain(app).completed == 2
+
+
+def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
+    app: sqlq.App = names["app"]
+    with names["engine"].begin() as conn:
+        conn.exec_driver_sql(block("sql", "followed"))
+    with app.database.begin() as conn:
+        (held,) = jobs.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
+        endings.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
+    (follow_up,) = app.list(task="shop.alarm")
+    assert follow_up.queue == "ops"
+    assert follow_up.payload["args"][0]["message"] == "refused"
 
 
 @pytest.fixture

@@ -436,6 +436,40 @@ class TestAsserting:
             assert_not_enqueued(shop.note, session=session)
 
 
+def test_what_follows_a_job_runs_inline_too(app: sqlq.App) -> None:
+    heard: list[sqlq.Ended] = []
+
+    @app.task(name="thank")
+    async def thank(ended: sqlq.Ended) -> None:
+        heard.append(ended)
+
+    @app.task(name="alarm", on_success=thank)
+    def alarm(ended: sqlq.Ended) -> None:
+        heard.append(ended)
+
+    @app.task(name="pay", on_success=thank, on_failure=alarm, max_attempts=2)
+    def pay(how: str) -> None:
+        if how != "well":
+            raise sqlq.Cancel if how == "not" else LookupError("no such order")
+
+    with inline(app) as ran:
+        app.enqueue(pay.new("well"))
+        app.enqueue(pay.new("not"))
+        with pytest.raises(LookupError):
+            app.enqueue(pay.new("badly").set(label="of May"))
+        asyncio.run(app.aenqueue(pay.new("well")))
+    assert [(job.new.task, str(job.state)) for job in ran.jobs] == [
+        *(("pay", "finished"), ("thank", "finished"), ("pay", "cancelled"), ("pay", "failed")),
+        *(("alarm", "finished"), ("thank", "finished"), ("pay", "finished"), ("thank", "finished")),
+    ]
+    assert [(ended.id, ended.task, ended.outcome, ended.message, ended.label) for ended in heard] == [
+        (1, "pay", "completed", None, None),
+        (4, "pay", "failed", "no such order", "of May"),
+        (5, "alarm", "completed", None, None),
+        (7, "pay", "completed", None, None),
+    ]
+
+
 def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/own.db")
     app.migrate()

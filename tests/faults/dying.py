@@ -23,6 +23,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.endings import settlement
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import endings, jobs, records
 from sqlq.store.dialect import Dialect
@@ -138,6 +139,12 @@ class Life:
         id, token, attempts, outcome = argument
         with self.database.begin() as conn:
             endings.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
+
+    def end(self, argument: Any) -> None:
+        """Settle a job as its worker does, with what follows it."""
+        job, outcome = argument
+        with self.database.begin() as conn:
+            endings.settle(conn, [settlement(unpacked(job), OUTCOMES[outcome])])
 
     def complete(self, argument: Any) -> None:
         """A handler that writes, and completes its job, in a transaction of its own."""

@@ -52,6 +52,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_flow.py::",
     "tests/worker/test_outcomes.py::",
 )
+RELOAD = "tests/faces/test_cli_reload.py::"
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -128,6 +129,11 @@ GUARDS = [
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
     Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
+    # what travels with a job, and what it says of itself
+    Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
+    Guard("carried-values-are-the-jobs", None, "pass", "tests/worker/test_stamp.py::test_in_isolated_processes_too[sqlite]"),
+    Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
+    Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_word_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue
     Guard("renewal", ".values(_RENEWED)", ".values(lease_expires_at=jobs.c.lease_expires_at)", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
     Guard("rescue-raises-the-token", None, "_revoking = update(jobs).values(lease_token=jobs.c.lease_token)", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
@@ -139,10 +145,13 @@ GUARDS = [
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_job_that_finished_is_followed[sqlite]"),
     Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_is_followed[sqlite-outcome1]"),
+    Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
+    Guard("the-lost-are-followed", "_fail(conn, over)", "_end(conn, _FAIL, [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None) for r, f in over], failed_jobs)", MACHINE + "test_the_database_walks_as_the_contract_says[postgresql]"),
     Guard("a-follow-up-goes-with-the-ending", None, "followed: list[Settlement] = []", FOLLOW_UPS + "test_what_is_not_written_is_no_end[postgresql-False]"),
     Guard("complete-is-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_completes_itself_is_followed_when_that_commits[sqlite-True-7d]"),
     Guard("a-late-complete-is-not-followed", None, "if True:", FOLLOW_UPS + "test_a_zombies_complete_is_not_followed[postgresql]"),
-    Guard("the-lost-are-followed", None, "pass", FOLLOW_UPS + "test_a_job_that_loses_its_worker_for_the_last_time_is_followed[sqlite-False]"),
+    Guard("the-lost-are-followed", "_fail(conn, over)", "_end(conn, _FAIL, [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None) for r, f in over], failed_jobs)", FOLLOW_UPS + "test_a_job_that_loses_its_worker_for_the_last_time_is_followed[sqlite-False]"),
+    Guard("a-refused-follow-up-is-its-jobs-alone", "conn.begin_nested()", "conn", FOLLOW_UPS + "test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescue[sqlite]"),
     Guard("nobody-pays-for-a-bad-follow-up", None, "raise", FOLLOW_UPS + "test_a_row_that_names_no_task_fails_by_itself"),
     Guard("bad-headers-are-not-passed-on", "return None", "pass", FOLLOW_UPS + "test_headers_that_no_handler_could_be_given_are_not_passed_on[sqlite-no JSON]"),
     Guard("a-claim-says-what-follows", None, "self._follow_ups = None", FOLLOW_UPS + "test_a_job_inserted_by_sql_gets_its_tasks_when_it_is_claimed[postgresql]"),
@@ -185,6 +194,8 @@ GUARDS = [
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
     Guard("a-repeat-is-one-request", "stopping_since + REPEAT_SECONDS", "stopping_since", SUPERVISOR + "test_a_request_that_comes_twice_at_once_is_one[sqlite]"),
+    Guard("a-start-cut-short-is-no-failure", None, "if False:", RELOAD + "test_a_change_while_a_process_starts[sqlite]"),
+    Guard("no-stale-code", None, "pass", RELOAD + "test_two_changes_of_one_size_within_a_second[sqlite]"),
     Guard("process-1-has-no-child", None, "except ZeroDivisionError:", "tests/faults/test_process_one.py::test_the_death_of_its_only_child_is_survived[sqlite]"),
     # operators
     Guard("forced-cancel-raises-the-token", "values(lease_token=next_token(jobs.c.lease_token))", "values(lease_token=jobs.c.lease_token)", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Completed-True]"),

@@ -18,6 +18,8 @@ MUST_BE_ZERO = {
     "illegal_transitions": "illegal transitions",
     "early": "jobs started early",
     "lock_errors": "lock errors from sqlq's own transactions",
+    "follow_ups_lost": "follow-ups lost",
+    "follow_ups_doubled": "follow-ups doubled",
     "damaged": "databases that failed their integrity check",
 }
 """Figures that are added up, and of which the sum has to be zero."""

@@ -7,6 +7,7 @@ way. The number of points is not written down: it grows until a step gets throug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sqlq.store import endings, jobs
 from sqlq.worker.link import packed
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
+from tests.faults.follow_ups import count_followed
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
@@ -83,16 +85,17 @@ class Points:
             )
             return int(conn.execute(text(query)).scalar_one())
 
-    def new(self, n: int, max_attempts: int = 3) -> int:
+    def new(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> int:
+        new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)
+        if followed:
+            new = replace(new, on_success='{"task": "follow"}', on_failure='{"task": "follow"}')
         with self.app.database.begin() as conn:
-            (job,) = jobs.insert(
-                conn, [NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)], self.app.database.schema
-            )
+            (job,) = jobs.insert(conn, [new], self.app.database.schema)
         self.made += 1
         return job.id
 
-    def claimed(self, n: int, max_attempts: int = 3) -> ClaimedJob:
-        self.new(n, max_attempts)
+    def claimed(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> ClaimedJob:
+        self.new(n, max_attempts, followed=followed)
         with self.app.database.begin() as conn:
             (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
         return job
@@ -119,10 +122,38 @@ class Points:
         record(f"G2: dying at every moment of {self.step}", cases=len(self.moments), lost=lost)
         return ended
 
+    def check_followed(self, ended: dict[int, list[Any]]) -> None:
+        """Demand that each job of a number's queue that finished or failed was followed once, and no
+        other."""
+        count_followed(
+            f"G14: dying at every moment of {self.step}",
+            [job for number, found in ended.items() if number for job in found],
+            ended.get(0, []),
+        )
+
 
 @pytest.fixture
 def points(app: sqlq.App, engine: Engine, die: Die) -> Callable[[str], Points]:
     return lambda step: Points(app, engine, die, step)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_dying_while_ending_a_job_that_is_followed(points: Callable[[str], Points], outcome: str) -> None:
+    crash = points("end")
+    crash.app.task(name="follow")(lambda ended: None)
+    crash.all(lambda n: [packed(crash.claimed(n, followed=True)), outcome])
+    crash.check_followed(crash.finish())
+
+
+def test_dying_while_completing_a_job_that_is_followed(
+    points: Callable[[str], Points], engine: Engine
+) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    crash = points("complete")
+    crash.app.task(name="follow")(lambda ended: None)
+    crash.all(lambda n: packed(crash.claimed(n, followed=True)))
+    crash.check_followed(crash.finish())
 
 
 @pytest.mark.parametrize("step", ["enqueue", "enqueue_in_session"])
@@ -221,9 +252,10 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int) -> None:
     crash = points("rescue")
+    crash.app.task(name="follow")(lambda ended: None)
 
     def prepare(n: int) -> None:
-        job = crash.claimed(n, max_attempts)
+        job = crash.claimed(n, max_attempts, followed=True)
         # only this one has run out; what earlier deaths left behind waits for the end
         guard.advance(crash.engine, -HOUR, f"reserved_at IS NOT NULL AND id < {job.id}")
         guard.advance(crash.engine, HOUR, f"id = {job.id}")
@@ -231,6 +263,8 @@ def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int
     crash.all(prepare)
     guard.advance(crash.engine, MOST * HOUR)
     ended = crash.finish()
+    crash.check_followed(ended)
+    del ended[0]
     assert len(ended) == len(crash.moments) + 1
     for (job,) in ended.values():
         if max_attempts == 1:
@@ -261,9 +295,10 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, numbers: Cal
     """A whole worker, with all its threads, dies at each of its moments; which ones come when differs from
     run to run."""
     crash = points("work")
+    crash.app.task(name="follow")(lambda ended: None)
     ran: dict[int, Path] = {}
     for n in filter(numbers, range(1, MOST)):
-        crash.new(n)
+        crash.new(n, followed=True)
         ran[n] = tmp_path / f"q{n}"
         moment = crash._die("work", n, str(ran[n]))
         crash.wait_until_gone()
@@ -278,7 +313,9 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, numbers: Cal
         moment == "after COMMIT" or moment.startswith("after WRITE") for moment in crash.moments.values()
     )
     ended = crash.finish()
-    assert ended.keys() == ran.keys()
+    crash.check_followed(ended)
+    assert ended.keys() == ran.keys() | {0}
+    del ended[0]
     for n, (job,) in ended.items():
         assert job.state == "finished"
         runs = ran[n].read_text().count("\n") if ran[n].exists() else 0

@@ -26,9 +26,17 @@ from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
-ASKS_THE_TIME = {"clock.py", "cli/health.py", "cli/jobs.py", "cli/output.py", "events.py", "retry.py"}
-"""For a sentence, a file's age, an age on the screen, when an event was, and a stamp on an error's
-record."""
+ASKS_THE_TIME = {
+    "clock.py",
+    "cli/health.py",
+    "cli/jobs.py",
+    "cli/logs.py",
+    "cli/output.py",
+    "events.py",
+    "retry.py",
+}
+"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, and a stamp
+on an error's record."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:

@@ -9,7 +9,9 @@ Moments are whole hours, so that the seconds a test takes decide nothing.
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +31,7 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
+from sqlq.endings import settlement
 from sqlq.job import (
     Cancelled,
     ClaimedJob,
@@ -39,7 +42,6 @@ from sqlq.job import (
     Outcome,
     Released,
     Retried,
-    Settlement,
 )
 from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store import endings, jobs, records
@@ -52,6 +54,8 @@ HOUR = 3_600_000
 LEASE = 2  # hours
 OWNERS = ("one", "two")
 ERROR = ErrorText("ValueError", "no")
+FOLLOWER = '{"task": "follows", "queue": "follow"}'
+"""Of another queue, from which nothing is claimed."""
 Right = tuple[int, int]
 
 
@@ -74,6 +78,7 @@ class Modelled:
     expires: int | None = None
     errors: int = 0
     reason: str | None = None
+    followed: bool = False
 
     def holds_key(self) -> bool:
         return (
@@ -93,6 +98,8 @@ class Contract(RuleBasedStateMachine):
     steps = 0
     stale_tried = 0
     stale_accepted = 0
+    follow_ups_lost = 0
+    follow_ups_doubled = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,6 +108,8 @@ class Contract(RuleBasedStateMachine):
         self.rights: list[ClaimedJob] = []
         """Everything anybody ever claimed; whoever claimed it may still believe to hold it."""
         self.largest_id = 0
+        self.followed: Counter[tuple[int, str]] = Counter()
+        """How often each job was followed as completed, and as failed."""
 
     @initialize(running=st.integers(0, 4))
     def begin(self, running: int) -> None:
@@ -109,7 +118,7 @@ class Contract(RuleBasedStateMachine):
             for table in ("jobs", "finished_jobs", "failed_jobs"):
                 conn.execute(text(f"DELETE FROM {table}"))
         for _ in range(running):
-            self.enqueue(0, 0, 3, None, "finish", crash=False)
+            self.enqueue(0, 0, 3, None, "finish", followed=True, crash=False)
         self.claim("one", max(running, 1), crash=False)
 
     @contextmanager
@@ -131,14 +140,24 @@ class Contract(RuleBasedStateMachine):
         max_attempts=st.integers(1, 3),
         key=st.sampled_from([None, None, "a", "b"]),
         until=st.sampled_from(["finish", "start"]),
+        followed=st.booleans(),
         crash=st.booleans(),
     )
     def enqueue(
-        self, delay: int, priority: int, max_attempts: int, key: str | None, until: Any, crash: bool
+        self,
+        delay: int,
+        priority: int,
+        max_attempts: int,
+        key: str | None,
+        until: Any,
+        followed: bool,
+        crash: bool,
     ) -> None:
         new = NewJob(
             "t", "{}", "q", max_attempts, priority, delay_ms=delay * HOUR, unique_key=key, unique_until=until
         )
+        if followed:
+            new = replace(new, on_success=FOLLOWER, on_failure=FOLLOWER)
         rival = next(
             (job for job in self.model.values() if key is not None and job.holds_key() and job.key == key),
             None,
@@ -152,7 +171,7 @@ class Contract(RuleBasedStateMachine):
             assert made.id > self.largest_id, "an id was given twice"
             self.largest_id = made.id
             self.model[made.id] = Modelled(
-                made.id, "jobs", max_attempts, priority, self.clock + delay, key, until
+                made.id, "jobs", max_attempts, priority, self.clock + delay, key, until, followed=followed
             )
 
     # -- claim (T2) ------------------------------------------------------------------------------------------
@@ -220,15 +239,21 @@ class Contract(RuleBasedStateMachine):
         )
         return known if good else None
 
+    def is_followed(self, known: Modelled, outcome: str) -> None:
+        if known.followed:
+            self.followed[known.id, outcome] += 1
+
     def settle_in_model(self, known: Modelled, outcome: Outcome) -> None:
         known.owner = known.expires = None
         match outcome:
             case Completed():
                 known.place, known.reason = "finished_jobs", "completed"
+                self.is_followed(known, "completed")
             case Cancelled():
                 known.place, known.reason = "finished_jobs", "cancelled"
             case Failed(reason):
                 known.place, known.reason = "failed_jobs", reason
+                self.is_followed(known, "failed")
             case Retried(delay_ms):
                 known.due, known.errors = self.clock + delay_ms // HOUR, known.errors + 1
             case Released(delay_ms):
@@ -262,7 +287,7 @@ class Contract(RuleBasedStateMachine):
             outcome: Any = data.draw(self.outcomes)
             if isinstance(outcome, Retried) and job.attempts >= job.max_attempts:
                 outcome = Failed("error", ERROR)  # as sqlq.retry decides
-            batch.append(Settlement(job.id, job.lease_token, job.attempts, outcome))
+            batch.append(settlement(job, outcome))
         good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
         with self.transaction(crash) as conn:
             done = endings.settle(conn, batch)
@@ -271,9 +296,9 @@ class Contract(RuleBasedStateMachine):
         assert done == good, "exactly the rights that are still good count"
         if crash:
             return
-        for job, settlement in zip(chosen, batch, strict=True):
+        for job, written in zip(chosen, batch, strict=True):
             if known := self.held(job):
-                self.settle_in_model(known, settlement.outcome)
+                self.settle_in_model(known, written.outcome)
         if reply_lost:
             with self.transaction() as conn:
                 assert endings.settle(conn, batch) == set(), "settled twice"
@@ -324,6 +349,7 @@ class Contract(RuleBasedStateMachine):
             job.token, job.owner, job.expires = job.token + 1, None, None
             if job.attempts >= job.max_attempts:
                 job.place, job.reason = "failed_jobs", "worker_lost"
+                self.is_followed(job, "failed")
                 continue
             job.due, job.losses, job.errors = self.clock, job.losses + 1, job.errors + 1
             if job.losses > 1:  # a wait of seconds, with jitter: rounded up to the model's hour
@@ -412,13 +438,27 @@ class Contract(RuleBasedStateMachine):
                 columns = "reserved_by, losses" if live else "NULL, 0"
                 why = {"jobs": "NULL", "finished_jobs": "outcome", "failed_jobs": "reason"}[table]
                 rows = conn.execute(
-                    text(f"SELECT id, attempts, lease_token, releases, errors, {why}, {columns} FROM {table}")
+                    text(
+                        f"SELECT id, attempts, lease_token, releases, errors, {why}, {columns} "
+                        f"FROM {table} WHERE queue = 'q'"
+                    )
                 )
                 for id, attempts, token, releases, errors, reason, owner, losses in rows:
                     assert id not in found, "a job in two tables"
                     count = len(records._errors(errors))
                     found[id] = (table, attempts, token, releases, count, reason, owner, losses)
-            states = {row.id: row.state for row in conn.execute(text("SELECT id, state FROM job_states"))}
+            states = {
+                row.id: row.state
+                for row in conn.execute(text("SELECT id, state FROM job_states WHERE queue = 'q'"))
+            }
+            followed = Counter(
+                (ended["id"], ended["outcome"])
+                for payload in conn.scalars(text("SELECT payload FROM jobs WHERE queue = 'follow'"))
+                for ended in json.loads(payload)["args"]
+            )
+        Contract.follow_ups_lost += (self.followed - followed).total()
+        Contract.follow_ups_doubled += (followed - self.followed).total()
+        assert followed == self.followed, "each ending is followed once"
         expected = {
             j.id: (
                 j.place,
@@ -454,6 +494,7 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
     number = 20_261_122 if fixed else int(os.environ.get("SQLQ_TEST_SEED") or int.from_bytes(os.urandom(4)))
     print(f"SQLQ_TEST_SEED={number}")
     Contract.steps = Contract.stale_tried = Contract.stale_accepted = 0
+    Contract.follow_ups_lost = Contract.follow_ups_doubled = 0
     here = seed(number)(type("Contract", (Contract,), {"database": app.database, "engine": engine}))
     options = settings(
         max_examples=examples,
@@ -471,6 +512,8 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
             "cases": Contract.steps,
             "stale_settles_tried": Contract.stale_tried,
             "stale_settles_accepted": Contract.stale_accepted,
+            "follow_ups_lost": Contract.follow_ups_lost,
+            "follow_ups_doubled": Contract.follow_ups_doubled,
         }
         record("G2 to G4: every transition beside a model", seed=number, **counted)
     print(f"{Contract.steps} steps, {Contract.stale_tried} settles by somebody who had lost the job")

@@ -18,11 +18,13 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
+from sqlq.endings import settlement
 from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
 from sqlq.store import endings, jobs, records
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer
 
+FOLLOWER = '{"task": "shop.thank", "queue": "mail"}'
 ERROR = ErrorText("ValueError", "no", "Traceback")
 SCHEDULED_AT_A_HIGHER_PRIORITY = 20_000
 AVAILABLE = 20_000
@@ -57,7 +59,13 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert_unlike": lambda conn, held: jobs.insert(conn, [new(), new(priority=3)], schema_of(conn)),
     "insert_keyed": lambda conn, held: jobs.insert(conn, [new(unique_key="a")], schema_of(conn)),
     "claim": lambda conn, held: claim_two(conn),
+    "claim_followed": lambda conn, held: jobs.claim(
+        conn, ["mail"], limit=2, owner="me", lease_ms=30_000, follow_ups="{}"
+    ),
     "complete": settle_with(Completed("1")),
+    "complete_followed": lambda conn, held: endings.settle(
+        conn, [settlement(job._replace(on_success=FOLLOWER), Completed("1")) for job in held]
+    ),
     "fail": settle_with(Failed("error", ERROR)),
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
@@ -100,7 +108,7 @@ def database(app: sqlq.App) -> Database:
 def test_the_database_receives_the_golden_statement(database: Database, name: str) -> None:
     with database.begin() as conn:
         jobs.insert(conn, [new(), new()], database.schema)
-        held = [] if name == "claim" else claim_two(conn)
+        held = [] if name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             STATEMENTS[name](conn, held)
         actual = "".join(f"{statement.strip()};\n\n" for statement, _ in got)
@@ -183,7 +191,7 @@ BUFFERS = {
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str) -> None:
     with crowded.connect() as conn, conn.begin() as transaction:
-        held = [] if name == "claim" else claim_two(conn)
+        held = [] if name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             STATEMENTS[name](conn, held)
         transaction.rollback()
@@ -217,7 +225,7 @@ def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_sqlite_uses_an_index(crowded: Database, name: str) -> None:
     with crowded.begin() as conn:
-        held = [] if name == "claim" else claim_two(conn)
+        held = [] if name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             STATEMENTS[name](conn, held)
         for statement, parameters in got:

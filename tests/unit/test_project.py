@@ -50,7 +50,7 @@ def test_a_url_of_a_server_is_taken_as_it_is(here: Path, tmp_path: Path) -> None
 WRONG = {
     "[tool.sqlq]\napp = 7\n": "app in [tool.sqlq] is 7: it must be text",
     '[tool.sqlq]\napp = ""\n': "app in [tool.sqlq] is '': it must be text",
-    '[tool.sqlq]\ndatabase_url = "sqlite:///x.db"\n': "[tool.sqlq] has no key 'database_url'; it has app and",
+    '[tool.sqlq]\ndatabase_url = "sqlite:///x.db"\n': "[tool.sqlq] has no key 'database_url'; it has app,",
     "[tool.sqlq]\napp = \n": "cannot be read as TOML",
     '[tool.sqlq]\ndatabase-url = "nonsense"\n': "cannot be read: it has the form postgresql://",
 }

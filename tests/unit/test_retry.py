@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear
+from sqlq.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
-from sqlq.errors import ConfigurationError, JobTimeoutError
+from sqlq.errors import ConfigurationError, EnqueueError, JobTimeoutError
 from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, Released, Retried
 from sqlq.retry import (
     Cancel,
@@ -120,6 +120,59 @@ def test_the_default_is_exponential_up_to_an_hour() -> None:
 def test_bad_backoffs(option: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         backoff_from(option)
+
+
+@pytest.mark.parametrize(
+    "backoff",
+    [
+        exponential("3s", jitter=0),
+        linear("10s", "25s", 0),
+        fibonacci(jitter=0),
+        fixed("5s"),
+        backoff_from(["1s", "2s"]),
+    ],
+)
+def test_a_row_holds_sqlqs_own(backoff: Backoff) -> None:
+    again = read(stored(backoff, EnqueueError))
+    assert again == backoff
+    assert [ms(again(n)) for n in range(1, 9)] == [ms(backoff(n)) for n in range(1, 9)]
+
+
+def test_sql_may_say_a_backoff_plainly() -> None:
+    assert ms(read('"10s"')(1)) == 10_000
+    assert ms(read('["10s", "5m"]')(2)) == 300_000
+    wrong = (
+        "{",
+        "7",
+        "null",
+        "[]",
+        '"soon"',
+        '{"shape": "exponential"}',
+        '[{"a": 1}]',
+        '{"shape": "list", "waits_ms": []}',
+    )
+    odd = '{"shape": "square", "waits_ms": [1], "cap_ms": 1, "jitter": 0}'
+    none, past = (odd.replace("square", "list").replace("[1]", waits) for waits in ("[]", "[-1]"))
+    for text in (*wrong, odd, none, past):
+        with pytest.raises(ConfigurationError):
+            read(text)
+
+
+def test_a_row_cannot_hold_a_function() -> None:
+    with pytest.raises(EnqueueError, match="a function, which a job's row cannot hold"):
+        stored(lambda attempts: "5s", EnqueueError)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "said"),
+    [
+        (exponential(), "exponential from 1 s up to 60 min, varied by 20%"),
+        (backoff_from(["10s", "5m"]), "10 s, 5 min"),
+        (fixed("7s", 0.5), "7 s, varied by 50%"),
+    ],
+)
+def test_a_backoff_is_said(backoff: Backoff, said: str) -> None:
+    assert str(backoff) == said
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan"), float("inf")])

@@ -387,3 +387,23 @@ def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> Non
 
     wait_until(pruned, what="the finished jobs gone")
     app.close()
+
+
+def test_where_finished_jobs_are_not_kept_those_are_that_say_so(database_url: str, engine: Engine) -> None:
+    app = sqlq.App(database_url, retention="0s")
+    task = app.task(name="t")(lambda: None)
+    lasting = app.task(name="lasting", retention="1h")(lambda: None)
+
+    @app.task(name="completing")
+    def completing() -> None:
+        with engine.begin() as conn:
+            sqlq.current_job().complete(conn)
+
+    with engine.begin() as conn:
+        by_sql = conn.execute(text("INSERT INTO jobs (task) VALUES ('lasting') RETURNING id")).scalar_one()
+    kept = [app.enqueue(task.new().set(retention="1h")).id, app.enqueue(lasting.new()).id]
+    kept += [by_sql, app.enqueue(completing.new().set(retention=None)).id]
+    app.enqueue_many([task.new(), completing.new()])
+    drain(app)
+    assert sorted(job.id for job in app.list()) == sorted(kept)
+    app.close()

@@ -21,6 +21,7 @@ from sqlq.retry import given_back
 from sqlq.settings import MAX_RELEASES
 from sqlq.store import endings, jobs
 from sqlq.store.database import Database
+from tests.faults.follow_ups import count_followed
 
 ERROR = ErrorText("ValueError", "no")
 LOST = "sqlq.errors.WorkerLostError"
@@ -301,6 +302,9 @@ def test_a_lost_reply_to_commit_doubles_nothing(shop: Shop, monkeypatch: pytest.
     made = shop.app.enqueue_many([pay.new(n) for n in range(20)])
     heard = shop.work()
     assert not lost.acquire(blocking=False), "no reply was lost"
+    count_followed(
+        "G14: a lost reply to COMMIT", shop.app.list(task="pay"), shop.app.list(queue="ops", limit=1000)
+    )
     assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
     assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["completed", "failed"] * 10
 
@@ -313,6 +317,49 @@ def test_jobs_with_and_without_a_follow_up_end_side_by_side(shop: Shop) -> None:
     followed = [job.id for job in made if job.task == "pay"]
     assert sorted(ended.id for ended in heard) == sorted(followed)
     assert {str(shop.app.get(job.id).state) for job in made} == {"finished"}
+
+
+def refuse_alarms(engine: Engine) -> None:
+    """A rule of the host's own."""
+    with engine.begin() as conn:
+        if conn.dialect.name == "sqlite":
+            conn.exec_driver_sql(
+                "CREATE TRIGGER no_alarms BEFORE INSERT ON jobs WHEN NEW.task = 'alarm' "
+                "BEGIN SELECT RAISE(ABORT, 'no alarms'); END"
+            )
+            return
+        conn.exec_driver_sql("ALTER TABLE jobs ADD CONSTRAINT no_alarms CHECK (task <> 'alarm') NOT VALID")
+
+
+def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescue(
+    shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_alarms(engine)
+    pay = shop.task(lambda: 1, max_attempts=1)
+    plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
+    made = shop.app.enqueue_many(
+        [pay.new(), plain.new(), pay.new().set(on_failure=shop.thank), pay.new(), plain.new()]
+    )
+    shop.claim("dead")
+    for _ in range(2):
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
+        with shop.app.database.begin() as conn:
+            endings.rescue(conn)
+        states = [str(shop.app.get(job.id).state) for job in made]
+        assert states == ["running", "failed", "failed", "running", "failed"]
+    assert [(task, ended.id) for task, ended in shop.following()] == [("thank", made[2].id)]
+    assert f"job {made[0].id}: it has failed, but the database refuses what follows it" in caplog.text
+    with engine.begin() as conn:
+        drop = (
+            "DROP TRIGGER no_alarms"
+            if conn.dialect.name == "sqlite"
+            else "ALTER TABLE jobs DROP CONSTRAINT no_alarms"
+        )
+        conn.exec_driver_sql(drop)
+    with shop.app.database.begin() as conn:
+        assert {job.id for job in endings.rescue(conn)} == {made[0].id, made[3].id}
+    assert sorted(ended.id for _, ended in shop.following()) == [made[0].id, made[2].id, made[3].id]
 
 
 # -- what the row says ---------------------------------------------------------------------------------------
@@ -458,6 +505,20 @@ def test_a_follow_up_may_be_followed(shop: Shop) -> None:
     (ended,) = shop.work()
     assert ended.task == "second"
     assert shop.app.get(ended.id).payload["args"][0]["id"] == job.id
+
+
+def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
+    pay = shop.app.task(name="pay", on_success=shop.app.named("thank"), on_failure=shop.app.named("far.away"))
+    assert pay(lambda: 1).new().on_success == '{"task": "thank", "queue": "ops"}', "which is known here"
+    job = shop.app.enqueue(shop.app.tasks["pay"].new())
+    assert [ended.id for ended in shop.work()] == [job.id]
+    with shop.app.database.begin() as conn:
+        (new,) = jobs.insert(conn, [shop.app.tasks["pay"].new()], shop.app.database.schema)
+    (held,) = shop.claim()
+    with shop.app.database.begin() as conn:
+        endings.settle(conn, [settlement(held, Failed("error", ERROR))])
+    (follow_up,) = shop.app.list(task="far.away")
+    assert (follow_up.queue, follow_up.payload["args"][0]["id"]) == ("default", new.id)
 
 
 def test_without_an_annotation_the_handler_gets_a_dict(shop: Shop) -> None:

@@ -43,12 +43,44 @@ def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> 
     for name in ("t", "was.t"):
         job = insert(engine, task=name)
         assert tuple(shown(engine, job)) == ("available", 0, None)
-        assert app.get(job).max_attempts is None
+        assert app.admin.get(job).max_attempts is None
+        assert (app.get(job).max_attempts, app.get(job).timeout_ms) == (1, 100), "what applies"
         assert drain(app).failed == 1
         assert tuple(shown(engine, job)) == ("failed", 1, 1)
         done = app.get(job)
         assert (done.reason, done.max_attempts) == ("timeout", 1)
         assert "longer than its timeout of 100 ms" in str(done.message)
+
+
+def test_its_task_says_its_headers_backoff_and_retention(app: sqlq.App, engine: Engine) -> None:
+    seen: list[Any] = []
+
+    @app.task(name="t", headers={"a": "task"}, backoff="1h", retention="2h", max_attempts=2)
+    def fails() -> None:
+        seen.append(dict(sqlq.current_job().headers))
+        sqlq.current_job().progress(1)
+        raise ValueError("no")
+
+    plain = insert(engine, task="t")
+    drain(app)
+    own = insert(engine, task="t", headers='{"b": "row"}', backoff='"0s"', retention_ms=60_000)
+    drain(app)
+    assert seen == [{"a": "task"}, {"b": "row"}, {"b": "row"}]
+    assert (app.get(plain).state, app.get(plain).retention_ms) == ("scheduled", 7_200_000)
+    assert (app.get(own).state, app.get(own).retention_ms) == ("failed", 60_000)
+
+
+def test_a_backoff_that_cannot_be_read_is_the_tasks(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(name="t", backoff="0s", max_attempts=2)
+    def fails() -> None:
+        raise ValueError("no")
+
+    job = insert(engine, task="t", backoff="soon")
+    assert drain(app).failed == 1
+    assert app.get(job).attempts == 2
+    assert "the backoff 'soon' in its row cannot be read" in caplog.text
 
 
 def test_what_the_row_says_comes_first(app: sqlq.App, engine: Engine) -> None:

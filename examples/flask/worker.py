@@ -1,0 +1,16 @@
+"""What `sqlq work` runs: the queue, with the application's context around every job."""
+
+from collections.abc import Iterator
+
+from shop import create_app
+from shop.jobs import queue
+
+import sqlq
+
+web = create_app()
+
+
+@queue.around
+def in_web_context(running: sqlq.RunningJob) -> Iterator[None]:
+    with web.app_context():
+        yield

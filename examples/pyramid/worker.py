@@ -1,0 +1,18 @@
+"""What `sqlq work` runs: the queue, with a request of the application around every job, and a transaction of
+pyramid_tm."""
+
+from collections.abc import Iterator
+
+from pyramid.paster import get_app
+from pyramid.scripting import prepare
+from shop.jobs import queue
+
+import sqlq
+
+web = get_app("development.ini")
+
+
+@queue.around
+def in_request(running: sqlq.RunningJob) -> Iterator[None]:
+    with prepare(registry=web.registry) as made, made["request"].tm:
+        yield

@@ -1,0 +1,141 @@
+"""Options in layers: what a call says counts, then the task, the queue, the App, and what is built in.
+
+The App's layer is its argument `defaults`, then the environment (SQLQ_TIMEOUT and the like), then
+`[tool.sqlq.defaults]` in pyproject.toml. A queue's is the argument `queues`, then `[tool.sqlq.queues.NAME]`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sqlq import headers, project
+from sqlq.backoff import backoff_from
+from sqlq.clock import Duration, milliseconds
+from sqlq.errors import ConfigurationError
+from sqlq.job import (
+    Kept,
+    checked_max_attempts,
+    checked_priority,
+    checked_queue,
+    checked_retention,
+    checked_timeout,
+)
+from sqlq.settings import DEFAULT_QUEUE
+
+Check = Callable[[Any], object]
+
+
+def _or_none(text: str) -> str | None:
+    return None if text.strip().lower() == "none" else text
+
+
+OPTIONS: Final[Mapping[str, Check]] = {
+    "queue": lambda value: checked_queue(value, ConfigurationError),
+    "priority": lambda value: checked_priority(value, ConfigurationError),
+    "max_attempts": lambda value: checked_max_attempts(value, ConfigurationError),
+    "timeout": lambda value: None if value is None else checked_timeout(value, ConfigurationError),
+    "backoff": lambda value: backoff_from(value, ConfigurationError),
+    "retention": lambda value: checked_retention(value, ConfigurationError),
+    "headers": lambda value: headers.encode(
+        headers.checked(value, "headers", ConfigurationError), "the headers", ConfigurationError
+    ),
+}
+"""The options that have defaults, each with what refuses a wrong value."""
+
+VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "max_attempts": lambda text: int(text) if text.strip().isdigit() else text,
+    "timeout": _or_none,
+    "backoff": lambda text: [part.strip() for part in text.split(",")] if "," in text else text,
+}
+"""Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
+
+RETENTION: Final = "7d"
+
+
+class Defaults:
+    """What an App says of the options of jobs and tasks that do not say them."""
+
+    def __init__(
+        self,
+        defaults: Mapping[str, Any] | None = None,
+        queues: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Raises `ConfigurationError` for an option that is not known, or a value out of range."""
+        said = project.find()
+        self._app: dict[str, Any] = {}
+        if said is not None:
+            self._app |= _checked(said.defaults, f"{said.file}: {project.DEFAULTS}")
+        for option, read in VARIABLES.items():
+            name = f"SQLQ_{option.upper()}"
+            if text := os.environ.get(name):
+                self._app |= _checked({option: read(text)}, name)
+        self._app |= _checked({} if defaults is None else defaults, "defaults")
+        self._queues: dict[str, dict[str, Any]] = {}
+        if said is not None:
+            for name, options in said.queues.items():
+                self._add_queue(name, options, f"{said.file}: {project.QUEUES}.{name}")
+        if queues is not None and not isinstance(queues, Mapping):
+            raise ConfigurationError(
+                f"queues is {queues!r}: it maps names of queues to their options, as in "
+                "{'mail': {'timeout': '30s'}}"
+            )
+        for name, options in (queues or {}).items():
+            self._add_queue(name, options, f"queues[{name!r}]")
+
+    def _add_queue(self, name: Any, options: Any, what: str) -> None:
+        found = _checked(options, what)
+        if "queue" in found:
+            raise ConfigurationError(f"{what} has the option queue: a queue cannot say another one")
+        known = self._queues.setdefault(checked_queue(name, ConfigurationError), {})
+        known |= found
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues that say something."""
+        return frozenset(self._queues)
+
+    def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
+        """Return what a task says, and below it what its queue and the App say; with `queue` as if that were
+        its queue."""
+        home = queue or said.get("queue") or self._app.get("queue") or DEFAULT_QUEUE
+        layers = (self._app, self._queues.get(home, {}), said)
+        found: dict[str, Any] = {}
+        for layer in layers:
+            found |= layer
+        if any("headers" in layer for layer in layers):
+            # they come together, and each name is looked for from the top
+            found["headers"] = {
+                name: value for layer in layers for name, value in (layer.get("headers") or {}).items()
+            }
+        if queue is not None:
+            found["queue"] = queue
+        return found
+
+
+def _checked(options: Any, what: str) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"{what} is {options!r}: it maps options to values, as in {{'timeout': '5m'}}"
+        )
+    for option, value in options.items():
+        if option not in OPTIONS:
+            raise ConfigurationError(f"{what} has no option {option!r}; it has {', '.join(OPTIONS)}")
+        try:
+            OPTIONS[option](value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{what}: {error}") from None
+    return dict(options)
+
+
+def retention_ms(argument: Duration | Kept | None) -> int | None:
+    """Return how long finished jobs are kept that do not say it: the argument, else SQLQ_RETENTION, else
+    `retention` in [tool.sqlq], else 7 days. None is for ever, which a text says as "none"."""
+    if not isinstance(argument, Kept):
+        return None if argument is None else milliseconds(argument, "retention")
+    what, text = "SQLQ_RETENTION", os.environ.get("SQLQ_RETENTION") or None
+    if text is None and (said := project.find()) is not None and said.retention is not None:
+        what, text = f"retention in {said.file}", said.retention
+    kept = RETENTION if text is None else _or_none(text)
+    return None if kept is None else milliseconds(kept, what)

@@ -1,0 +1,142 @@
+"""How far jobs have come, by their handlers' word: written at most once a second, and when a job ends.
+
+A handler leaves its word on the job and goes on. A thread, which starts with the first such word, writes what
+is new of all jobs in one statement, apart from heartbeats and settles, which never wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.errors import SqlqError
+from sqlq.store import jobs, progress
+from sqlq.store.database import Database
+from sqlq.store.dialect import Right
+from sqlq.worker.running import RunningJob
+
+log = logging.getLogger("sqlq.worker")
+
+EVERY_SECONDS = 1.0
+STOP_SECONDS = 5.0
+
+
+class Pace:
+    """Hands over the jobs that have something new to say, at most once a second."""
+
+    def __init__(self, hand_over: Callable[[Sequence[RunningJob]], None]) -> None:
+        self._hand_over = hand_over
+        self._changed: dict[Right, RunningJob] = {}
+        self._lock = threading.Lock()
+        self._something = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def note(self, job: RunningJob) -> None:
+        """Note that a job says something new; returns at once."""
+        if job.right in self._changed:  # it is read after it was taken out there, so this word is, too
+            return
+        with self._lock:
+            self._changed[job.right] = job
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sqlq-progress", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no thread is to be had now: the next word tries again
+                    self._thread = None
+        self._something.set()
+
+    def close(self) -> None:
+        """End the thread; what has not been handed over is left."""
+        self._closed.set()
+        self._something.set()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._something.wait()
+            self._something.clear()
+            with self._lock:
+                changed, self._changed = self._changed, {}
+            if changed:
+                try:
+                    self._hand_over(list(changed.values()))
+                except Exception:
+                    log.exception("writing progress failed; the next word is written again")
+            self._closed.wait(EVERY_SECONDS)
+
+
+class ProgressWriter:
+    """Writes what the jobs of a worker say, and of those that SQL inserted how long their task keeps them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._pace = Pace(self._write_new)
+        self._writing = threading.Lock()
+        """So that what was said earlier is never written later."""
+        self.in_use = False
+        """Whether a job has said anything so far: others cost a settle nothing."""
+
+    def note(self, job: RunningJob) -> None:
+        """Write a job's new word soon; returns at once."""
+        self.in_use = True
+        self._pace.note(job)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pace.close()
+
+    def flush(self, ended: Iterable[RunningJob]) -> set[Right]:
+        """Write the last word of jobs that have ended, before they are settled; return the rights of those
+        that another transaction keeps locked, so that it could not be. Raises what the database does when it
+        is away."""
+        if not self.in_use:
+            return set()
+        missing = self._write([job for job in ended if _has_news(job)])
+        if not missing:
+            return set()
+        with self._database.read() as conn:
+            fates = jobs.fates(conn, missing)
+        return {right for right in missing if fates[right] is jobs.Fate.HELD}
+
+    def _write_new(self, said: Sequence[RunningJob]) -> None:
+        running = [job for job in said if _has_news(job) and not (job.ended or job.completed)]
+        try:
+            missing = self._write(running)
+        except (DBAPIError, SqlqError) as error:
+            log.debug("progress could not be written: %s", error)
+            missing = {job.right for job in running}
+        for job in running:
+            if job.right in missing and not job.ended:
+                self._pace.note(job)
+
+    def _write(self, said: Sequence[RunningJob]) -> set[Right]:
+        """Write the word of each job, and return the rights that did not match, because they are locked or
+        lost."""
+        if not said:
+            return set()
+        with self._writing:
+            words = {job.right: (job, job.said) for job in said}
+            try:
+                with self._database.single_statements() as conn:
+                    written = progress.write(conn, [job.note() for job in said])
+            except DBAPIError as error:
+                dialect = self._database.dialect
+                if dialect.is_away(error) or dialect.rolled_back(error):
+                    raise
+                log.warning(
+                    "the database refuses what %d jobs say of their progress: %s", len(said), error.orig
+                )
+                written = set(words)
+        for right in written:
+            job, word = words[right]
+            job.said_written, job.keeps_noted = word, True
+        return words.keys() - written
+
+
+def _has_news(job: RunningJob) -> bool:
+    return job.said is not job.said_written or (job.keeps_ms is not None and not job.keeps_noted)

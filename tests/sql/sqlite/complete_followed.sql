@@ -1,0 +1,20 @@
+WITH held AS MATERIALIZED 
+(SELECT main.jobs.id AS id, batch.outcome AS outcome, batch.result AS result, batch.reason AS reason 
+FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS BIGINT) AS token, CAST(json_extract("each".value, ?) AS TEXT) AS outcome, CAST(json_extract("each".value, ?) AS TEXT) AS result, CAST(json_extract("each".value, ?) AS TEXT) AS reason 
+FROM json_each(?) AS "each") AS batch JOIN main.jobs ON main.jobs.id = batch.id 
+WHERE main.jobs.lease_token = batch.token AND main.jobs.reserved_at IS NOT NULL ORDER BY main.jobs.id)
+ INSERT INTO main.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, backoff, retention_ms, progress, progress_of, progress_note, created_at, outcome, result, reason) SELECT main.jobs.id, main.jobs.queue, main.jobs.task, main.jobs.payload, main.jobs.priority, main.jobs.attempts, main.jobs.max_attempts, main.jobs.available_at, main.jobs.reserved_at, main.jobs.reserved_by, main.jobs.lease_token, main.jobs.unique_key, main.jobs.unique_until, main.jobs.on_success, main.jobs.on_failure, main.jobs.timeout_ms, main.jobs.releases, main.jobs.errors, main.jobs.headers, main.jobs.label, main.jobs.backoff, main.jobs.retention_ms, main.jobs.progress, main.jobs.progress_of, main.jobs.progress_note, main.jobs.created_at, held.outcome, held.result, held.reason 
+FROM held JOIN main.jobs ON main.jobs.id = held.id RETURNING id, lease_token;
+
+WITH held AS MATERIALIZED 
+(SELECT main.jobs.id AS id, batch.outcome AS outcome, batch.result AS result, batch.reason AS reason 
+FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS BIGINT) AS token, CAST(json_extract("each".value, ?) AS TEXT) AS outcome, CAST(json_extract("each".value, ?) AS TEXT) AS result, CAST(json_extract("each".value, ?) AS TEXT) AS reason 
+FROM json_each(?) AS "each") AS batch JOIN main.jobs ON main.jobs.id = batch.id 
+WHERE main.jobs.lease_token = batch.token AND main.jobs.reserved_at IS NOT NULL ORDER BY main.jobs.id)
+ DELETE FROM main.jobs WHERE main.jobs.id IN (SELECT held.id 
+FROM held);
+
+INSERT INTO main.jobs (queue, task, max_attempts, payload) SELECT ? AS anon_2, ? AS anon_3, ? AS anon_4, texts.value 
+FROM (SELECT "each".value AS value, "each"."key" AS place 
+FROM json_each(?) AS "each") AS texts ORDER BY texts.place RETURNING id, CASE WHEN (available_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN ? ELSE ? END AS anon_1;
+

@@ -1,0 +1,189 @@
+"""Options in layers: call, task, queue, App, environment, pyproject.toml, built in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.job import FOR_EVER_MS
+
+URL = "sqlite:///never-connected-to.db"
+
+
+def options_of(job: sqlq.NewJob) -> tuple[Any, ...]:
+    return job.queue, job.priority, job.max_attempts, job.timeout_ms, job.retention_ms
+
+
+def stamped(app: sqlq.App, job: sqlq.NewJob) -> sqlq.NewJob:
+    """The job as it is enqueued."""
+    (done,) = app._stamped([job])
+    return done
+
+
+def handler() -> None: ...
+
+
+def test_a_task_before_its_queue_before_the_app_before_what_is_built_in() -> None:
+    app = sqlq.App(
+        URL,
+        defaults={"queue": "mail", "priority": 1, "max_attempts": 2, "timeout": "1m", "retention": "1h"},
+        queues={"mail": {"priority": 3, "max_attempts": 4}},
+    )
+    assert options_of(app.task(name="a")(handler).new()) == ("mail", 3, 4, 60_000, 3_600_000)
+    assert options_of(app.task(name="b", max_attempts=9)(handler).new()) == ("mail", 3, 9, 60_000, 3_600_000)
+    other = app.task(name="c", queue="other", timeout=None, retention=None)(handler)
+    assert options_of(other.new()) == ("other", 1, 2, None, FOR_EVER_MS)
+    plain = sqlq.App(URL).task(name="t")(handler)
+    assert options_of(plain.new()) == ("default", 0, 5, None, None)
+
+
+def test_a_call_before_the_task() -> None:
+    app = sqlq.App(URL, defaults={"timeout": "1m"})
+    task = app.task(name="t", timeout="2m", retention="1h")(handler)
+    job = task.new().set(timeout="3m", retention="2h", priority=5)
+    assert (job.timeout_ms, job.retention_ms, job.priority) == (180_000, 7_200_000, 5)
+    assert task.new().set(timeout=None).timeout_ms == 0, "taken away: in the row 0 is no timeout"
+    assert task.new().set(retention=None).retention_ms == FOR_EVER_MS
+    assert task.new().set(priority=1).timeout_ms == 120_000, "what is not given stays"
+
+
+def test_a_job_set_into_another_queue_has_what_that_says() -> None:
+    app = sqlq.App(URL, queues={"slow": {"timeout": "1h", "max_attempts": 2, "priority": -5}})
+    task = app.task(name="t", max_attempts=7)(handler)
+    assert options_of(stamped(app, task.new())) == ("default", 0, 7, None, None)
+    slow = task.new().set(queue="slow")
+    assert options_of(stamped(app, slow)) == ("slow", -5, 7, 3_600_000, None)
+    assert options_of(stamped(app, slow.set(timeout=None, priority=1)))[1:4] == (1, 7, 0)
+    assert task.for_queue("slow").timeout_ms == 3_600_000
+    assert task.for_queue("any other") is task
+
+
+def test_headers_come_together_from_all_layers() -> None:
+    app = sqlq.App(
+        URL,
+        defaults={"headers": {"a": "app", "b": "app", "c": "app"}},
+        queues={"mail": {"headers": {"b": "queue", "c": "queue"}}},
+    )
+    task = app.task(name="t", queue="mail", headers={"c": "task", "d": "task"})(handler)
+    job = stamped(app, task.new().set(headers={"d": "call"}))
+    assert job.headers == {"a": "app", "b": "queue", "c": "task", "d": "call"}
+    elsewhere = stamped(app, app.task(name="u")(handler).new().set(queue="mail"))
+    assert elsewhere.headers == {"a": "app", "b": "queue", "c": "queue"}
+
+
+def test_an_app_without_any_of_it_leaves_jobs_as_they_are() -> None:
+    app = sqlq.App(URL)
+    new = [app.task(name="t", timeout="5s")(handler).new()]
+    assert app._stamped(new) is new
+
+
+def test_the_environment_stands_below_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("TIMEOUT", "5m"),
+        ("MAX_ATTEMPTS", "3"),
+        ("BACKOFF", "10s, 1m"),
+        ("RETENTION", "30d"),
+    ):
+        monkeypatch.setenv(f"SQLQ_{name}", value)
+    task = sqlq.App(URL, defaults={"max_attempts": 4}).task(name="t")(handler)
+    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL).retention_ms) == (300_000, 4, 30 * 86_400_000)
+    assert [task.retry.wait_ms(attempts) for attempts in (1, 2, 3)] == [10_000, 60_000, 60_000]
+    assert sqlq.App(URL, retention="1d").retention_ms == 86_400_000
+    monkeypatch.setenv("SQLQ_TIMEOUT", "none")
+    monkeypatch.setenv("SQLQ_RETENTION", "none")
+    app = sqlq.App(URL)
+    assert (app.task(name="t")(handler).timeout_ms, app.retention_ms) == (None, None)
+    assert sqlq.App(URL, retention="7d").retention_ms == 7 * 86_400_000
+
+
+PYPROJECT = """
+[tool.sqlq]
+retention = "30d"
+
+[tool.sqlq.defaults]
+timeout = "5m"
+max-attempts = 3
+
+[tool.sqlq.queues.mail]
+max-attempts = 10
+backoff = ["1s", "2s"]
+"""
+
+
+def test_pyproject_stands_below_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    monkeypatch.chdir(tmp_path)
+    app = sqlq.App(URL)
+    task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
+    assert (task.timeout_ms, task.max_attempts, app.retention_ms) == (300_000, 3, 30 * 86_400_000)
+    assert (mail.timeout_ms, mail.max_attempts, mail.retry.wait_ms(2)) == (300_000, 10, 2_000)
+    monkeypatch.setenv("SQLQ_MAX_ATTEMPTS", "4")
+    monkeypatch.setenv("SQLQ_RETENTION", "1d")
+    app = sqlq.App(URL, queues={"mail": {"backoff": "7s"}})
+    task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
+    assert (task.max_attempts, mail.max_attempts, app.retention_ms) == (4, 10, 86_400_000)
+    assert mail.retry.wait_ms(2) == 7_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"defaults": {"delay": "5m"}},
+            "defaults has no option 'delay'; it has queue, priority, max_attempts",
+        ),
+        ({"defaults": {"timeout": 5}}, "defaults: timeout is 5: give a timedelta"),
+        ({"defaults": ["timeout"]}, r"defaults is \['timeout'\]: it maps options to values"),
+        ({"defaults": {"backoff": []}}, "defaults: backoff is an empty list"),
+        ({"defaults": {"headers": {"a": object()}}}, r"defaults: headers\['a'\] is <object .* is not JSON"),
+        ({"queues": {"mail": {"queue": "x"}}}, r"queues\['mail'\] has the option queue"),
+        ({"queues": {"a,b": {}}}, "queue is 'a,b': a comma separates queues"),
+        ({"queues": ["mail"]}, r"queues is \['mail'\]: it maps names of queues"),
+        ({"retention": "soon"}, "retention is 'soon'"),
+    ],
+)
+def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        sqlq.App(URL, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SQLQ_TIMEOUT", "5", "SQLQ_TIMEOUT: timeout is '5'"),
+        ("SQLQ_MAX_ATTEMPTS", "many", "SQLQ_MAX_ATTEMPTS: max_attempts is 'many'"),
+        ("SQLQ_BACKOFF", "1s,soon", r"SQLQ_BACKOFF: backoff\[1\] is 'soon'"),
+        ("SQLQ_RETENTION", "long", "SQLQ_RETENTION is 'long'"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        sqlq.App(URL)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.sqlq]\ndefaults = 7\n", "tool.sqlq.defaults is 7: it must be a table"),
+        ("[tool.sqlq.queues]\nmail = 7\n", "tool.sqlq.queues.mail is 7: it must be a table"),
+        ('[tool.sqlq.defaults]\ndelay = "1s"\n', "tool.sqlq.defaults has no option 'delay'"),
+        ("[tool.sqlq]\nretention = 7\n", "retention in [tool.sqlq] is 7: it must be text"),
+    ],
+)
+def test_a_wrong_pyproject_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as raised:
+        sqlq.App(URL)
+    assert message in str(raised.value)
+    assert str(file) in str(raised.value)

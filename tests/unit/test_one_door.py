@@ -1,0 +1,30 @@
+"""Out of `running` there is one door, so that what hooks in there meets every ending."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import sqlq
+
+ROOT = Path(sqlq.__file__).parent
+
+
+def places(pattern: str) -> set[str]:
+    """Return the files of sqlq that hold the pattern."""
+    return {
+        str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if re.search(pattern, file.read_text())
+    }
+
+
+def test_only_the_door_takes_rows_out_of_jobs_and_puts_them_back() -> None:
+    assert places(r"delete\(jobs\)") == {"store/endings.py", "store/dialect.py", "store/postgresql.py"}
+    assert places(r"\.move\(") == {"store/endings.py"}, "the dialects' deletes are those of `move`"
+    assert places(r'"reserved_at": null\(\)') == {"store/endings.py"}
+    assert places(r"insert_?\w*\((finished|failed)_jobs\)") == {"store/endings.py"}
+
+
+def test_a_settlement_that_may_end_its_job_says_what_follows() -> None:
+    """`endings.settlement` makes them; the lease only gives jobs back."""
+    assert places(r"\bSettlement\(") == {"endings.py", "worker/lease.py"}
+    assert "Settlement(id, token, 0, Released())" in (ROOT / "worker" / "lease.py").read_text()

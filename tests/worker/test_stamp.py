@@ -1,0 +1,370 @@
+"""What travels with a job: headers, label and context variables, from where it is enqueued to its handler, to
+the tables of ended jobs and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.testing import drain, inline
+from tests.faults.processes import worker_process
+from tests.waiting import wait_until
+
+TENANT: ContextVar[str] = ContextVar("tenant")
+REQUEST: ContextVar[Any] = ContextVar("request", default="no request")
+
+
+@contextmanager
+def being(tenant: str) -> Iterator[None]:
+    token = TENANT.set(tenant)
+    try:
+        yield
+    finally:
+        TENANT.reset(token)
+
+
+# -- headers and label ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_handler_sees_what_was_set(app: sqlq.App, kind: str) -> None:
+    seen: list[tuple[Mapping[str, Any], str | None]] = []
+
+    def plain() -> None:
+        job = sqlq.current_job()
+        seen.append((job.headers, job.label))
+
+    async def asynchronous() -> None:
+        await asyncio.sleep(0)
+        plain()
+
+    task = app.task(name="t")(plain if kind == "def" else asynchronous)
+    headers = {"request_id": "r-7", "tags": ["a", "b"]}
+    job = app.enqueue(task.new().set(headers=headers, label="export of May"))
+    plainly = app.enqueue(task.new())
+    assert drain(app).completed == 2
+    (got, label), (nothing, none) = seen
+    assert (got, label, nothing, none) == (headers, "export of May", {}, None)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        got["request_id"] = "another"  # type: ignore[index]
+    found = app.get(job.id)
+    assert (found.headers, found.label, found.state) == (headers, "export of May", "finished")
+    assert (app.get(plainly.id).headers, app.get(plainly.id).label) == ({}, None)
+
+
+def test_they_go_along_whichever_way_a_job_is_inserted(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t")(lambda n: None)
+
+    def new(n: int, **options: Any) -> sqlq.NewJob:
+        return task.new(n).set(headers={"n": n}, label=f"job {n}", **options)
+
+    ids = [app.enqueue(new(0)).id, app.enqueue(new(1, delay="1h", priority=3)).id]
+    ids += [
+        job.id for job in app.enqueue_many([new(2), new(3, unique_key="k"), new(4, timeout="5s"), new(5)])
+    ]
+    with Session(engine) as session, session.begin():
+        ids += [app.enqueue(new(6), session=session).id]
+        alike = [task.new(0).set(label="job 7", headers={"n": 7})] * 2
+        ids += [job.id for job in app.enqueue_many(alike, session)]
+    assert [(app.get(id).headers["n"], app.get(id).label) for id in ids] == [
+        (n, f"job {n}") for n in (0, 1, 2, 3, 4, 5, 6, 7, 7)
+    ]
+
+
+def test_they_travel_to_the_failed_jobs_and_back(app: sqlq.App) -> None:
+    @app.task(name="t", max_attempts=1)
+    def fails() -> None:
+        assert sqlq.current_job().attempts == 2 or sqlq.current_job().headers == {"a": 1}
+        raise ValueError("no")
+
+    id = app.enqueue(fails.new().set(headers={"a": 1}, label="mine", backoff="7s", retention="1h")).id
+    for _ in range(2):
+        assert drain(app).failed == 1
+        job = app.get(id)
+        assert (job.state, job.headers, job.label) == ("failed", {"a": 1}, "mine")
+        assert job.retention_ms == 3_600_000
+        assert job.expires_at is not None
+        assert job.ended_at is not None
+        assert round((job.expires_at - job.ended_at).total_seconds()) == 3600
+        assert app.retry_failed([id]) == [id]
+    assert (app.get(id).headers, app.get(id).label, app.get(id).state) == ({"a": 1}, "mine", "available")
+
+
+def test_what_is_set_later_is_added(app: sqlq.App) -> None:
+    job = app.task(name="t")(lambda: None).new().set(headers={"a": 1, "b": 1})
+    assert job.set(headers={"b": 2}).headers == {"a": 1, "b": 2}
+    assert job.headers == {"a": 1, "b": 1}
+    passed = {"list": [1]}
+    job = job.set(headers=passed)
+    passed["list"].append(2)
+    assert job.headers["list"] == [1], "a copy"
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (["a"], r"headers is \['a'\]: headers are a mapping of names to JSON"),
+        ({7: "a"}, "headers has the name 7: a header is named by text"),
+        ({"": "a"}, "headers has the name ''"),
+        (
+            {"sqlq.carry": {}},
+            "headers has the name 'sqlq.carry': names that begin with 'sqlq.' are",
+        ),
+        ({"at": datetime(2030, 1, 1)}, r"headers\['at'\] is .* of type datetime, which is not JSON"),  # noqa: DTZ001
+        ({"a": {"b": float("nan")}}, r"headers\['a'\]\['b'\] is nan"),
+        ({"a": "\0"}, r"headers\['a'\] holds a NUL"),
+        ({"a": "x" * 16_384}, "the headers take 16,393 bytes as JSON, more than the 16,384 allowed"),
+    ],
+)
+def test_what_cannot_be_headers_is_refused_where_it_is_set(app: sqlq.App, headers: Any, message: str) -> None:
+    with pytest.raises(EnqueueError, match=f"^{message}"):
+        app.task(name="t")(lambda: None).new().set(headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the headers are not JSON"),
+        ("[1]", "the headers are not a JSON object"),
+        ('{"sqlq.carry": 7}', "in the headers 'sqlq.carry' is not a JSON object"),
+        (json.dumps({"a": "x" * 16_384}), "the headers take more than the 16,384 bytes allowed"),
+    ],
+)
+def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
+    app: sqlq.App, engine: Engine, text: str, message: str
+) -> None:
+    ran: list[int] = []
+    app.task(name="t")(lambda: ran.append(1))
+    with engine.begin() as conn:
+        mark = "?" if engine.dialect.name == "sqlite" else "%s"
+        conn.exec_driver_sql(f"INSERT INTO jobs (task, headers) VALUES ('t', {mark})", (text,))
+        conn.exec_driver_sql("""INSERT INTO jobs (task, headers, label) VALUES ('t', '{"a": 1}', 'by SQL')""")
+    assert drain(app).failed == 1
+    finished, failed = app.list()
+    assert (failed.reason, finished.headers, finished.label) == ("bad_payload", {"a": 1}, "by SQL")
+    assert message in str(failed.message)
+    assert ran == [1]
+
+
+# -- stamps --------------------------------------------------------------------------------------------------
+
+
+def test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins(app: sqlq.App, engine: Engine) -> None:
+    asked: list[sqlq.NewJob] = []
+
+    @app.stamp
+    def origin(job: sqlq.NewJob) -> Mapping[str, Any]:
+        asked.append(job)
+        return {"origin": "web", "of": job.task, "a": "first"}
+
+    @app.stamp
+    def nothing(job: sqlq.NewJob) -> None:
+        pass
+
+    app.stamp(lambda job: {"a": "second"})
+    task = app.task(name="t", headers={"service": "shop", "a": "task"})(lambda: None)
+    job = task.new().set(headers={"origin": "mine"})
+    with Session(engine) as session, session.begin():
+        ids = [app.enqueue(job, session).id]
+    ids += [one.id for one in app.enqueue_many([task.new(), task.new()])]
+    ids.append(asyncio.run(app.aenqueue(task.new())).id)
+    found = [app.get(id).headers for id in ids]
+    assert found[0] == {"service": "shop", "a": "second", "origin": "mine", "of": "t"}
+    assert {one["origin"] for one in found[1:]} == {"web"}
+    assert asked[0] is job
+    with inline(app) as ran:
+        app.enqueue(job)
+    assert ran.jobs[0].new.headers == found[0]
+
+
+def test_what_a_stamp_may_not_return(app: sqlq.App, engine: Engine) -> None:
+    stamp: Any = lambda job: ["a"]  # noqa: E731
+    app.stamp(stamp)
+    task = app.task(name="t")(lambda: None)
+    said = pytest.raises(EnqueueError, match=r"what the stamp .*<lambda> returned is \['a'\]")
+    with Session(engine) as session, session.begin(), said:
+        app.enqueue(task.new(), session)
+    with pytest.raises(EnqueueError, match=r"^enqueue takes what task\.new"):
+        app.enqueue(task)  # type: ignore[arg-type]
+    assert app.list() == []
+
+
+def test_an_exception_of_a_stamp_comes_out_of_enqueue(app: sqlq.App) -> None:
+    @app.stamp
+    def fails(job: sqlq.NewJob) -> None:
+        raise LookupError("no request")
+
+    with pytest.raises(LookupError, match="no request"):
+        app.enqueue(app.task(name="t")(lambda: None).new())
+
+
+async def _coroutine(job: Any) -> None: ...
+
+
+def _without_argument() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("stamp", "message"),
+    [
+        (7, "stamp is 7, which is no function"),
+        (_coroutine, "_coroutine, which cannot be called here and now"),
+        (_without_argument, "it takes one argument, the job"),
+    ],
+)
+def test_what_cannot_stamp(app: sqlq.App, stamp: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        app.stamp(stamp)
+
+
+def test_a_stamp_is_registered_once(app: sqlq.App) -> None:
+    stamp: Any = app.stamp(lambda job: None)
+    with pytest.raises(ConfigurationError, match="a second time"):
+        app.stamp(stamp)
+
+
+# -- carry ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def carrying(database_url: str) -> Iterator[sqlq.App]:
+    app = sqlq.App(database_url, carry=[TENANT, REQUEST])
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize("kind", ["def", "async def", "a coroutine of def", "around=None"])
+def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.App, kind: str) -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    def plain(follow: bool = False) -> None:
+        seen.append((TENANT.get(None), REQUEST.get()))
+        if follow:
+            carrying.enqueue(task.new())
+
+    async def asynchronous(follow: bool = False) -> None:
+        await asyncio.sleep(0)
+        plain(follow)
+
+    options: dict[str, Any] = {"around": None} if kind == "around=None" else {}
+    handler: Any = {
+        "async def": asynchronous,
+        "a coroutine of def": lambda follow=False: asynchronous(follow),
+    }.get(kind, plain)
+    task = carrying.task(name="t", **options)(handler)
+    token = REQUEST.set({"id": 7})
+    with being("blue"):
+        carrying.enqueue(task.new(follow=True))
+    REQUEST.reset(token)
+    carrying.enqueue(task.new())
+    tally = carrying.worker(drain=True, concurrency=1).run()
+    assert tally.completed == 3
+    # the job that a handler enqueued carries on what its own job had
+    assert seen == [("blue", {"id": 7}), (None, "no request"), ("blue", {"id": 7})]
+    assert carrying.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
+
+
+def test_inline_too(carrying: sqlq.App) -> None:
+    seen: list[Any] = []
+
+    @carrying.task(name="t")
+    def handler() -> None:
+        seen.append((TENANT.get(), dict(sqlq.current_job().headers), sqlq.current_job().label))
+        TENANT.set("of the handler")
+
+    @carrying.task(name="a")
+    async def ahandler() -> None:
+        handler()
+
+    with inline(carrying), being("blue"):
+        carrying.enqueue(handler.new().set(label="l"))
+        carrying.enqueue(ahandler.new())
+        assert TENANT.get() == "blue"
+    assert seen == [("blue", {}, "l"), ("blue", {}, None)]
+
+
+def test_a_default_of_a_variable_is_not_carried(carrying: sqlq.App) -> None:
+    task = carrying.task(name="t")(lambda: None)
+
+    async def enqueue() -> int:  # in a context of its own
+        return (await carrying.aenqueue(task.new())).id
+
+    assert carrying.get(asyncio.run(enqueue())).headers == {}
+
+
+def test_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
+    task = carrying.task(name="t")(lambda: None)
+    token = REQUEST.set(object())
+    with pytest.raises(EnqueueError, match="the context variable 'request', which the App carries, is <"):
+        carrying.enqueue(task.new())
+    REQUEST.reset(token)
+
+
+@pytest.mark.parametrize(
+    ("carry", "message"),
+    [
+        ("tenant", "carry is 'tenant': it is a list of context variables"),
+        (["tenant"], "carry holds 'tenant': it lists context variables"),
+        ([TENANT, ContextVar("tenant")], "carry holds two context variables named 'tenant'"),
+    ],
+)
+def test_what_cannot_be_carried(carry: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        sqlq.App("sqlite:///x.db", carry=carry)
+
+
+PLAY = """
+import os
+from contextvars import ContextVar
+import sqlq
+
+tenant = ContextVar("tenant")
+app = sqlq.App(carry=[tenant], defaults={"backoff": "0s"})
+
+def note(what):
+    job = sqlq.current_job()
+    with open("ran.txt", "a") as file:
+        print(what, tenant.get("nobody's"), job.headers.get("a"), job.label, file=file)
+
+@app.task(isolate=True)
+def alone():
+    note("alone")
+    sqlq.current_job().progress(1, of=4, note="begun")
+    sqlq.current_job().progress(3, of=4, note="nearly")
+
+@app.task(isolate=True)
+async def aalone():
+    note("aalone")
+    tenant.set("another's")
+"""
+
+
+def test_in_isolated_processes_too(carrying: sqlq.App, database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "play.py").write_text(PLAY)
+    alone, aalone = (carrying.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone"))
+    with being("blue"):
+        ids = [carrying.enqueue(alone.set(headers={"a": 1}, label="l")).id, carrying.enqueue(aalone).id]
+    ids += [carrying.enqueue(job).id for job in (alone, aalone)]
+    with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
+        wait_until(lambda: all(carrying.get(id).ended_at for id in ids), what="all ended")
+        assert worker.stop() == 0
+    assert (tmp_path / "ran.txt").read_text().splitlines() == [
+        "alone blue 1 l",
+        "aalone blue None None",
+        "alone nobody's None None",
+        "aalone nobody's None None",
+    ]
+    assert str(carrying.get(ids[0]).progress) == "3 of 4 (75%): nearly"
+    assert carrying.get(ids[1]).progress is None
