@@ -289,18 +289,23 @@ class Executors:
         task.add_done_callback(self._tasks.discard)
 
     def _spawn(self, job: RunningJob) -> None:
-        self._keep(asyncio.ensure_future(self._run_on_loop(job)))
+        self._spawn_in(contextvars.copy_context(), job)
 
-    async def _run_on_loop(self, first: RunningJob) -> None:
-        job: RunningJob | None = first
-        while job is not None:
-            self._done(job, await self._aattempt(job))
-            job = self._next(job, on_loop=True)
+    def _spawn_in(self, context: contextvars.Context, job: RunningJob) -> None:
+        """Run a job in an asyncio task of its own, which a cancel of the job cancels, and in a copy of the
+        context, so that what its handler sets there is not the next job's."""
+        run = self._run_on_loop(context, job)
+        # guard: a-context-for-each-coroutine
+        self._tasks.add(asyncio.get_running_loop().create_task(run, context=context.copy()))
 
-    async def _aattempt(self, job: RunningJob) -> Outcome:
-        if not job.is_trusted():
-            return given_back(job.claimed)
-        return await asyncio.create_task(aexecute(job, self._tell))
+    async def _run_on_loop(self, context: contextvars.Context, job: RunningJob) -> None:
+        # one task for a job, and no callback at its end: each more would take a turn of the loop
+        outcome = await aexecute(job, self._tell) if job.is_trusted() else given_back(job.claimed)
+        self._done(job, outcome)
+        if (following := self._next(job, on_loop=True)) is not None:
+            self._spawn_in(context, following)
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.discard(task)
 
     def close(self) -> None:
         """End idle threads and the loop; what still runs is left to end with the process."""

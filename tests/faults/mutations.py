@@ -294,6 +294,7 @@ GUARDS = [
     Guard("an-end-waits-for-no-reader", None, "if False:", OUTLET + "test_an_end_waits_for_a_reader_but_not_for_ever"),
     Guard("others-see-records", None, "return handler", "tests/faces/test_cli_lines.py::test_where_a_host_looks_at_records_there_are_records[a_handler_of_sqlq]"),
     Guard("closed-stderr", None, "pass", LOGS + "test_closed_descriptors_stop_nothing[all-sqlite]"),
+    Guard("a-context-for-each-coroutine", "context.copy()", "context", FLOW + "test_what_a_coroutine_sets_in_its_context_is_not_the_next_jobs[sqlite]"),
     Guard("log-lines-name-their-job", "job is not None", "False", LOGS + "test_a_handlers_own_lines_appear_with_logger_and_job[sqlite]"),
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),

@@ -143,6 +143,37 @@ def test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in(app: 
     assert app.result(job) == "nobody's"
 
 
+def test_what_a_coroutine_sets_in_its_context_is_not_the_next_jobs(app: sqlq.App) -> None:
+    setting: ContextVar[str] = ContextVar("setting", default="unset")
+    seen: list[str] = []
+
+    @app.task(name="sets")
+    async def sets() -> None:
+        seen.append(setting.get())
+        setting.set("left behind")
+
+    app.enqueue_many([sets.new()] * 5)
+    app.worker(drain=True, concurrency=1).run()
+    assert seen == ["unset"] * 5
+
+
+def test_a_coroutine_that_is_cancelled_at_its_end_costs_no_other_job(app: sqlq.App) -> None:
+    """Each has an asyncio task of its own: a cancel that comes too late ends with it."""
+    ran: list[int] = []
+
+    @app.task(name="cancels_itself", max_attempts=1)
+    async def cancels_itself(number: int) -> None:
+        ran.append(number)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    app.enqueue_many([cancels_itself.new(number) for number in range(5)])
+    tally = app.worker(drain=True, concurrency=1).run()
+    assert ran == [0, 1, 2, 3, 4]
+    assert tally.completed == 5
+
+
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
     """What a worker has no slot for it does not hold: with long jobs, no more is reserved than runs."""
     release = threading.Event()
