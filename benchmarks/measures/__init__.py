@@ -116,6 +116,7 @@ def load() -> list[Measure]:
     from benchmarks.measures import (
         drain,
         enqueue,
+        fleet,
         growth,
         hoarding,
         idle,
@@ -125,5 +126,5 @@ def load() -> list[Measure]:
         snapshot,
     )
 
-    rooms = (enqueue, drain, latency, idle, growth, snapshot, overhead, hoarding, recovery)
+    rooms = (enqueue, drain, latency, idle, growth, snapshot, overhead, hoarding, recovery, fleet)
     return [measure for room in rooms for measure in room.MEASURES]
