@@ -220,8 +220,8 @@ MEASURES = [
         "Worker processes with concurrency 10, on one host (`sqlq work -p N`) or as many hosts (so many "
         "`sqlq work`), that have run some jobs and then found none: the transactions PostgreSQL counts in "
         "a second, and the connections. Then one job each second: the transactions for each of them, and how "
-        "soon it starts. Then {jobs} jobs at once, which no hint announces. Of simulated hosts there are connections "
-        "alone, which ask what a real one asks.",
+        "soon it starts. Then {jobs} jobs at once, which no hint announces. Of simulated hosts there are "
+        "connections alone, which ask what a real one asks.",
         {
             "transactions": Figure("per s idle", more_is_better=False, decimals=2),
             "connections": Figure("connections", more_is_better=False),
