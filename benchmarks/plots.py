@@ -16,6 +16,14 @@ BARS = {
 }
 COLOURS = {"sqlq": "#1f6f54", "sqlq-async": "#3f9f7a", "limit": "#b8b8b8", "lean": "#d8d8d8"}
 PEER_COLOUR = "#7d93b2"
+PROCESSES = {"1 process": 1, "2 processes": 2, "8 processes": 8, "24 processes": 24}
+HOSTS = {
+    "1 process": 1,
+    "8 hosts": 8,
+    "24 hosts": 24,
+    "100 hosts, simulated": 100,
+    "1,000 hosts, simulated": 1_000,
+}
 SIZES = {
     "nothing": 1,
     "10⁴ available": 10**4,
@@ -38,6 +46,7 @@ def draw(report: Report, folder: Path) -> None:
     for measure, (figure, label) in BARS.items():
         _bars(report, folder, measure, figure, label)
     _growth(report, folder)
+    _fleet(report, folder)
 
 
 def _bars(report: Report, folder: Path, measure: str, figure: str, label: str) -> None:
@@ -90,3 +99,30 @@ def _growth(report: Report, folder: Path) -> None:
         ax.set_xlabel("jobs available beside")
         ax.legend(frameon=False)
     drawing.savefig(folder / "growth.svg", metadata={"Date": None})
+
+
+def _fleet(report: Report, folder: Path) -> None:
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(7, 5), layout="constrained")
+    figures = {
+        "transactions": "transactions a second at rest",
+        "lone": "transactions a lone job",
+        "p50": "ms until a lone job starts, p50",
+        "rate": "drained jobs per second",
+    }
+    drawn = False
+    for ax, (figure, title) in zip(drawing.subplots(2, 2).flat, figures.items(), strict=True):
+        for label, cases in (("processes of one host", PROCESSES), ("hosts of one process", HOSTS)):
+            found = {n: report.medians.get("fleet", "postgresql", case, figure) for case, n in cases.items()}
+            points = [(n, value) for n, value in found.items() if value is not None]
+            if points:
+                drawn = True
+                ax.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        ax.set_xscale("log")
+        ax.set_ylim(bottom=0)
+        ax.set_title(title, loc="left")
+    if not drawn:
+        return
+    drawing.axes[0].legend(frameon=False)
+    drawing.savefig(folder / "fleet.svg", metadata={"Date": None})

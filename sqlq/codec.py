@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
-from functools import cache
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -83,8 +82,8 @@ _in_quotes = json.encoder.encode_basestring
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
     try:
-        value = _quick_loads()(payload)
-    except Exception:  # what it refuses, Python's own may take, or names better
+        value = _loads(payload)
+    except Exception:  # what the quick one refuses, Python's own may take, or names better
         try:
             value = json.loads(payload)
         except (ValueError, RecursionError) as error:
@@ -100,15 +99,16 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
-@cache
-def _quick_loads() -> Callable[[str | bytes], Any]:
-    """Return a reader of JSON several times as fast as Python's own, which takes less, and reads what it
-    takes as that does; imported when a payload is read, since who only enqueues needs none of it."""
+def read_quickly() -> None:
+    """Read payloads from now on with a reader several times as fast as Python's own, which takes less, and
+    reads what it takes as that does. For workers: its import is a cost that others need not bear."""
     import msgspec
 
-    return msgspec.json.Decoder().decode
+    global _loads
+    _loads = msgspec.json.Decoder().decode
 
 
+_loads: Callable[[str | bytes], Any] = json.loads
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _LARGEST_INT = 10**4000

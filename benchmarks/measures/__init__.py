@@ -116,6 +116,7 @@ def load() -> list[Measure]:
     from benchmarks.measures import (
         drain,
         enqueue,
+        fleet,
         growth,
         hoarding,
         idle,
@@ -127,5 +128,8 @@ def load() -> list[Measure]:
         trace,
     )
 
-    rooms = (enqueue, drain, latency, trace, moments, idle, growth, snapshot, overhead, hoarding, recovery)
+    rooms = (
+        *(enqueue, drain, latency, trace, moments, idle, growth, snapshot, overhead, hoarding, recovery),
+        fleet,
+    )
     return [measure for room in rooms for measure in room.MEASURES]

@@ -26,6 +26,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from sqlq import codec
 from sqlq.around import Scope
 from sqlq.clock import readable
 from sqlq.errors import SchemaVersionError
@@ -221,6 +222,7 @@ class Worker:
         return self._settler.tally
 
     def _start_and_work(self) -> None:
+        codec.read_quickly()
         if self._events.wants("started"):
             self._on_start = self._teller.started
         self._began_at = time.monotonic()

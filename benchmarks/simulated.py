@@ -1,0 +1,109 @@
+"""Idle hosts without their processes: each is a connection that asks what the lookout of a host asks, and a
+worker that claims, settles and looks again as a real one does, with a handler that does nothing.
+
+    python -m benchmarks.simulated URL HOSTS
+
+says `ready` when all of them look, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+import uuid
+from itertools import cycle
+
+import sqlq
+from benchmarks import work
+from sqlq.job import Completed, Settlement
+from sqlq.settings import HEARTBEAT_MS, LEASE_MS, RESCUE_MS
+from sqlq.store import cluster, jobs
+from sqlq.store.database import Database
+from sqlq.worker.claim import Claimer
+from sqlq.worker.lookout import NEVER, Lookout
+from sqlq.worker.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
+
+SLOTS = 10
+AT_A_TIME = threading.Semaphore(8)
+"""So many work at a time, since they share two pools of connections."""
+FILES = 6
+"""How many descriptors a host needs."""
+
+
+class Host:
+    """A lookout, and one worker, whose loop turns in the lookout's thread."""
+
+    def __init__(self, database: Database, number: int) -> None:
+        self.id = str(uuid.uuid4())
+        self.looked = threading.Event()
+        self._database = database
+        self._claimer = Claimer(database, self.id, None, SLOTS, LEASE_MS)
+        with database.begin() as conn:
+            cluster.register(
+                conn,
+                id=self.id,
+                host=f"simulated-{number}",
+                pid=os.getpid(),
+                version="0",
+                queues=None,
+                concurrency=SLOTS,
+            )
+        self.lookout = Lookout(database, None, self._go, looked=self.looked.set, rescue_ms=RESCUE_MS)
+        self.lookout.start()
+
+    def _go(self, *, again: bool) -> float:
+        pauses = [FIRST_LOOK_SECONDS, 3 * FIRST_LOOK_SECONDS] if self._work() else []
+        for pause in pauses:
+            time.sleep(pause)
+            self._work()
+        time.sleep(LOOK_AFTER_HINT_SECONDS)
+        if any(ms <= 0 for ms in cluster.due_in(self._database).values()):
+            self._work()
+        return NEVER
+
+    def _work(self) -> bool:
+        """Claim, execute and settle what there is; return whether there was anything."""
+        with AT_A_TIME:
+            return self._work_on()
+
+    def _work_on(self) -> bool:
+        worked = False
+        while claimed := self._claimer.claim(SLOTS):
+            worked = True
+            for job in claimed:
+                work.done(*json.loads(job.payload)["args"])
+            done = [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed]
+            with self._database.single_statements() as conn:
+                jobs.settle(conn, done)
+            if len(claimed) < SLOTS:
+                break
+        return worked
+
+
+def main(url: str, number: int) -> None:
+    """Be so many idle hosts until the standard input ends."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1_000 + FILES * number), most))
+    database = sqlq.App(url).database.for_loops
+    hosts = [Host(database, i) for i in range(number)]
+    for host in hosts:
+        host.looked.wait()
+    threading.Thread(target=_live, args=(database, hosts), daemon=True).start()
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)  # what each of a thousand connections would say at its end is not waited for
+
+
+def _live(database: Database, hosts: list[Host]) -> None:
+    for host in cycle(hosts):
+        time.sleep(HEARTBEAT_MS / 1000 / len(hosts))
+        with database.single_statements() as conn:
+            cluster.stand_in(conn, [host.id], lease_ms=LEASE_MS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
