@@ -7,6 +7,6 @@ gone AS
  INSERT INTO public.finished_jobs (id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, lease_token, unique_key, unique_until, on_success, on_failure, timeout_ms, releases, errors, headers, label, backoff, retention_ms, progress, progress_of, progress_note, created_at, outcome, result, reason) SELECT gone.id, gone.queue, gone.task, gone.payload, gone.priority, gone.attempts, gone.max_attempts, gone.available_at, gone.reserved_at, gone.reserved_by, gone.lease_token, gone.unique_key, gone.unique_until, gone.on_success, gone.on_failure, gone.timeout_ms, gone.releases, gone.errors, gone.headers, gone.label, gone.backoff, gone.retention_ms, gone.progress, gone.progress_of, gone.progress_note, gone.created_at, gone.outcome, gone.result, gone.reason 
 FROM gone RETURNING public.finished_jobs.id, public.finished_jobs.lease_token;
 
-INSERT INTO public.jobs (queue, task, max_attempts, payload) SELECT %(queue)s::VARCHAR AS anon_2, %(task)s::VARCHAR AS anon_3, %(max_attempts)s::INTEGER AS anon_4, anon_5.value 
-FROM unnest(string_to_array(%(texts)s::VARCHAR, chr(%(chr_1)s::INTEGER))) WITH ORDINALITY AS anon_5(value, place) ORDER BY anon_5.place RETURNING public.jobs.id, CASE WHEN (public.jobs.available_at <= statement_timestamp()) THEN %(param_1)s::VARCHAR ELSE %(param_2)s::VARCHAR END AS anon_1;
+INSERT INTO public.jobs (queue, task, max_attempts, payload) SELECT %(queue)s::VARCHAR AS anon_1, %(task)s::VARCHAR AS anon_2, %(max_attempts)s::INTEGER AS anon_3, anon_4.value 
+FROM unnest(string_to_array(%(texts)s::VARCHAR, chr(%(chr_1)s::INTEGER))) WITH ORDINALITY AS anon_4(value, place) ORDER BY anon_4.place RETURNING public.jobs.id;
 
