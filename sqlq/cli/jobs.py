@@ -22,7 +22,6 @@ from sqlq.cli.looks import (
 )
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
 from sqlq.commandline import command
-from sqlq.settings import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
@@ -209,6 +208,8 @@ def _follower(named: Any) -> str:
     """Say which task follows, as the job's row names it, which SQL may have written."""
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
         return plain(json.dumps(named, ensure_ascii=False))
+    from sqlq.settings import DEFAULT_QUEUE
+
     return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
