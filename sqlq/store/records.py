@@ -238,6 +238,7 @@ def _job(row: RowMapping) -> JobDetails:
         "on_success": None if row.on_success is None else _decoded(row.on_success),
         "on_failure": None if row.on_failure is None else _decoded(row.on_failure),
         "progress": _progress(done, of, note),
+        "label": None if row.label is None else str(row.label),
     }
     return JobDetails(**found)
 

@@ -113,6 +113,8 @@ def subject(task: str, queue: str) -> str:
 def _said(event: JobEvent) -> str:
     most = "" if event.max_attempts is None else f" of {event.max_attempts}"
     about = f"job {event.id} {subject(event.task, event.queue)}{event.attempt}{most})"
+    if event.label is not None:
+        about += f" “{_first_line(event.label)}”"
     took = readable((event.seconds or 0.0) * 1000)
     wait = readable((event.delay_seconds or 0.0) * 1000)
     error = event.error

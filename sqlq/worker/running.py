@@ -197,7 +197,8 @@ class RunningJob:
 
     @property
     def label(self) -> str | None:
-        return self.claimed.label
+        # SQLite lets in bytes, which the log could not say
+        return None if self.claimed.label is None else str(self.claimed.label)  # guard: labels-are-text
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:
@@ -447,7 +448,7 @@ class RunningJob:
     def labels(self) -> dict[str, object]:
         """What names this job and attempt in a log line."""
         names = {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts}
-        return names if self.claimed.label is None else {**names, "label": self.claimed.label}
+        return names if self.claimed.label is None else {**names, "label": self.label}
 
     def fields(self, event: str) -> dict[str, object]:
         """What a log line about this job carries."""

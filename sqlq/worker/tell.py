@@ -92,7 +92,7 @@ class Teller:
 
     def _logs_finished(self, job: RunningJob, seconds: float) -> bool:
         """Write the line of a finished job without a record; return False where it needs one, or is none."""
-        if not log.wants("finished"):
+        if not log.wants("finished") or job.claimed.label is not None:
             return False
         if not self._looked:
             self._lines, self._looked = log.alone(), True

@@ -134,6 +134,7 @@ GUARDS = [
     # what travels with a job, and what it says of itself
     Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
     Guard("carried-values-are-the-jobs", None, "pass", "tests/worker/test_stamp.py::test_in_isolated_processes_too[sqlite]"),
+    Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
     Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
     Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_word_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue

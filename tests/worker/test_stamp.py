@@ -158,6 +158,20 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
     assert ran == [1]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sqlq.worker")
+    app.task(name="t")(lambda: None)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("INSERT INTO jobs (task, label) VALUES ('t', x'ff')")
+        conn.exec_driver_sql("INSERT INTO jobs (task, headers, progress) VALUES ('t', x'ff', 'far')")
+    assert drain(app).completed == 1
+    failed, finished = app.list()
+    assert (finished.label, finished.state) == (r"b'\xff'", "finished")
+    assert (failed.message, failed.progress) == ("the headers are not text", None)
+    assert r"b'\xff'" in caplog.text
+
+
 # -- stamps --------------------------------------------------------------------------------------------------
 
 
