@@ -7,17 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import django
+import django.conf
+import django.db
 import pytest
+from django.db import transaction
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
 from sqlq.testing import inline
 from tests.conformance.test_enqueue_hints import Listener
-
-django: Any = pytest.importorskip("django")
-pytest.importorskip("django.db")
-pytest.importorskip("django.conf")
-transaction: Any = pytest.importorskip("django.db.transaction")
 
 
 @pytest.fixture
