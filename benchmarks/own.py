@@ -121,6 +121,44 @@ class Sqlq(Subject):
         tasks.app.close()
         return moments
 
+    def traced(self, url: str, jobs: int, every_ms: int) -> list[list[int]]:
+        """Enqueue one job each so many milliseconds; return when each call was made, its INSERT sent and
+        answered, and when the call returned, in ns of the monotonic clock."""
+        from benchmarks import tasks, tracing
+
+        tasks.app.use(url)
+        noted: tracing.Noted = {}
+        tracing.note_statements(noted, "sent", "answered")
+        calls, begin = [], time.monotonic()
+        for number in range(jobs):
+            time.sleep(max(0.0, begin + number * every_ms / 1000 - time.monotonic()))
+            called = time.monotonic_ns()
+            tasks.app.enqueue(tasks.noop.new(number))
+            calls.append((called, time.monotonic_ns()))
+        tasks.app.close()
+        return [
+            [called, sent, answered, returned]
+            for (called, returned), sent, answered in zip(
+                calls, noted["sent"][-jobs:], noted["answered"][-jobs:], strict=True
+            )
+        ]
+
+    def at_moments(self, url: str, jobs: int, within_ms: int) -> list[int]:
+        """Enqueue jobs that are due at random milliseconds; return these in ns of the monotonic clock."""
+        from datetime import UTC, datetime, timedelta
+        from random import Random
+
+        from benchmarks import tasks
+
+        tasks.app.use(url)
+        chosen = Random(7)
+        now = datetime.now(UTC).replace(microsecond=0)
+        due = [now + timedelta(milliseconds=1_000 + chosen.randrange(within_ms)) for _ in range(jobs)]
+        tasks.app.enqueue_many([tasks.noop.new(number).set(available_at=at) for number, at in enumerate(due)])
+        since = time.time_ns() - time.monotonic_ns()
+        tasks.app.close()
+        return [round(at.timestamp() * 1_000) * 1_000_000 - since for at in due]
+
     def claims(self, url: str, times: int, limit: int) -> list[float]:
         """Claim `limit` jobs of the queue default as a worker does and settle them, so many times; return the
         ms each claim took.

@@ -36,3 +36,8 @@ if counts := os.environ.get("SQLQ_BENCHMARK_STATEMENTS"):
     from benchmarks.statements import count_into
 
     count_into(counts)
+
+if traces := os.environ.get("SQLQ_BENCHMARK_TRACE"):
+    from benchmarks.tracing import note_into
+
+    note_into(traces)

@@ -34,6 +34,7 @@ from sqlq.session import (
     session_of_now,
 )
 from sqlq.settings import CONCURRENCY, DEFAULT_QUEUE, MAX_ATTEMPTS, database_url, schema_name, supported
+from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.stamp import Stamp, Stamps
 from sqlq.store.database import Address, Database, Gate
@@ -73,7 +74,8 @@ class App:
     default one). `retention` (else SQLQ_RETENTION) says how long finished jobs are kept: "0s" for not at all,
     None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry
     LISTEN. `session` is for jobs that are enqueued without one: a scoped_session, or a function that returns
-    the session or connection of the moment, or None.
+    the session or connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are
+    enqueued, and nothing is written: see `enqueue`.
 
     `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
     backoff, retention, headers. `queues` maps names of queues to options that count for jobs in them, above
@@ -96,6 +98,7 @@ class App:
         retention: Duration | Kept | None = KEPT,
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
+        eager: bool | None = None,
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         carry: Sequence[ContextVar[Any]] = (),
@@ -104,6 +107,7 @@ class App:
         self._test_addresses: builtins.list[Address] = []
         self._move_to(self._address(url, engine, schema, listen_url))
         self._session = checked_session_of_now(session)
+        self._eager = is_eager(eager)
         self.stand_in: Enqueues | None = None
         """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
         self.retention_ms = retention_ms(retention)
@@ -209,7 +213,18 @@ class App:
     @property
     def enqueuer(self) -> Enqueues:
         """What `enqueue` goes through."""
-        return self.stand_in or self._enqueuer
+        return self.stand_in or (self._eagerly if self._is_eager else self._enqueuer)
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether jobs run where they are enqueued; on a test's database they are there to be looked at."""
+        return self._eager and not self._test_addresses
+
+    @cached_property
+    def _eagerly(self) -> Enqueues:
+        from sqlq.eager import EagerEnqueuer
+
+        return EagerEnqueuer(self.tasks)
 
     @cached_property
     def _enqueuer(self) -> Enqueuer:
@@ -403,7 +418,7 @@ class App:
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob[R], session: AnySession = None) -> Job[R]:
+    def enqueue(self, job: NewJob[R], session: AnySession = None, *, eager: bool | None = None) -> Job[R]:
         """Put a job into the queue: exactly if the session's transaction commits, and seen by no worker
         before.
 
@@ -413,28 +428,42 @@ class App:
         committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
         errors of the database pass through.
 
+        With `eager` (else what the App says) the handler runs before this returns, inside the caller's
+        transaction if there is one, and nothing is written to the queue: with its arguments by way of JSON,
+        what surrounds it, and its attempts at once after each other. What its last attempt raises comes out
+        here. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
+
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
         ...     app.enqueue(send_receipt.new(order.id), session=session)
         """
-        return self.enqueuer.enqueue(self._stamped([job]), self._joined(session))[0]
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue(self._stamped([job]), joined)[0]
 
-    def enqueue_many(self, jobs: Iterable[NewJob[R]], session: AnySession = None) -> builtins.list[Job[R]]:
+    def enqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: AnySession = None, *, eager: bool | None = None
+    ) -> builtins.list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`."""
-        return self.enqueuer.enqueue(self._stamped(listed(jobs)), self._joined(session))
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue(self._stamped(listed(jobs)), joined)
 
-    async def aenqueue(self, job: NewJob[R], session: AnySessionToAwait = None) -> Job[R]:
+    async def aenqueue(
+        self, job: NewJob[R], session: AnySessionToAwait = None, *, eager: bool | None = None
+    ) -> Job[R]:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
         aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
-        cancelled, as `asyncio.wait_for` does."""
-        return (await self.enqueuer.aenqueue(self._stamped([job]), self._joined(session)))[0]
+        cancelled, as `asyncio.wait_for` does. With `eager` an `async def` handler is awaited, and a `def` one
+        runs in a thread."""
+        enqueuer, joined = self._way(session, eager)
+        return (await enqueuer.aenqueue(self._stamped([job]), joined))[0]
 
     async def aenqueue_many(
-        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None
+        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, *, eager: bool | None = None
     ) -> builtins.list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
-        return await self.enqueuer.aenqueue(self._stamped(listed(jobs)), self._joined(session))
+        enqueuer, joined = self._way(session, eager)
+        return await enqueuer.aenqueue(self._stamped(listed(jobs)), joined)
 
     def _stamped(self, new: builtins.list[NewJob[Any]]) -> builtins.list[NewJob[Any]]:
         """Return jobs with what their queue and the App add to them."""
@@ -451,11 +480,33 @@ class App:
             done.append(self._stamps.stamped(job, {} if task is None else task.headers, carried))
         return done
 
-    def _joined(self, session: Any) -> Any:
-        """Return the session whose transaction a job joins; None for a transaction of its own."""
+    def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
+        """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
+
+        The statement is one INSERT. It returns the job's id, or no row where a live job holds the unique key.
+        `paramstyle` is the driver's, as PEP 249 names it ("qmark", "numeric", "named", "format", "pyformat")
+        or "numeric_dollar" for $1; without it "pyformat" for PostgreSQL and "qmark" for SQLite. By names the
+        parameters are a dict, else a tuple. The table is that of the App's `schema`, or else the first named
+        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within a second.
+        Raises `EnqueueError` as `enqueue`; whether the tables are there is for the database to say.
+
+        >>> app = App("sqlite:///shop.db")
+        >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
+        """
+        return self._enqueuer.statement(self._stamped([job])[0], paramstyle)
+
+    def runs_eagerly(self, eager: bool | None) -> bool:
+        """Say whether a call with this `eager` runs its jobs at once."""
+        return self.stand_in is None and (self._is_eager if eager is None else eager)
+
+    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
+        """Return what a job goes through, and the session whose transaction it joins; None for a transaction
+        of its own."""
+        if self.runs_eagerly(eager):
+            return self._eagerly, None  # which writes nothing
         if session is None:
-            return session_of_now(self._session)
-        return None if session is own else session
+            session = session_of_now(self._session)
+        return self.stand_in or self._enqueuer, None if session is own else session
 
     # -- look and mend ---------------------------------------------------------------------------------------
 

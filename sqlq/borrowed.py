@@ -72,7 +72,6 @@ class Borrowed:
         """Do `work` in the transaction that is open, or that the driver would begin for it; where the driver
         begins none, in one of its own. Return what it returns, and whether it is committed."""
         if not self.driver.commits_at_once():
-            self.driver.begin()  # guard: driver-begins-as-for-its-own
             return work(), False
         self.driver.say("BEGIN IMMEDIATE" if self.driver.database == "sqlite" else "BEGIN")
         try:
@@ -148,10 +147,19 @@ class _Written(NamedTuple):
     takes."""
 
     compiled: Any
+    statement: str | None
+    """None where it depends on the parameters, of which one is a list."""
+    constants: Mapping[str, Any]
     turns: Mapping[str, Any]
 
     def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
         """Return the statement and its parameters, by name or in order, whichever the driver takes."""
+        if self.statement is not None:
+            given = {**self.constants, **parameters}
+            for name, turn in self.turns.items():
+                given[name] = turn(given[name])
+            order = self.compiled.positiontup
+            return self.statement, given if order is None else tuple(given[name] for name in order)
         state = self.compiled.construct_expanded_state(parameters)
         turns = {**self.turns, **state.processors}
         values = {
@@ -170,12 +178,15 @@ def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str,
         schema_translate_map={TOKEN_SCHEMA: schema},
         render_schema_translate=True,
     )
+    names = compiled.bind_names.items()
     turns = {
-        name: bound.type.dialect_impl(dialect).bind_processor(dialect)
-        for bound, name in compiled.bind_names.items()
-        if not bound.expanding
+        name: turn
+        for bound, name in names
+        if not bound.expanding and (turn := bound.type.dialect_impl(dialect).bind_processor(dialect))
     }
-    return _Written(compiled, turns)
+    constants = {name: value for name, value in compiled.params.items() if name not in keys}
+    depends = any(bound.expanding or bound.literal_execute for bound, _ in names)
+    return _Written(compiled, None if depends else str(compiled), constants, turns)
 
 
 def _result(answer: Answer) -> Result[Any]:

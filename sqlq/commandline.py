@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 class CommandLine(Protocol):
     """The command line that runs, and how it names its App and database."""
 
+    @property
+    def name(self) -> str:
+        """The word, or words, that it is started with."""
+
     def url(self) -> URL | None:
         """Return where its database is; None while that is not known."""
 
@@ -24,6 +28,19 @@ current: CommandLine | None = None
 """None in programs other than `sqlq`."""
 
 
+def _same(known: URL | None, url: URL) -> bool:
+    """Whether a message about the database at `url` is about the command line's own, as far as is known: a
+    driver's connection does not tell all that the App was told, a password for example."""
+    if known is None:
+        return True
+    return (known.get_backend_name(), known.host, known.port, known.database) == (
+        url.get_backend_name(),
+        url.host,
+        url.port,
+        url.database,
+    )
+
+
 def command(words: str, url: URL | None = None, *, schema: str | None = None, needs_app: bool = False) -> str:
     """Return `sqlq WORDS` with the options that name the App and the database.
 
@@ -33,15 +50,17 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     """
     from sqlq.settings import shown
 
-    if current is not None and (url is None or current.url() in (None, url)):
+    if current is not None and (url is None or _same(current.url(), url)):
         schema = os.environ.get("SQLQ_SCHEMA")
         options, variables = current.options(needs_app=needs_app), {}
+        name = current.name
     else:
+        name = "sqlq"
         named = None if url is None else shown(url)
         hidden = url is not None and url.password is not None
         options = ["-a", "module:attribute"] if needs_app else []
         options += [] if named is None or hidden else ["-d", shlex.quote(named)]
         variables = {"SQLQ_DATABASE_URL": named} if hidden else {}
     variables |= {"SQLQ_SCHEMA": schema} if schema else {}
-    before = [f"{name}={shlex.quote(value or '')}" for name, value in variables.items()]
-    return " ".join([*before, "sqlq", words, *options])
+    before = [f"{variable}={shlex.quote(value or '')}" for variable, value in variables.items()]
+    return " ".join([*before, name, words, *options])

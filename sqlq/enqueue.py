@@ -42,6 +42,9 @@ from sqlq.store.dialect import Dialect
 
 log = logging.getLogger("sqlq")
 
+PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_dollar")
+"""Those of PEP 249, and $1, $2 …"""
+
 
 class Enqueues(Protocol):
     """What an App enqueues through: the database, or what `sqlq.testing.inline` puts in its place."""
@@ -158,6 +161,19 @@ class Enqueuer:
             return await asyncio.to_thread(self.enqueue, new)
         done: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
         return done
+
+    def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
+        """Return the statement that inserts a job, and its parameters; see `App.statement`."""
+        check_new([job])
+        kind = self._database.engine.dialect.name
+        if style is None:
+            style = "qmark" if kind == "sqlite" else "pyformat"
+        if style not in PARAMETER_STYLES:
+            raise EnqueueError(
+                f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
+                "paramstyle says"
+            )
+        return jobs.foreign_statement(job, kind, style, self._database.requested_schema)
 
     def close(self) -> None:
         """Send what hints are still to be sent."""

@@ -142,7 +142,7 @@ def connection_to_complete(session: Any) -> Connection:
                 "would be completed at once, and alone: begin one, with what the handler writes in it, or "
                 "write completing(connection)"
             )
-        conn.driver.begin()
+        conn.driver.begin()  # guard: driver-begins-as-for-its-own
     return conn
 
 

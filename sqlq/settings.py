@@ -44,7 +44,6 @@ LOOP_ANSWER_SECONDS: Final = 4.0
 """The same in a worker's loops, which try again: with the waits between tries they go on within five seconds
 after a network that swallowed packets works again."""
 LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
-LISTEN_PING_SECONDS: Final = 10.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
 """How long a task that no worker knows is put back before it fails: a rolling deploy is over by then."""
@@ -224,3 +223,19 @@ def no_schemas(what: str, name: str, url: URL) -> str:
     """Return the sentence about a schema that was named for a database of SQLite; `what` named it."""
     mend = "leave it out" if what == "schema" else "unset it, or name the PostgreSQL database it is meant for"
     return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
+
+
+def eager(argument: bool | None = None) -> bool:
+    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else not. Raises
+    `ConfigurationError` for a value of SQLQ_EAGER that says neither."""
+    if argument is not None:
+        return argument
+    said = os.environ.get("SQLQ_EAGER", "").strip().lower()
+    if said not in _SAID:
+        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1 or 0")
+    return _SAID[said]
+
+
+_SAID = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
+    ("", "0", "false", "no", "off"), False
+)

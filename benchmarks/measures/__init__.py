@@ -120,10 +120,12 @@ def load() -> list[Measure]:
         hoarding,
         idle,
         latency,
+        moments,
         overhead,
         recovery,
         snapshot,
+        trace,
     )
 
-    rooms = (enqueue, drain, latency, idle, growth, snapshot, overhead, hoarding, recovery)
+    rooms = (enqueue, drain, latency, trace, moments, idle, growth, snapshot, overhead, hoarding, recovery)
     return [measure for room in rooms for measure in room.MEASURES]

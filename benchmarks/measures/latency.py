@@ -23,7 +23,7 @@ def latency(bench: Bench, database: str, name: str) -> dict[str, float]:
     subject = find(name)
     ticks = bench.size.ticks
     with bench.place(subject, database) as place, bench.workers(subject, place, starts=ticks) as workers:
-        warmed = _warm_up(bench, name, place.url, workers)
+        warmed = warm_up(bench, name, place.url, workers)
         moments = bench.inside(subject, "tick", place.url, NOOP, ticks, EVERY_MS)
         workers.wait_for(lambda: workers.calls.count() >= ticks + warmed, "called for each job")
         workers.wait_for(lambda: place.number(subject.left) == 0, "settled")
@@ -36,7 +36,7 @@ def late(bench: Bench, database: str, name: str) -> dict[str, float]:
     subject = find(name)
     jobs = min(bench.size.ticks, 150)  # each holds a connection of the server's 200
     with bench.place(subject, database) as place, bench.workers(subject, place, starts=jobs) as workers:
-        warmed = _warm_up(bench, name, place.url, workers)
+        warmed = warm_up(bench, name, place.url, workers)
         moments = bench.inside(
             subject, "late", place.url, jobs, int(bench.size.late_seconds * 1000), EVERY_MS
         )
@@ -46,7 +46,7 @@ def late(bench: Bench, database: str, name: str) -> dict[str, float]:
         return _figures(moments, workers.calls.starts())
 
 
-def _warm_up(bench: Bench, name: str, url: str, workers: Workers) -> int:
+def warm_up(bench: Bench, name: str, url: str, workers: Workers) -> int:
     """Have a job run, so that the workers are up, then let them come to rest; their starts are overwritten
     later."""
     bench.inside(find(name), "one", url, NOOP, WARM_UP)
@@ -62,13 +62,13 @@ def _figures(moments: list[list[int]], starts: list[int]) -> dict[str, float]:
     found = [(start - returned) / 1e6 for (_, returned), start in zip(moments, starts, strict=True)]
     whole = [(start - called) / 1e6 for (called, _), start in zip(moments, starts, strict=True)]
     return {
-        "p50": _quantile(found, 50),
-        "p99": _quantile(found, 99),
-        "p50 from the call": _quantile(whole, 50),
+        "p50": quantile(found, 50),
+        "p99": quantile(found, 99),
+        "p50 from the call": quantile(whole, 50),
     }
 
 
-def _quantile(values: list[float], percent: int) -> float:
+def quantile(values: list[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 

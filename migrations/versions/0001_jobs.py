@@ -250,7 +250,7 @@ CREATE TABLE {prefix}failed_jobs ({carried}
     workers_checked = checked(
         "sqlq_workers",
         "started_at seen_at",
-        numbers="pid concurrency unstarted",
+        numbers="pid supervisor_pid concurrency unstarted",
         texts="id host version queues",
         rules=f"""
     CONSTRAINT sqlq_workers_moments_in_range CHECK ({readable("started_at seen_at")})""",
@@ -260,6 +260,7 @@ CREATE TABLE {prefix}sqlq_workers (
     id VARCHAR(36) NOT NULL,
     host TEXT NOT NULL,
     pid INTEGER NOT NULL,
+    supervisor_pid INTEGER,
     version TEXT NOT NULL,
     queues TEXT,
     concurrency INTEGER NOT NULL,

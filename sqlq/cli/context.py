@@ -34,6 +34,10 @@ class Context:
     """What -d says."""
     app_option: str | None = None
     """What -a says."""
+    name: str = "sqlq"
+    """How the command line is called."""
+    program: Sequence[str] = (sys.executable, "-m", "sqlq")
+    """What starts it again, before its arguments."""
     _app: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
@@ -258,6 +262,10 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
             raise ConfigurationError(
                 f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
             ) from None
+        except ConfigurationError:
+            raise
+        except Exception as error:  # a module may make its App when it is asked for
+            raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
     if named["call"]:
         found = _made_by(found, path)
     elif inspect.isroutine(found):

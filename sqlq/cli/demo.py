@@ -55,7 +55,7 @@ def demo(context: Context) -> None:
 def _on(url: str, out: Console) -> None:
     from sqlq.app import App
 
-    app = App(url)
+    app = App(url, eager=False)  # it shows the queue at work
     try:
         with _tables(app):
             _Shop(app, out).play()

@@ -83,7 +83,7 @@ def enqueue(
         new = new.set(available_at=None if moment is None else _moment(moment), **named)
     from sqlq.session import own
 
-    job = app.enqueue(new, session=own)  # a command has no session of the moment
+    job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
     app.close()
     if as_json:
         show_json(

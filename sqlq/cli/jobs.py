@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def jobs(
         columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
         columns += [Column("attempts", right=True), Column("time")]
         more_columns = [name for name in MORE_COLUMNS if any(getattr(job, name) is not None for job in found)]
-        columns += [Column(name, wide=True) for name in more_columns]
+        columns += [Column(name, wide=name == "label") for name in more_columns]
         show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
         click.echo(f"no {state + ' ' if state else ''}jobs{of(task, queue)}")
@@ -91,8 +91,9 @@ def _row(job: JobDetails) -> list[Cell]:
 
 
 def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
-    found = (getattr(job, name) for name in columns)
-    return ["" if value is None else plain(str(value)) for value in found]
+    # the note beside a job's progress is for `sqlq show`
+    said = {"progress": job.progress and replace(job.progress, note=None), "label": job.label}
+    return ["" if said[name] is None else plain(str(said[name])) for name in columns]
 
 
 def attempts(job: JobDetails, separator: str) -> str:

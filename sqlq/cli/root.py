@@ -67,12 +67,12 @@ for command in (
 takes_context(sqlq)
 
 
-def run() -> NoReturn:
+def run(context: Context | None = None) -> NoReturn:
     """Run the command line and exit: 0 for done, 1 when it could not be, 2 for a command line that is
     wrong."""
-    commandline.current = context = Context()
+    commandline.current = context = context or Context()
     try:
-        sys.exit(sqlq.main(prog_name="sqlq", standalone_mode=False, obj=context) or 0)
+        sys.exit(sqlq.main(prog_name=context.name, standalone_mode=False, obj=context) or 0)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
@@ -87,5 +87,5 @@ def run() -> NoReturn:
         sentence = explain(error, context)
         if sentence is None:
             raise
-        click.echo(f"sqlq: {sentence}", err=True)
+        click.echo(f"{context.name}: {sentence}", err=True)
         sys.exit(1)

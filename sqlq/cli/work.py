@@ -157,7 +157,7 @@ def work(
         watched = _watched(context, reload, reload_dirs, {"--drain": options["drain"], "--spare": spare})
         context.require_app("work runs the tasks of an App")
         set_up_logs()
-        _supervise(checked, processes, health_file, spare, drawn=drawn, watched=watched)
+        _supervise(context, checked, processes, health_file, spare, drawn=drawn, watched=watched)
 
 
 def _keep_numbers_of_closed() -> None:
@@ -197,6 +197,7 @@ def _watched(context: Context, reload: bool, given: tuple[Path, ...], unfit: dic
 
 
 def _supervise(
+    context: Context,
     options: WorkerOptions,
     processes: int,
     health_file: Path | None,
@@ -210,7 +211,7 @@ def _supervise(
 
     _refuse_unwritable(health_file)
     supervisor = Supervisor(
-        [sys.executable, "-m", "sqlq", *sys.argv[1:]],
+        [*context.program, *sys.argv[1:]],
         SupervisorOptions(
             processes, options.lease_ms, options.grace_ms, health_file, spare, restarts=bool(watched)
         ),
@@ -307,7 +308,7 @@ def _child(
     link_fd, box_fd, generation, warm, stands_by = (int(part) for part in supervision.split(","))
     supervised = Supervised(Link.inherited(link_fd), BlackBox(box_fd))
     os.close(box_fd)
-    isolates = _isolates(warm, spare)
+    isolates = _isolates(context, warm, spare)
     app = context.app_with_tasks("work runs the tasks of an App")
     set_up_logs()
     if generation == 0:
@@ -379,13 +380,13 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
         log.warning("no task of this App, no job and no other worker names the queue %s", name)
 
 
-def _isolates(warm: int, spare: bool) -> Isolates:
+def _isolates(context: Context, warm: int, spare: bool) -> Isolates:
     from sqlq.worker.isolates import Isolates
     from sqlq.worker.link import spawn
 
     command = sys.argv[1:]
     at = command.index("--supervision")
-    command = [sys.executable, "-m", "sqlq", *command[:at], *command[at + 2 :]]
+    command = [*context.program, *command[:at], *command[at + 2 :]]
     return Isolates(lambda fd: spawn([*command, "--isolate", str(fd)], (fd,)), warm, spare=spare)
 
 

@@ -490,6 +490,7 @@ workers = Table(
     Column("id", String(36), primary_key=True),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
+    Column("supervisor_pid", Integer),
     Column("version", Text, nullable=False),
     Column("queues", Text),
     Column("concurrency", Integer, nullable=False),
@@ -498,7 +499,7 @@ workers = Table(
     Column("seen_at", Moment, nullable=False, server_default=now()),
     _moments_in_range("sqlq_workers", "started_at", "seen_at"),
     _integer_times("sqlq_workers", "started_at", "seen_at"),
-    _integers("sqlq_workers", "pid", "concurrency", "unstarted"),
+    _integers("sqlq_workers", "pid", "supervisor_pid", "concurrency", "unstarted"),
     _texts("sqlq_workers", "id", "host", "version", "queues"),
 )
 

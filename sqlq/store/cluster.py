@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -13,18 +13,24 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BigInteger,
     Connection,
+    String,
     bindparam,
+    cast,
     delete,
     func,
     insert,
+    null,
     select,
     text,
     type_coerce,
+    union_all,
     update,
 )
 
 from sqlq.schema.tables import TOKEN_SCHEMA, Moment, after, jobs, now, queues, workers
 from sqlq.store.database import Database
+from sqlq.store.dialect import Right
+from sqlq.store.jobs import DIALECTS
 
 
 def register(
@@ -36,12 +42,20 @@ def register(
     version: str,
     queues: Sequence[str] | None,
     concurrency: int,
+    supervisor_pid: int | None = None,
 ) -> None:
-    """Enter a worker; `queues` None means that it serves all."""
+    """Enter a worker; `queues` None means that it serves all, `supervisor_pid` None that it has no
+    supervisor."""
     named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
     conn.execute(
         insert(workers).values(
-            id=id, host=host, pid=pid, version=version, queues=named, concurrency=concurrency
+            id=id,
+            host=host,
+            pid=pid,
+            supervisor_pid=supervisor_pid,
+            version=version,
+            queues=named,
+            concurrency=concurrency,
         )
     )
 
@@ -50,6 +64,72 @@ def seen(conn: Connection, id: str) -> bool:
     """Note that a worker lives, and say whether it is still entered: one that slept for a day was swept out,
     and registers again."""
     return conn.execute(update(workers).where(workers.c.id == id).values(seen_at=now())).rowcount == 1
+
+
+def stand_in(
+    conn: Connection, owners: Collection[str], *, lease_ms: int
+) -> tuple[set[str], dict[str, dict[Right, bool]]]:
+    """Note that these workers live, and renew all they hold, for their supervisor; in one statement where the
+    database can do that in one.
+
+    Rows that another transaction has locked are passed over, so that one worker that is stuck keeps the
+    leases of no other from being renewed. Returns which of the workers are entered, and for each the rights
+    renewed, and whether their end is asked for. The id of a worker is made anew for each process and never
+    used again, so that it stands for its rights.
+    """
+    given = {"owners": sorted(owners), "lease_ms": lease_ms}
+    if not DIALECTS[conn.dialect.name].changes_in_queries:
+        rows = [(id, None, None, None) for (id,) in conn.execute(_STILL_HERE, given)]
+        rows += [tuple(row) for row in conn.execute(_STILL_THEIRS, given)]
+    else:
+        rows = [tuple(row) for row in conn.execute(_STAND_IN, given)]
+    entered: set[str] = set()
+    renewed: dict[str, dict[Right, bool]] = {owner: {} for owner in owners}
+    for owner, id, token, cancel_requested_at in rows:
+        if id is None:
+            entered.add(owner)
+        else:
+            renewed[owner][id, token] = cancel_requested_at is not None
+    return entered, renewed
+
+
+_owners = bindparam("owners", expanding=True, type_=String)
+_STILL_HERE = update(workers).where(workers.c.id.in_(_owners)).values(seen_at=now()).returning(workers.c.id)
+_theirs = (
+    select(jobs.c.id)
+    .where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by.in_(_owners))  # guard: renews-its-own
+    .order_by(jobs.c.id)
+    .with_for_update(skip_locked=True)
+    .cte("theirs")
+    .prefix_with("MATERIALIZED")
+)
+_STILL_THEIRS = (
+    update(jobs)
+    .values(lease_expires_at=after(bindparam("lease_ms", type_=BigInteger)))
+    .where(jobs.c.id == _theirs.c.id)
+    .returning(jobs.c.reserved_by, jobs.c.id, jobs.c.lease_token, jobs.c.cancel_requested_at)
+)
+_free = (
+    select(workers.c.id)
+    .where(workers.c.id.in_(_owners))
+    .order_by(workers.c.id)
+    .with_for_update(skip_locked=True)  # guard: one-stuck-worker-is-passed-over
+    .cte("free")
+    .prefix_with("MATERIALIZED")
+)
+_seen = update(workers).where(workers.c.id == _free.c.id).values(seen_at=now()).returning(workers.c.id)
+_renewed = _STILL_THEIRS.cte("renewed")
+_STAND_IN = union_all(
+    select(
+        workers.c.id,
+        cast(null(), jobs.c.id.type),
+        cast(null(), jobs.c.lease_token.type),
+        cast(null(), jobs.c.cancel_requested_at.type),
+    )
+    .where(workers.c.id.in_(_owners))
+    .add_cte(_seen.cte("seen")),
+    select(*_renewed.c),
+)
 
 
 def note_unstarted(conn: Connection, id: str, number: int) -> None:
@@ -90,6 +170,38 @@ def due_in(database: Database, names: Sequence[str] | None = None) -> dict[str, 
     dialect, schema = database.dialect, database.schema
     rows = database.run_past_sqlalchemy(lambda ask: dialect.due_in(ask, schema, names), reads=True)
     return {name: float(ms) for name, ms in rows}
+
+
+class Look(NamedTuple):
+    """What a host sees when it looks for its workers."""
+
+    due: dict[str, float]
+    """As `due_in` has it."""
+    listens: bool
+    """Whether the connection that was asked hears hints."""
+    hosts: int | None
+    """How many hosts look, this one included; None where that was not asked."""
+    expired: bool | None
+    """Whether a lease has run out; None where that was not asked."""
+
+
+def look(
+    conn: Connection,
+    database: Database,
+    names: Sequence[str] | None,
+    *,
+    hosts_within_ms: int | None,
+    leases: bool,
+) -> Look:
+    """Look, on a connection that may LISTEN, for all that a host wants to know about once a second
+    (PostgreSQL)."""
+    driver, dialect = conn.connection.dbapi_connection, database.dialect
+    rows = dialect.look(
+        lambda statement, parameters: dialect.run(driver, statement, parameters),
+        *(database.schema, names, channel(database.schema), hosts_within_ms, leases),
+    )
+    *due, (_, _, listens, hosts, expired) = sorted(rows, key=lambda row: row[0] is None)
+    return Look({row[0]: float(row[1]) for row in due}, listens, hosts, expired)
 
 
 _first = (
@@ -163,6 +275,7 @@ class WorkerRow:
     id: str
     host: str
     pid: int
+    supervisor_pid: int | None
     version: str
     queues: str | None
     concurrency: int

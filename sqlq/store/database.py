@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
@@ -71,14 +71,18 @@ class Use:
     connect_seconds: int
     pre_ping: bool = False
     """Whether a pooled connection is looked at before each use. Loops do without: they try again anyway."""
+    at_rest: int | None = None
+    """How many connections from a URL stay open when nobody uses them; None for as many as SQLAlchemy keeps,
+    which is 5."""
     plan_once: bool = False
     """Whether statements that are prepared are planned once, and by indexes alone."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
 LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+STANDS_IN = replace(LOOPS, at_rest=1)
 CLAIMS = replace(LOOPS, plan_once=True)
-LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
 
 
 @dataclass(slots=True)
@@ -151,6 +155,8 @@ class Database:
             options = {"poolclass": NullPool}  # never used, and SQLAlchemy warns of some that it would choose
         elif url.get_backend_name() != "sqlite":
             options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
+            if use.at_rest is not None:
+                options |= {"pool_size": use.at_rest, "max_overflow": 10}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
@@ -216,6 +222,15 @@ class Database:
         database = self._for(LISTENING) if url is None else Database.open(url, self._schema, use=LISTENING)
         database.schema = self.schema  # asked once, and on a connection that is needed for more than that
         return database
+
+    def for_looking(self, listening: Database) -> Database:
+        """Return where a connection can look for jobs that stays open: the one to LISTEN at, unless that has
+        a URL of its own. To be closed by who asked for it."""
+        if self.address is None or self.address.listen_url is None:
+            return listening
+        looking = self._for(CLAIMS)
+        looking.schema = self.schema
+        return looking
 
     def _for(self, use: Use) -> Database:
         if self.engine.dialect.name == "sqlite" or self.address is None:
@@ -417,6 +432,15 @@ class Database:
                 log.debug("running a transaction again after %s", error)
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)
         raise AssertionError("unreachable")
+
+    def close_idle(self, *, more_than: int = 0) -> None:
+        """Close the pooled connections where there are more than so many, and nobody uses one; whoever needs
+        one opens it anew."""
+        pool = self.engine.pool
+        if isinstance(pool, QueuePool):
+            self._driver.close()
+            if pool.checkedin() > more_than and not pool.checkedout():  # guard: idle-connections-are-closed
+                self.engine.dispose()
 
     def forget_connections(self) -> None:
         """Leave the connections to the process that this one was forked from, and open: shared, they would

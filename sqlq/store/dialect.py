@@ -118,6 +118,11 @@ class Dialect:
     name: str
     one_writer = False
     """Whether one transaction at a time may write, and keeps all others waiting."""
+    sees_commits = False
+    """Whether a connection sees without a statement that another has committed, so that nobody has to tell
+    it."""
+    changes_in_queries = False
+    """Whether one statement may change several tables, and return what it changed."""
     claims_beyond = True
     """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
     most_unwritten = 2_000
@@ -140,6 +145,11 @@ class Dialect:
             index_elements=["queue", "unique_key"],
             index_where=text(HOLDS_KEY),  # guard: unique-arbiter
         )
+
+    def for_parameters(self, style: Any) -> Any:
+        """Return a dialect of SQLAlchemy's that writes statements with parameters in a style, for any
+        driver."""
+        raise NotImplementedError
 
     # -- claim -----------------------------------------------------------------------------------------------
 
@@ -188,6 +198,23 @@ class Dialect:
 
         The first row of each priority in the claim index is the one that is due next in it, so that one row
         is read for each queue and priority.
+        """
+        raise NotImplementedError
+
+    def look(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str] | None,
+        channel: str,
+        hosts_within_ms: int | None,
+        leases: bool,
+    ) -> list[Sequence[Any]]:
+        """Return what `due_in` does, as `(queue, ms, None, None, None)`, and one row more: `(None, None,
+        listens, hosts, expired)`.
+
+        That says whether this connection LISTENs to the channel, how many hosts have sent a heartbeat within
+        this time, and with `leases` whether a lease has run out.
         """
         raise NotImplementedError
 

@@ -87,22 +87,26 @@ def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[
     is raised that would abort the transaction.
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    dialect = _dialect(conn)
     if len(new) == 1 and new[0].unique_key is None:
         return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
-    done: dict[int, Job] = {}
-    plain = [i for i, job in enumerate(new) if job.unique_key is None]
-    for part in _slices(plain, _ROWS_AT_ONCE):
-        statement, parameters = _many(dialect, [new[i] for i in part])
-        rows = conn.execute(statement, parameters, execution_options=options).all()
-        # ids rise in the order of the rows: the statement sorts them before it numbers them
-        done |= {
-            i: _job(new[i], id, state) for i, (id, state) in zip(part, sorted(rows, key=_id), strict=True)
-        }
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
-    if keyed:
-        done |= _insert_keyed(conn, new, keyed, options)
-    return [done[i] for i in range(len(new))]
+    plain = new if not keyed else [job for job in new if job.unique_key is None]
+    done = [job for part in _slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part, options)]
+    if not keyed:
+        return done
+    found = _insert_keyed(conn, new, keyed, options)
+    inserted_plainly = iter(done)
+    return [found[i] if i in found else next(inserted_plainly) for i in range(len(new))]
+
+
+def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str, Any]) -> list[Job]:
+    """Insert jobs without unique keys, by one statement."""
+    statement, parameters = _many(_dialect(conn), new)
+    # ids rise in the order of the rows: the statement sorts them before it numbers them
+    rows = sorted(conn.execute(statement, parameters, execution_options=options).all(), key=_id)
+    if len(rows[0]) == 1:  # all are due at once
+        return [_available(job, id) for job, (id,) in zip(new, rows, strict=True)]
+    return [_job(job, id, state) for job, (id, state) in zip(new, rows, strict=True)]
 
 
 def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
@@ -118,6 +122,33 @@ def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str
 def inserted(job: NewJob, row: Sequence[Any]) -> Job:
     """Return the job of which an `insert_statement` has returned a row."""
     return _job(job, row[0], State.AVAILABLE if _is_due_at_once(job) else row[1])
+
+
+def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) -> tuple[str, Any]:
+    """Return a statement that inserts one job, and its parameters, for a driver of any kind whose parameters
+    are in this style. It returns the job's id, or no row where a live job holds the unique key. Without a
+    schema the table is found by the connection's search_path."""
+    said = _said(job)
+    dialect, compiled = _compiled_for_others(kind, style, schema, said, job.unique_key is not None)
+    row = _row(job, said)
+    if job.available_at is not None:
+        row["moment"] = Moment().process_bind_param(job.available_at, dialect)
+    return compiled.statement, compiled.parameters(row)
+
+
+@lru_cache(maxsize=256)
+def _compiled_for_others(
+    kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool
+) -> tuple[Any, _Compiled]:
+    found = DIALECTS[kind]
+    dialect = found.for_parameters(style)
+    statement = _insert(found, said)
+    if keyed:
+        statement = found.passing_over_live_keys(statement)
+    compiled = _Compiled.of(
+        statement.returning(jobs.c.id), dialect, schema or TOKEN_SCHEMA, _parameters(said)
+    )
+    return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
 
 
 class _Compiled(NamedTuple):
@@ -355,12 +386,19 @@ def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
 
 
 def _insert_from(dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any]) -> Any:
+    """Return the statement that inserts these columns, and returns ids; states, too, where not all jobs are
+    due at once."""
     source = select(*columns.values()).order_by(place)
-    return dialect.insert(jobs).from_select([*columns], source).returning(jobs.c.id, _NEW_STATE)
+    returned = (jobs.c.id, _NEW_STATE) if "available_at" in columns else (jobs.c.id,)
+    return dialect.insert(jobs).from_select([*columns], source).returning(*returned)
 
 
 def _job(job: NewJob, id: int, state: str) -> Job:
     return Job(id, job.queue, job.task, _STATES[state], True)  # noqa: FBT003 - by name it takes half as long again
+
+
+def _available(job: NewJob, id: int) -> Job:
+    return Job(id, job.queue, job.task, State.AVAILABLE, True)  # noqa: FBT003
 
 
 _STATES = {str(state): state for state in State}
@@ -422,12 +460,6 @@ def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[
     )
 
 
-def extend_owned(conn: Connection, owner: str, *, lease_ms: int) -> dict[Right, bool]:
-    """Renew everything an owner holds, as `extend` does. The owner's id is made anew for each process and
-    never used again, so that it stands for the rights it returns."""
-    return _renewed(conn.execute(_EXTEND_OWNED, {"owner": owner, "lease_ms": lease_ms}))
-
-
 def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
     return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
 
@@ -447,22 +479,7 @@ def _extend(dialect: Dialect) -> Update:
     )
 
 
-# guard: renews-its-own
 _OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
-_owned_unlocked = (
-    select(jobs.c.id)
-    .where(*_OWNED)
-    .order_by(jobs.c.id)
-    .with_for_update(skip_locked=True)
-    .cte("owned")
-    .prefix_with("MATERIALIZED")
-)
-_EXTEND_OWNED = (
-    update(jobs)
-    .values(_RENEWED)
-    .where(jobs.c.id == _owned_unlocked.c.id)
-    .returning(*_RIGHT, jobs.c.cancel_requested_at)
-)
 
 
 def owned(conn: Connection, owner: str) -> list[ClaimedJob]:

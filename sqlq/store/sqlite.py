@@ -39,9 +39,13 @@ READ_ONLY = "sqlq_read_only"
 class SQLite(Dialect):
     name = "sqlite"
     one_writer = True
+    sees_commits = True
     claims_beyond = False
     most_unwritten = 200
     insert = staticmethod(sqlite.insert)
+
+    def for_parameters(self, style: Any) -> Any:
+        return sqlite.dialect(paramstyle=style)
 
     def claim(
         self,

@@ -3,12 +3,9 @@ written."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import itertools
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,37 +13,27 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sqlalchemy.util import await_only, concurrency
 
 from sqlq.app import App
-from sqlq.endings import follow_up
-from sqlq.enqueue import check_new
+from sqlq.borrowed import Borrowed
+from sqlq.drivers import DriverConnection
+from sqlq.eager import Here, JobHere
 from sqlq.errors import ConfigurationError
-from sqlq.job import ClaimedJob, Completed, Failed, Job, NewJob, State
-from sqlq.retry import Cancel, Retry, Snooze, describe
+from sqlq.job import ClaimedJob, Job, NewJob, State
+from sqlq.retry import Cancel, Retry, Snooze
 from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
-from sqlq.settings import MAX_ATTEMPTS
-from sqlq.task import Task
 from sqlq.testing.commits import Commits
 from sqlq.testing.database import current
-from sqlq.worker.execute import Run, acall_handler, call_handler
-from sqlq.worker.running import RunningJob
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import scoped_session
 
 
 @dataclass
-class InlineJob:
+class InlineJob(JobHere):
     """A job of an inline block: what it was, and what became of it.
 
     With `at="commit"` its state is `available` until its transaction commits. When it has `failed`, `error`
     is the exception that reaches the test.
     """
-
-    id: int
-    new: NewJob
-    state: State = State.AVAILABLE
-    attempts: int = 0
-    result: Any = None
-    error: BaseException | None = None
 
 
 class Inline:
@@ -112,12 +99,11 @@ class _Kept(NamedTuple):
     scope: scoped_session[Any] | None
 
 
-class InlineEnqueuer:
+class InlineEnqueuer(Here):
     """Takes the place of what writes an App's jobs: what goes in is run."""
 
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
-        self._tasks = app.tasks
-        self._lifespan = lifespan
+        super().__init__(app.tasks, lifespan)
         self._ids = itertools.count(1)
         self._commits = Commits(self._committed, self._undone) if at_commit else None
         self._failed: list[Exception] = []
@@ -125,7 +111,7 @@ class InlineEnqueuer:
         self.ran = Inline()
 
     def enqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
-        self._check(new)
+        self.check(new)
         if hasattr(session, "run_sync"):
             connection_of(session)  # refuses it, and says what to write
         if session is not None and self._commits is not None:
@@ -134,12 +120,12 @@ class InlineEnqueuer:
         for job in new:
             found, created = self._take(job)
             if created:
-                self._run(found)
-            done.append(_answer(found, created))
+                self.run(found)
+            done.append(found.answer(created=created))
         return done
 
     async def aenqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
-        self._check(new)
+        self.check(new)
         if session is not None and self._commits is not None:
             kept: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
             return kept
@@ -147,19 +133,14 @@ class InlineEnqueuer:
         for job in new:
             found, created = self._take(job)
             if created:
-                await self._arun(found)
-            done.append(_answer(found, created))
+                await self.arun(found)
+            done.append(found.answer(created=created))
         return done
 
     def close(self) -> None:
         """Run nothing any more of what waits for a commit."""
         if self._commits is not None:
             self._commits.close()
-
-    def _check(self, new: Sequence[NewJob]) -> None:
-        check_new(new)
-        for job in new:
-            self._tasks.find(job.task)
 
     def _take(self, new: NewJob) -> tuple[InlineJob, bool]:
         """Return a job for this one, and whether it is new: the one there is with the same unique key is
@@ -189,66 +170,29 @@ class InlineEnqueuer:
                 return job
         return None
 
-    def _run(self, job: InlineJob, run: Run | None = None) -> None:
-        task = self._tasks.find(job.new.task)
-        job.state = State.RUNNING
-        try:
-            while job.state is State.RUNNING:
-                with _Ending(job):
-                    # in a copy of the context, so that the handler's current_job() is not the caller's
-                    attempt = contextvars.copy_context().run
-                    job.result = attempt(self._attempt, task, job, run or _on_a_loop_of_its_own)
-                    job.state = State.FINISHED
-        finally:
-            if (follower := self._follower(job)) is not None:
-                self._run(follower, run)
+    def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
+        match error:
+            case Cancel():
+                job.state = State.CANCELLED
+                return None
+            case Snooze():
+                job.state = State.SCHEDULED
+                return None
+            case Retry() if claimed.attempts < claimed.max_attempts:
+                return None
+        job.state = State.FAILED
+        job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
+        return job.error
 
-    async def _arun(self, job: InlineJob) -> None:
-        task = self._tasks.find(job.new.task)
-        if not task.is_async:
-            loop = asyncio.get_running_loop()
-            await asyncio.to_thread(
-                self._run, job, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result()
-            )
-            return
-        job.state = State.RUNNING
-        try:
-            while job.state is State.RUNNING:
-                with _Ending(job):
-                    # a task of its own, whose context ends with it
-                    job.result = await asyncio.create_task(self._aattempt(task, job))
-                    job.state = State.FINISHED
-        finally:
-            if (follower := self._follower(job)) is not None:
-                await self._arun(follower)
-
-    def _attempt(self, task: Task[..., Any], job: InlineJob, run: Run) -> Any:
-        running = self._begun(task, job)
-        return run(acall_handler(running)) if task.is_async else call_handler(running, run)
-
-    async def _aattempt(self, task: Task[..., Any], job: InlineJob) -> Any:
-        return await acall_handler(self._begun(task, job))
-
-    def _begun(self, task: Task[..., Any], job: InlineJob) -> RunningJob:
-        """Begin an attempt in this context."""
-        running = RunningJob(_claimed(job), task, float("inf"))
-        running.lifespan = self._lifespan
-        running.arguments = task.arguments(job.new.payload)
-        running.begin()
-        return running
-
-    def _follower(self, job: InlineJob) -> InlineJob | None:
-        """Return the job that follows one that has ended, if one does."""
-        if job.state is State.FAILED and job.error is not None:
-            new = follow_up(_claimed(job), Failed("error", describe(job.error)))
-        else:
-            new = follow_up(_claimed(job), Completed()) if job.state is State.FINISHED else None
-        return None if new is None else self._take(new)[0]
+    def follow(self, new: NewJob) -> JobHere:
+        return self._take(new)[0]
 
     # -- at a commit -----------------------------------------------------------------------------------------
 
     def _keep(self, new: Sequence[NewJob], session: Any, commits: Commits[_Kept]) -> list[Job]:
-        connection_to_write(session)
+        conn = connection_to_write(session)
+        if isinstance(conn, Borrowed):
+            return self._keep_for_driver(new, conn.driver)
         scope = session if hasattr(session, "registry") else None
         owner = itself(session)
         done = []
@@ -256,9 +200,23 @@ class InlineEnqueuer:
             found, created = self._take(job)
             if created:
                 commits.add(owner, _Kept(found, scope))
-            done.append(_answer(found, created))
+            done.append(found.answer(created=created))
         note_write(session)
         return done
+
+    def _keep_for_driver(self, new: Sequence[NewJob], driver: DriverConnection) -> list[Job]:
+        """Keep jobs for the commit on a driver's connection, where its library tells of that."""
+        taken = [self._take(job) for job in new]
+        kept = [_Kept(job, None) for job, created in taken if created]
+        if driver.commits_at_once():
+            self._committed(kept)
+        elif not driver.on_commit(lambda: self._committed(kept)):
+            self._undone(kept)
+            raise ConfigurationError(
+                f"nobody tells of a commit on a connection of {driver.driver}: use inline(app), without "
+                'at="commit", where the job runs at once'
+            )
+        return [job.answer(created=created) for job, created in taken]
 
     def _undone(self, kept: list[_Kept]) -> None:
         undone = [job for job, _ in kept]
@@ -270,12 +228,12 @@ class InlineEnqueuer:
         else:
             for job, scope in kept:
                 with self._failing_later(job), _session_of_its_own(scope):
-                    self._run(job)
+                    self.run(job)
 
     async def _arun_committed(self, kept: list[_Kept]) -> None:
         for job, _ in kept:
             with self._failing_later(job):
-                await self._arun(job)
+                await self.arun(job)
 
     @contextmanager
     def _failing_later(self, job: InlineJob) -> Iterator[None]:
@@ -325,63 +283,3 @@ def _note(error: BaseException, failed: list[Exception]) -> None:
 
 def _in_greenlet() -> bool:
     return "greenlet" in sys.modules and concurrency.in_greenlet()
-
-
-class _Ending:
-    """Gives an attempt that ended by an exception its state, or lets the exception through."""
-
-    def __init__(self, job: InlineJob) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        self._job.attempts += 1
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        match error:
-            case None:
-                return True
-            case Cancel():
-                self._job.state = State.CANCELLED
-            case Snooze():
-                self._job.state = State.SCHEDULED
-            case Retry() if self._job.attempts < (self._job.new.max_attempts or MAX_ATTEMPTS):
-                pass
-            case Retry(__cause__=BaseException() as cause):
-                self._job.state, self._job.error = State.FAILED, cause
-                raise cause
-            case _:
-                self._job.state, self._job.error = State.FAILED, error
-                return False
-        return True
-
-
-def _on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on an event loop of its own: in a thread, where the caller is on a loop, which stands
-    still meanwhile, as it would in any other call."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "sqlq-inline") as thread:
-        return thread.submit(contextvars.copy_context().run, asyncio.run, work).result()
-
-
-def _claimed(job: InlineJob) -> ClaimedJob:
-    new = job.new
-    return ClaimedJob(
-        id=job.id,
-        lease_token=job.attempts,
-        queue=new.queue,
-        task=new.task,
-        payload=new.payload,
-        attempts=job.attempts,
-        max_attempts=new.max_attempts or MAX_ATTEMPTS,
-        on_success=new.on_success,
-        on_failure=new.on_failure,
-        label=new.label,
-        headers=new.headers_text,
-    )
-
-
-def _answer(job: InlineJob, created: bool) -> Job:
-    return Job(id=job.id, queue=job.new.queue, task=job.new.task, state=job.state, created=created)

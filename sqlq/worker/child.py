@@ -23,12 +23,17 @@ ORPHANED_MS = 5_000
 """How long what runs may go on when the supervisor is gone, and no process watches."""
 
 REPORT_SECONDS = 1.0
+MORE_SECONDS = 0.1
+"""How long at least lies between two words to the supervisor that there is more."""
 
 Stop = Callable[["int | None"], None]
 """Stops a worker, within so many milliseconds or else its own grace time."""
 Renewed = Callable[["dict[Right, bool]", float, bool], None]
 """Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the
 worker is entered."""
+
+Look = Callable[[], None]
+"""Ends the rest of a loop, because there may be work."""
 
 Report = Callable[[], "dict[str, Any]"]
 """Says how far a worker has come: `tally`, and how many jobs are `running`."""
@@ -44,9 +49,11 @@ class Unsupervised:
     supervised = False
     box: BlackBox | None = None
 
-    def listen(self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict) -> None:
-        """Hear the supervisor from now on: when to stop, which leases it has renewed, and what it has made of
-        the jobs of workers that died; `report` is told it each second."""
+    def listen(
+        self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict, look: Look = lambda: None
+    ) -> None:
+        """Hear the supervisor from now on: when to stop, when to look for jobs, which leases it has renewed,
+        and what it has made of the jobs of workers that died; `report` is told it each second."""
 
     def ready(self, **facts: Any) -> None:
         """Say that this worker is up, and what the supervisor needs to know to stand in for it."""
@@ -55,8 +62,16 @@ class Unsupervised:
         """Say that this worker claims no more and ends when what it runs has ended, and whether another
         should take its place."""
 
-    def pulse(self) -> None:
-        """Say that the loop turns."""
+    def pulse(self, *, rests: bool = False) -> None:
+        """Say that the loop turns, and whether it claims nothing until it is called."""
+
+    def more(self) -> None:
+        """Say that there may be more jobs than this worker could take."""
+
+    def looked_at(self) -> float:
+        """Return when the supervisor has looked for this worker last, by the monotonic clock; 0.0 for
+        never."""
+        return 0.0
 
 
 class Supervised(Unsupervised):
@@ -70,16 +85,20 @@ class Supervised(Unsupervised):
         self.box: BlackBox = box
         self._over = False
         self._report: Report = dict
-        self._report_at = 0.0
+        self._report_at = self._more_at = 0.0
         self.announce: Callable[[], None] = lambda: None
         """Called when the worker is ready, before it starts anything."""
 
-    def listen(self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict) -> None:
+    def listen(
+        self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict, look: Look = lambda: None
+    ) -> None:
         self._report = report
 
         def run() -> None:
             while (message := self._link.receive()) is not None:
-                if "stop" in message:
+                if "look" in message:
+                    look()
+                elif "stop" in message:
                     stop(None)
                 elif "events" in message:
                     for event in message["events"]:
@@ -118,8 +137,16 @@ class Supervised(Unsupervised):
         self._over = True
         self._link.send(ended=tally)
 
-    def pulse(self) -> None:
-        self.box.pulse()
+    def more(self) -> None:
+        if time.monotonic() >= self._more_at:
+            self._more_at = time.monotonic() + MORE_SECONDS
+            self._link.offer(droppable=True, more=True)
+
+    def looked_at(self) -> float:
+        return self.box.looked_at()
+
+    def pulse(self, *, rests: bool = False) -> None:
+        self.box.pulse(rests=rests)
         if time.monotonic() >= self._report_at:
             self._report_at = time.monotonic() + REPORT_SECONDS
             self._link.offer(droppable=True, report=self._report())

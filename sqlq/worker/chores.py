@@ -7,13 +7,14 @@ batch, so that none holds up another for long.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import is_
 from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError
@@ -24,7 +25,6 @@ from sqlq.settings import RESCUE_MS
 from sqlq.store import cluster, endings, records
 from sqlq.store.database import Database
 from sqlq.worker.outage import Outage
-from sqlq.worker.tell import Teller
 from sqlq.worker.vacuum import VacuumWatch
 
 log = logging.getLogger("sqlq.worker")
@@ -55,10 +55,14 @@ class Chore(Protocol):
 class Chores:
     """Does chores, each when it is due, in a thread of its own; the earliest first."""
 
-    def __init__(self, chores: Sequence[Chore]) -> None:
+    def __init__(self, chores: Sequence[Chore], *, quiet: bool = False) -> None:
+        """`quiet` where others speak of a database that is away."""
         order = itertools.count()
-        self._due = [(time.monotonic(), next(order), chore, Outage(chore.doing)) for chore in chores]
-        heapq.heapify(self._due)
+        self._due = [
+            (time.monotonic(), next(order), chore, Outage(chore.doing, quiet=quiet)) for chore in chores
+        ]
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sqlq-chores", daemon=True)
 
@@ -68,32 +72,55 @@ class Chores:
     def end(self) -> None:
         """Begin nothing more."""
         self._ended.set()
+        self._changed.set()
+
+    def call(self, chore: Chore) -> None:
+        """Have a chore done now, from any thread."""
+        self._hasten(partial(is_, chore))
+        self._changed.set()
 
     def join(self, seconds: float) -> None:
         """Wait for the turn under way, at most so long."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        while not self._ended.wait(max(0.0, self._due[0][0] - time.monotonic())):
-            _, order, chore, outage = self._due[0]
+        while not self._ended.is_set():
+            self._changed.wait(max(0.0, self._due[0][0] - time.monotonic()))
+            self._changed.clear()
+            moment, _, chore, outage = self._due[0]
+            if self._ended.is_set() or time.monotonic() < moment:
+                continue
             try:
                 wait = chore.run()
                 outage.over()
             except DBAPIError as error:
                 wait = outage.met(error)
                 # perhaps what it does not answer is a question about a column that is gone
-                self._hasten(SchemaWatch)
+                self._hasten(lambda other: isinstance(other, SchemaWatch))
             except Exception:
                 log.exception("%s failed; trying again", chore.doing)
                 wait = FAILED_SECONDS
-            due = (time.monotonic() + wait, order, chore, outage)
-            self._due = [due if entry[1] == order else entry for entry in self._due]
-            heapq.heapify(self._due)
+            self._put(partial(is_, chore), time.monotonic() + wait)
 
-    def _hasten(self, kind: type[Chore]) -> None:
-        moment = time.monotonic()
-        self._due = [(moment if isinstance(entry[2], kind) else entry[0], *entry[1:]) for entry in self._due]
-        heapq.heapify(self._due)
+    def _hasten(self, which: Callable[[Chore], bool]) -> None:
+        self._put(which, time.monotonic())
+
+    def _put(self, which: Callable[[Chore], bool], moment: float) -> None:
+        with self._lock:
+            self._due = sorted((moment if which(entry[2]) else entry[0], *entry[1:]) for entry in self._due)
+
+
+class Shared:
+    """A chore that one of a host does: this worker, while its supervisor does not."""
+
+    def __init__(self, chore: Chore, is_done: Callable[[], bool]) -> None:
+        self.doing = chore.doing
+        self._chore = chore
+        self._is_done = is_done
+
+    def run(self) -> float:
+        # guard: chores-are-taken-over
+        return jittered(RESCUE_MS / 1000) if self._is_done() else self._chore.run()
 
 
 def jittered(seconds: float) -> float:
@@ -107,17 +134,31 @@ class Rescue:
     doing = "rescuing jobs"
 
     def __init__(
-        self, database: Database, lease_ms: int, teller: Teller, rescued: Callable[[], None]
+        self,
+        database: Database,
+        lease_ms: int,
+        tell: Callable[[Iterable[endings.Rescued], str], object],
+        rescued: Callable[[], None],
+        *,
+        looked_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
+        """`looked_at` returns when a lookout, which has this chore called where it finds any, has looked for
+        expired leases last."""
         self._database = database
-        self._teller = teller
+        self._tell = tell
         self._every = min(RESCUE_MS, lease_ms / 4) / 1000
         self._rescued = rescued
+        self._looked_at = looked_at
+        self.is_called = False
 
     def run(self) -> float:
+        is_looked_after = time.monotonic() - self._looked_at() < 2 * self._every
+        if is_looked_after and not self.is_called:
+            return jittered(self._every)
         with self._database.begin() as conn:
             rescued = endings.rescue(conn)
-        self._teller.rescued(rescued, "did not renew its lease")
+        self.is_called = False
+        self._tell(rescued, "did not renew its lease")
         if rescued:
             self._rescued()
         return jittered(self._every)

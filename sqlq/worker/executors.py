@@ -8,6 +8,7 @@ between threads is paid for only when a slot was idle.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections import deque
@@ -168,7 +169,10 @@ class Executors:
         given back, and its slot is free again."""
         try:
             if job.is_async:
-                self._event_loop().call_soon_threadsafe(self._spawn, job)
+                # not in the context of who runs the worker: in a test of Django's its ORM would wait there
+                # for the thread that waits for the worker
+                context = contextvars.Context()  # guard: a-context-of-no-caller
+                self._event_loop().call_soon_threadsafe(self._spawn, job, context=context)
             else:
                 self._ensure_threads()
                 self._handed_over.put(job)

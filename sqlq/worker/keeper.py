@@ -20,7 +20,7 @@ from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.retry import given_back
 from sqlq.store import cluster, endings, jobs
-from sqlq.store.database import LOOPS, Database
+from sqlq.store.database import STANDS_IN, Address, Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import heartbeat_seconds
 from sqlq.worker.link import Link, packed
@@ -57,27 +57,43 @@ class LeaseKeeper:
         self._known: set[str] = set()
         """Workers seen in the database at least once."""
         self._database: Database | None = None
+        self._next_beat = float("-inf")
         self._changed = threading.Event()
         self._closing = False
         self.tally: Counter[str] = Counter()
         """How the attempts ended whose worker died."""
         self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
 
-    def keep(self, worker: str, link: Link, url: str, schema: str | None) -> None:
-        """Renew the leases of this worker from now on, and tell it so over the link."""
+    def keep(
+        self, worker: str, link: Link, url: str, schema: str | None, listen_url: str | None = None
+    ) -> None:
+        """Renew the leases of this worker at once and from now on, and tell it so over the link."""
         with self._lock:
             if self._database is None:
-                self._database = Database.open(make_url(url), schema, use=LOOPS)
+                listen = None if listen_url is None else make_url(listen_url)
+                self._database = Address(make_url(url), None, schema, listen).open(use=STANDS_IN)
                 self._thread.start()
             self._kept[worker] = link
-        self._tell([])
+            self._next_beat = time.monotonic()
+        self._changed.set()
+        self.tell([])
 
     def keep_no_more(self, worker: str) -> None:
         """Renew for this worker no longer."""
         with self._lock:
             self._kept.pop(worker, None)
 
-    def _tell(self, events: list[JobEvent]) -> None:
+    @property
+    def database(self) -> Database:
+        """Where its workers are."""
+        assert self._database is not None
+        return self._database
+
+    def knows(self, worker: str) -> bool:
+        """Return whether this worker was seen in the database, and so that the URL leads to where it is."""
+        return worker in self._known
+
+    def tell(self, events: list[JobEvent]) -> None:
         """Have a worker tell its listeners of events, now or when there is one."""
         with self._lock:
             self._untold = (self._untold + events)[-MOST_UNTOLD:]
@@ -107,18 +123,17 @@ class LeaseKeeper:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_beat = time.monotonic() + self._every
-        wait, failures = self._every, 0
+        wait, failures = 0.0, 0
         while not (self._closing and not self._dead):
             self._changed.wait(max(0.0, wait))
             self._changed.clear()
             try:
                 left = self._give_back()
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + self._every
+                if time.monotonic() >= self._next_beat:
+                    self._next_beat = time.monotonic() + self._every
                     self._beat()
                 failures = 0
-                wait = LOCKED_SECONDS if left else next_beat - time.monotonic()
+                wait = LOCKED_SECONDS if left else self._next_beat - time.monotonic()
             except (DBAPIError, SqlqError) as error:
                 if self._closing:
                     return
@@ -135,20 +150,22 @@ class LeaseKeeper:
         assert database is not None
         with self._lock:
             kept = dict(self._kept)
+        if not kept:
+            return
+        sent_at = time.monotonic()
+        with database.single_statements() as conn:
+            entered, renewed = cluster.stand_in(conn, kept, lease_ms=self._lease_ms)
         for worker, link in kept.items():
-            sent_at = time.monotonic()
-            with database.begin() as conn:
-                entered = cluster.seen(conn, worker)
-                if entered:
-                    self._known.add(worker)
-                elif worker not in self._known:  # guard: unknown-workers-renew-themselves
-                    # an engine with a creator of its own may lead elsewhere than its URL: the worker has to
-                    # renew for itself
-                    self.keep_no_more(worker)
-                    continue
-                renewed = jobs.extend_owned(conn, worker, lease_ms=self._lease_ms)  # guard: supervisor-renews
-            rights = [[id, token, cancelled] for (id, token), cancelled in renewed.items()]
-            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=entered)
+            if worker in entered:
+                self._known.add(worker)
+            elif worker not in self._known:  # guard: unknown-workers-renew-themselves
+                # an engine with a creator of its own may lead elsewhere than its URL: the worker has to renew
+                # for itself
+                self.keep_no_more(worker)
+                continue
+            held = renewed[worker].items()  # guard: supervisor-renews
+            rights = [[id, token, cancelled] for (id, token), cancelled in held]
+            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
 
     def _give_back(self) -> bool:
         """Give back what dead workers held; return whether something is left, because it was locked."""
@@ -186,7 +203,7 @@ class LeaseKeeper:
                 cluster.leave(conn, worker)
             if held:
                 cluster.wake_others(conn)
-        self._tell(self._teller.rescued(taken, why))
+        self.tell(self._teller.rescued(taken, why))
         ended = Counter("failed" if job.failed else "retried" for job in taken)
         self.tally = self.tally + ended + Counter(released=len(unstarted))  # guard: lost-jobs-are-counted
         if unstarted:

@@ -29,8 +29,10 @@ class Outage:
     """When each kind of trouble was last spoken of."""
     _since: float | None = None
 
-    def __init__(self, doing: str) -> None:
+    def __init__(self, doing: str, *, quiet: bool = False) -> None:
+        """`quiet` where others, who meet the same, speak of it."""
         self._doing = doing
+        self._quiet = quiet
         self._failures = 0
 
     def met(self, error: BaseException) -> float:
@@ -45,6 +47,12 @@ class Outage:
         if self._failures == 1 and getattr(error, "connection_invalidated", True):
             log.debug("a connection broke while %s: %s", self._doing, error)
             return 0.0
+        if not self._quiet:
+            self._speak_of(error)
+        seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
+        return seconds * random.uniform(0.5, 1.0)
+
+    def _speak_of(self, error: BaseException) -> None:
         moment = time.monotonic()
         with Outage._lock:
             if Outage._since is None:
@@ -63,8 +71,6 @@ class Outage:
                     ),
                     extra={"event": "database_away"},
                 )
-        seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
-        return seconds * random.uniform(0.5, 1.0)
 
     def over(self, *, wrote: bool = True) -> None:
         """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby

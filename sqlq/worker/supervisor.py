@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.host import Host
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link, Message, spawn
 
@@ -83,6 +84,10 @@ class Child:
         self.tally: Counter[str] = Counter()
         self.running = 0
         """Both as it last told."""
+        self.slots = 0
+        """How many jobs it runs at a time."""
+        self.sent_at = 0.0
+        """When it was sent to claim the last time, by the monotonic clock."""
         self.closed_since: float | None = None
         self.dead_since: float | None = None
         self._heard = heard
@@ -92,6 +97,12 @@ class Child:
         while (message := self.link.receive()) is not None:
             self._heard(self, message)
         self._heard(self, None)
+
+    def send(self) -> None:
+        """Have it claim now."""
+        self.sent_at = time.monotonic()
+        self.box.called()
+        self.link.offer(look=True)
 
     def end(self) -> int | None:
         """Return the status of a process that has closed its link; None while it is still about to end by
@@ -123,6 +134,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._spare: Child | None = None
         self._keeper = LeaseKeeper(options.lease_ms)
+        self._host = Host(lambda: list(self._children), self._keeper)
         self._started = 0
         self._failed_starts = 0
         self._pause_until = 0.0
@@ -185,6 +197,7 @@ class Supervisor:
                 self._tick()
         finally:
             self.kill()
+            self._host.close()
             self._keeper.close()
         return self._code if code is None else code
 
@@ -217,7 +230,13 @@ class Supervisor:
         def command(link: int, box: int) -> Sequence[str]:
             return [*self._command, "--supervision", f"{link},{box},{generation},{warm},{int(spare)}"]
 
-        return Child(command, lambda child, message: self._events.put((child, message)))
+        return Child(command, self._heard)
+
+    def _heard(self, child: Child, message: Message | None) -> None:
+        if message is not None and "more" in message:
+            self._host.more(child)  # at once: others wait for it
+        else:
+            self._events.put((child, message))
 
     def _promoted(self) -> Child | None:
         """Return the spare child, sent to work; None where there is none, or it is not there yet."""
@@ -273,11 +292,13 @@ class Supervisor:
         return None
 
     def _ready(self, child: Child, facts: Message) -> None:
+        child.slots = facts["slots"]
         child.worker = facts["worker"]
         self.ready_since = self.ready_since or time.monotonic()
         self.place = (facts["url"], facts["schema"])
         self._any_ready, self._failed_starts = True, 0
-        self._keeper.keep(child.worker, child.link, facts["url"], facts["schema"])
+        self._keeper.keep(child.worker, child.link, facts["url"], facts["schema"], facts["listen_url"])
+        self._host.begin(facts)
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
 

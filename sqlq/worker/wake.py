@@ -2,38 +2,29 @@
 each second.
 
 A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification that
-producers send (sqlq.hints); on SQLite it is `PRAGMA data_version`, which tells, without reading a page, that
-a transaction was committed.
+producers send (sqlq.hints), and a lookout passes on; on SQLite it is `PRAGMA data_version`, which tells,
+without reading a page, that a transaction was committed.
 """
 
 from __future__ import annotations
 
 import heapq
-import logging
-import selectors
-import socket
 import sqlite3
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
-from sqlalchemy import Connection
-
-from sqlq.clock import readable
-from sqlq.settings import LISTEN_PING_SECONDS, POLL_MS
-from sqlq.store import cluster
+from sqlq.settings import POLL_MS
 from sqlq.store.database import Database
-from sqlq.store.postgresql import leads_to_one_server
-from sqlq.worker.outage import Outage
-
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.lookout import TRUSTED_SECONDS
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
 """Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again
 then."""
 POLL_SECONDS = POLL_MS / 1000
-STOP_SECONDS = 5.0
+CLOSE_SECONDS = 0.05
+"""A worker that is watched rests when it has waited for so long in vain."""
 
 
 class Wake:
@@ -42,7 +33,7 @@ class Wake:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._called = threading.Event()
-        self._interval = FIRST_LOOK_SECONDS
+        self._interval = self._waited = FIRST_LOOK_SECONDS
         self._due: list[float] = []
         self._lock = threading.Lock()
 
@@ -54,6 +45,10 @@ class Wake:
 
     def call(self) -> None:
         """End the wait now, from any thread."""
+        self._called.set()
+
+    def hinted(self) -> None:
+        """End the wait now: there may be work, or will be in a moment."""
         self._called.set()
 
     def at(self, moment: float) -> None:
@@ -71,6 +66,7 @@ class Wake:
         """Wait for a hint, a known moment, the next look, or the moment at which the last look saw that a job
         will be due; return whether anything happened of late."""
         moment = time.monotonic()
+        self._waited = self._interval
         until, self._interval = moment + self._interval, min(self._interval * 3, POLL_SECONDS)
         until = min(until, next_due)
         with self._lock:
@@ -81,110 +77,44 @@ class Wake:
         self._wait_until(until)
         called = self._called.is_set()
         self._called.clear()
-        return called or self._interval < POLL_SECONDS or time.monotonic() >= next_due
+        return called or self._interval < self._longest or time.monotonic() >= next_due
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing has happened of late, and a lookout calls when something does."""
+        return False
+
+    @property
+    def _longest(self) -> float:
+        """From which time between two looks on nothing has happened of late."""
+        return POLL_SECONDS
 
     def _wait_until(self, moment: float) -> None:
         self._called.wait(max(0.0, moment - time.monotonic()))
 
 
-class NotifiedWake(Wake):
-    """Woken by LISTEN, on a connection and in a thread of its own. While that is down, polling goes on.
+class HintedWake(Wake):
+    """Woken by a lookout, which also looks while nothing happens; while it does not, polling goes on."""
 
-    A connection can die without a sign. So a silent one is asked every few seconds whether it still listens,
-    and replaced when the answer does not come; then the worker looks at once, since it cannot know what it
-    was not told meanwhile.
-    """
-
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, watches: Callable[[], float]) -> None:
+        """`watches` returns the moment of the lookout's last look, by the monotonic clock."""
         super().__init__(database)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="sqlq-listen", daemon=True)
+        self._watches = watches
 
-    def start(self) -> None:
-        self._bell, self._ring = socket.socketpair()
-        self._thread.start()
+    @property
+    def rests(self) -> bool:
+        return self._waited >= CLOSE_SECONDS and self._is_watched
 
-    def stop(self) -> None:
-        self._stopping.set()
-        self._ring.close()  # which the selector takes for readable
-        if self._thread.is_alive():
-            self._thread.join(STOP_SECONDS)
-        self._bell.close()
+    @property
+    def _longest(self) -> float:
+        return CLOSE_SECONDS if self._is_watched else POLL_SECONDS
 
-    def _listen(self) -> None:
-        outage = Outage("listening for notifications")
-        listening: Database | None = None
-        while not self._stopping.is_set():
-            try:
-                # made here: which schema to listen for may have to be asked of the database
-                listening = listening or self._database.for_listening()
-                with listening.patience, listening.connect(isolation_level="AUTOCOMMIT") as conn:
-                    try:
-                        if not self._can_listen(conn):
-                            break
-                        cluster.listen(conn)
-                        outage.over()
-                        self._hinted()
-                        self._receive(conn)
-                        break
-                    finally:
-                        conn.invalidate()  # a listening connection must not return to the pool
-            # also the driver's own, since SQLAlchemy is not in between when hints are read
-            except Exception as error:
-                self._stopping.wait(outage.met(error))
-        if listening is not None:
-            listening.close()
+    @property
+    def _is_watched(self) -> bool:
+        # guard: a-silent-lookout-is-noticed
+        return time.monotonic() - self._watches() < TRUSTED_SECONDS
 
-    def _can_listen(self, conn: Connection) -> bool:
-        """Whether the driver passes on notifications, and the session is this connection's own, as far as can
-        be told.
-
-        A pooler gives out a session's number of its own. A URL that is named for it is trusted to carry
-        LISTEN.
-        """
-        driver: Any = conn.connection.driver_connection
-        if not callable(getattr(driver, "notifies", None)):
-            return False  # psycopg2: polling suffices
-        named = self._database.address is not None and self._database.address.listen_url is not None
-        if named or leads_to_one_server(driver):
-            return True
-        log.info(
-            "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each "
-            "%s; "
-            "to be told of them at once, name a direct connection in SQLQ_LISTEN_URL",
-            readable(POLL_MS),
-            extra={"event": "polling"},
-        )
-        return False
-
-    def _receive(self, conn: Connection) -> None:
-        """Pass on hints until stopped, or LISTEN proves to be of no use; raises when the connection breaks or
-        does not answer."""
-        driver: Any = conn.connection.driver_connection
-        with selectors.DefaultSelector() as selector:
-            selector.register(driver.fileno(), selectors.EVENT_READ)
-            selector.register(self._bell, selectors.EVENT_READ)
-            ping_at = time.monotonic() + LISTEN_PING_SECONDS
-            while True:
-                selector.select(max(0.0, ping_at - time.monotonic()))
-                if self._stopping.is_set():
-                    return
-                if time.monotonic() >= ping_at:  # guard: listen-is-pinged
-                    if not cluster.listens(conn):
-                        log.warning(
-                            "the URL to listen at leads through a pooler that does not carry LISTEN: "
-                            "looking for new jobs each %s; "
-                            "name a direct connection in SQLQ_LISTEN_URL",
-                            readable(POLL_MS),
-                            extra={"event": "polling"},
-                        )
-                        return
-                    self.call()  # a hint that came with the answer may have been passed over
-                    ping_at = time.monotonic() + LISTEN_PING_SECONDS
-                if any(True for _ in driver.notifies(timeout=0)):
-                    self._hinted()
-
-    def _hinted(self) -> None:
+    def hinted(self) -> None:
         self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
         self._called.set()
 
@@ -232,8 +162,7 @@ class WatchingWake(Wake):
             self._pause = min(self._pause * 1.05, self.LONGEST_SECONDS)
 
 
-def wake_for(database: Database) -> Wake:
-    """Return the waiting that suits a database."""
-    return {"postgresql": NotifiedWake, "sqlite": WatchingWake}.get(database.engine.dialect.name, Wake)(
-        database
-    )
+def wake_for(database: Database, watches: Callable[[], float]) -> Wake:
+    """Return the waiting that suits a database; `watches` returns the moment of the last look by a lookout,
+    where there is one."""
+    return WatchingWake(database) if database.dialect.sees_commits else HintedWake(database, watches)

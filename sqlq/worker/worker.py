@@ -33,14 +33,14 @@ from sqlq.events import Events, JobEvent
 from sqlq.job import ClaimedJob, Outcome
 from sqlq.retry import given_back, remote_error
 from sqlq.schema import version
-from sqlq.settings import VERSION
+from sqlq.settings import RESCUE_MS, VERSION
 from sqlq.store import cluster
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.store.postgresql import is_read_only
 from sqlq.task import Registry
 from sqlq.worker.child import Unsupervised
-from sqlq.worker.chores import Chore, Chores, Prune, Rescue, SchemaWatch, Sweep, Unstarted, Vacuum
+from sqlq.worker.chores import Chore, Chores, Prune, Rescue, SchemaWatch, Shared, Sweep, Unstarted, Vacuum
 from sqlq.worker.claim import Claimer
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.execute import late
@@ -48,6 +48,7 @@ from sqlq.worker.executors import Executors
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
 from sqlq.worker.lifespan import Lifespan
+from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, STAND_BY_SECONDS, TRUSTED_SECONDS, Lookout
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
@@ -68,6 +69,8 @@ LAST_SETTLES_SECONDS = 5.0
 LAST_MOMENT_SECONDS = 2.0
 """How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
 LOOK_SECONDS = 0.1
+IDLE_SECONDS = 10.0
+"""A worker that has rested for so long keeps two connections: for claims, and for all else."""
 
 
 class Worker:
@@ -90,6 +93,7 @@ class Worker:
         events: Events | None = None,
     ) -> None:
         self.id = str(uuid.uuid4())
+        self._app_database = database
         self._database = database = database.for_loops
         self._tasks = tasks
         self._options = options
@@ -104,7 +108,8 @@ class Worker:
         self._retiring: str | None = None
         self._leaving_now = threading.Event()
         self._left = threading.Event()
-        self._wake = wake_for(database)
+        self._looked_at = self._began_at = float("-inf")
+        self._wake = wake_for(database, self._watched_at)
         keep_finished = options.retention_ms != 0
         self._keep_finished = keep_finished
         self._deadlines = Deadlines(self._stuck)
@@ -150,6 +155,26 @@ class Worker:
             drain=options.drain,
         )
         self._schema = version.Watch()
+        self._rescue = Rescue(
+            database,
+            options.lease_ms,
+            teller.rescued,
+            self._wake.call,
+            looked_at=lambda: float("-inf") if self._lookout is None else self._lookout.leases_looked_at,
+        )
+        self._lookout = (
+            None
+            if database.dialect.sees_commits
+            else Lookout(
+                database,
+                options.queues,
+                self._sent,
+                looked=self._has_looked,
+                expired=self._have_rescued,
+                rescue_ms=min(RESCUE_MS, options.lease_ms / 4),
+                stands_by=self._stands_by,
+            )
+        )
         self._chores = Chores(self._duties())
         self._claimed = 0
         self._left_behind: SchemaVersionError | None = None
@@ -186,6 +211,7 @@ class Worker:
             renewed=self._renewed_for_us,
             told=self._told_by_supervisor,
             report=self._report,
+            look=self._wake.hinted,
         )
         with self._in_lifespan() as entered:
             if entered and self._enter(patient):
@@ -197,7 +223,10 @@ class Worker:
     def _start_and_work(self) -> None:
         if self._events.wants("started"):
             self._on_start = self._teller.started
+        self._began_at = time.monotonic()
         self._wake.start()
+        if self._lookout is not None:
+            self._lookout.start()
         self._leases.start()
         self._deadlines.start()
         self._settler.start()
@@ -206,11 +235,21 @@ class Worker:
             worker=self.id,
             url=self._database.engine.url.render_as_string(hide_password=False),
             schema=self._database.schema,
+            listen_url=self._listen_url(),
+            queues=self._options.queues,
+            slots=self._options.concurrency,
+            lease_ms=self._options.lease_ms,
+            retention_ms=self._options.retention_ms,
         )
         try:
             self._work()
         finally:
             self._shut_down()
+
+    def _listen_url(self) -> str | None:
+        address = self._database.address
+        url = None if address is None else address.listen_url
+        return None if url is None else url.render_as_string(hide_password=False)
 
     def _report(self) -> dict[str, Any]:
         return {"tally": vars(self.tally), "running": self._executors.load()[0]}
@@ -275,14 +314,43 @@ class Worker:
 
     def _duties(self) -> list[Chore]:
         """Return what this worker does beside its jobs."""
-        return [
-            Rescue(self._database, self._options.lease_ms, self._teller, self._wake.call),
-            SchemaWatch(self._database, self._schema, self._stop_behind),
-            Vacuum(self._database, lambda: self._executors.ended),
+        of_the_host: list[Chore] = [
+            self._rescue,
             Sweep(self._database),
-            Unstarted(self._database, self.id, self._give_back_forgotten),
             Prune(self._database, self._options.retention_ms),
         ]
+        return [
+            *(Shared(chore, self._supervisor_looks) for chore in of_the_host),
+            SchemaWatch(self._database, self._schema, self._stop_behind),
+            Vacuum(self._database, lambda: self._executors.ended),
+            Unstarted(self._database, self.id, self._give_back_forgotten),
+        ]
+
+    # -- the lookout -----------------------------------------------------------------------------------------
+
+    def _watched_at(self) -> float:
+        return max(self._looked_at, self._supervision.looked_at())
+
+    def _supervisor_looks(self) -> bool:
+        return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
+
+    def _stands_by(self) -> bool:
+        """Whether this worker's own lookout is not needed, or may not be: the supervisor's looks, or is about
+        to."""
+        since = max(self._supervision.looked_at(), self._began_at)
+        return self._supervision.supervised and time.monotonic() - since < STAND_BY_SECONDS
+
+    def _sent(self, *, again: bool) -> float:
+        if not again:
+            self._wake.hinted()
+        return NEVER
+
+    def _has_looked(self) -> None:
+        self._looked_at = time.monotonic()
+
+    def _have_rescued(self) -> None:
+        self._rescue.is_called = True
+        self._chores.call(self._rescue)
 
     def _stop_behind(self, error: SchemaVersionError) -> None:
         """Stop in good order: a migration has left this sqlq behind."""
@@ -304,6 +372,7 @@ class Worker:
             version=VERSION,
             queues=self._options.queues,
             concurrency=self._options.concurrency,
+            supervisor_pid=os.getppid() if self._supervision.supervised else None,
         )
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -342,7 +411,36 @@ class Worker:
             elif self._options.drain and held_nothing:
                 self._retire("nothing is available", replace=False)
                 return
-            quiet = claimed < limit and not self._wake.wait(self._claimer.next_due)
+            if claimed == limit:
+                self._supervision.more()
+                quiet = False
+            else:
+                quiet = not self._wake.wait(self._claimer.next_due)
+                quiet = quiet and not self._rested_until_called(ends_at)
+
+    def _rested_until_called(self, ends_at: float) -> bool:
+        """Rest as long as another looks for this worker; return whether something happened."""
+        # what is due before the lookout may have seen it is known here alone
+        due = self._claimer.next_due if self._claimer.next_due < time.monotonic() + LOOKOUT_SECONDS else NEVER
+        rested_since = time.monotonic()
+        while self._wake.rests and not (self._stopping.is_set() or self._retiring):
+            self._supervision.pulse(rests=True)
+            if self._wake.wait(due):
+                return True
+            if time.monotonic() >= ends_at:
+                break
+            if time.monotonic() >= rested_since + IDLE_SECONDS:
+                rested_since = time.monotonic()
+                self._close_idle_connections()
+        return False
+
+    def _close_idle_connections(self) -> None:
+        """Close what a busy time has left open: of all workers of a fleet together it would be many."""
+        try:
+            self._app_database.close_idle()
+            self._database.close_idle(more_than=1)
+        except Exception:
+            log.exception("idle connections could not be closed")
 
     def _room(self) -> int:
         """Return how many jobs to claim; 0 after having waited a moment for room."""
@@ -477,6 +575,8 @@ class Worker:
         self._chores.end()
         self._executors.start_no_more()
         self._wake.stop()
+        if self._lookout is not None:
+            self._lookout.stop()
         for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
             self._settle(job, given_back(job.claimed))
         self._await_running()

@@ -719,11 +719,21 @@ def test_a_handlers_writes_and_its_completion_commit_together(
         running = sqlq.current_job()
         with Caller(database_url, mode) as caller:
             caller.begin()
-            caller.order(running.attempts)
+            if running.attempts == 2:
+                caller.order(2)
             complete(caller, running, {"paid": 1})
+            if running.attempts == 1:  # what comes first in a transaction has begun it
+                caller.order(1)
             caller.rollback() if running.attempts == 1 else caller.commit()
 
-    done = run_one(app, pay)
+    followed: list[sqlq.Ended] = []
+
+    @app.task(name="follows")
+    def follows(ended: sqlq.Ended) -> None:
+        followed.append(ended)
+
+    done = run_one(app, pay, on_success=follows)
+    assert [ended.id for ended in followed] == [done.id]
     assert (done.state, done.attempts, done.result) == ("finished", 2, {"paid": 1})
     assert committed(watch) == ([2], [])
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]

@@ -25,7 +25,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
-from sqlq.store import cluster, counts, endings, jobs
+from sqlq.store import cluster, counts, endings, jobs, progress
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -157,6 +157,34 @@ def test_on_a_narrow_terminal_each_job_is_a_block(desk: Desk, monkeypatch: pytes
     said, _, commands = desk("show", str(id)).partition("\nnext\n")
     assert max(map(len, said.splitlines())) <= 40
     assert f"failed retry {id}" in commands, "whole, however long"
+
+
+def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    plain = desk.enqueue()
+    assert desk("jobs").splitlines()[0].split()[-1] == "time", "no columns of what no job has"
+    options: dict[str, Any] = {"backoff": "10s", "retention": "1h", "priority": 5}
+    labelled = desk.enqueue(label="export of May", headers={"tenant": "blue"}, **options)
+    (job,) = desk.claim()
+    with desk.app.database.begin() as conn:
+        progress.write(conn, [progress.Note(job.id, job.lease_token, 25, 100, "writing", None)])
+    header, first, second, *_ = desk("jobs").splitlines()
+    assert header.split() == ["id", "state", "queue", "task", "attempts", "time", "progress", "label"]
+    assert first.endswith("25 of 100  export of May")
+    assert str(plain) in second
+    said = desk("show", str(labelled))
+    for line in (
+        "\n  label         export of May\n",
+        '\n  headers       {"tenant": "blue"}\n',
+        "\n  progress      25 of 100: writing\n",
+        "\n  backoff       10 s\n",
+        "\n  kept          60 min after its end\n",
+    ):
+        assert line in said
+    found = {job["id"]: job for job in desk.json("jobs")}
+    assert found[labelled]["progress"] == {"done": 25.0, "of": 100.0, "note": "writing"}
+    assert (found[labelled]["label"], found[labelled]["headers"]) == ("export of May", {"tenant": "blue"})
+    assert "label" not in desk("show", str(plain))
 
 
 # -- show ----------------------------------------------------------------------------------------------------

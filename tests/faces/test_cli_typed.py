@@ -56,6 +56,19 @@ def test_arguments_are_given_as_json_has_them_and_arrive_as_annotated(typed: Com
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_options_that_travel_with_a_job(typed: Command, app: sqlq.App) -> None:
+    enqueue = ["-a", "typed:app", "enqueue", "--json", "typed.alone", LINE]
+    options = ["--label", "a b", "--headers", '{"tenant": "blue"}', "--timeout", "none", "--retention", "1h"]
+    job = app.get(typed(*enqueue, *options).json()["id"])
+    assert (job.label, job.headers, job.timeout_ms) == ("a b", {"tenant": "blue"}, 0)
+    assert job.retention_ms == 3_600_000
+    plain = app.get(typed(*enqueue).json()["id"])
+    assert (plain.label, plain.headers, plain.timeout_ms, plain.retention_ms) == (None, {}, None, None)
+    for wrong in ("[1]", "{"):
+        assert "--headers" in typed(*enqueue, "--headers", wrong).err
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

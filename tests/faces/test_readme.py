@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
+import django
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
@@ -37,7 +41,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
 from sqlq.doctor import Doctor
@@ -88,6 +92,7 @@ ELSEWHERE = {
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, test_grants",
     "alembic": "test_inside_an_alembic_of_ones_own",
     "deploy": "test_deploying",
+    "django": "test_a_django_project",
     "example": "test_what_is_shown_of_examples",
     "toml": "test_pyproject_names_the_app_and_the_database",
 }
@@ -284,6 +289,48 @@ def test_testing(desk: Desk) -> None:
         SQLQ_TEST_DATABASE_URL="",
     )
     assert "5 passed" in said
+
+
+def test_a_django_project(desk: Desk) -> None:
+    (desk.directory / "shop.py").unlink()
+    desk.run("python -m django startproject site_of_shop . && python -m django startapp shop")
+    written = {
+        "shop/models.py": "from django.db import models\n\n\nclass Order(models.Model):\n    pass\n",
+        "site_of_shop/urls.py": "from django.urls import path\nfrom shop.views import place_order\n\n"
+        'urlpatterns = [path("orders/", place_order)]\n',
+        **{f"shop/{name}": block("django", name) for name in ("tasks.py", "views.py", "tests.py")},
+    }
+    settings = (desk.directory / "site_of_shop" / "settings.py").read_text() + (
+        "\nINSTALLED_APPS += ['shop']\n"
+        "DATABASES['default']['OPTIONS'] = {'transaction_mode': 'IMMEDIATE'}\n"
+        "DATABASES['default']['TEST'] = {'NAME': 'test.sqlite3'}\n"
+        + block("django", "settings.py")
+        + block("django", "sqlq_settings.py")
+    )
+    if django.VERSION >= (6,):
+        settings += block("django", "backend_settings.py") + "SQLQ['task_modules'] += ['django_tasks']\n"
+        written["shop/django_tasks.py"] = block("django", "django_tasks.py")
+    for name, content in {**written, "site_of_shop/settings.py": settings}.items():
+        (desk.directory / name).write_text(content)
+    desk.run("python manage.py makemigrations shop")
+    migrate, work, status = block("django", "sh").splitlines()
+    desk.run(migrate)
+    desk.run(
+        "DJANGO_SETTINGS_MODULE=site_of_shop.settings python -c 'import django; django.setup()\n"
+        "from django.test import Client\n"
+        'assert Client(headers={"host": "localhost"}).get("/orders/").content == b"1"\n\''
+    )
+    if django.VERSION >= (6,):
+        desk.run("python manage.py shell -c 'from shop.django_tasks import resize; resize.enqueue(7)'")
+    assert "sending the receipt of order 1" in desk.run(work)
+    assert "no jobs wait" in desk.run(status)
+    assert "no issues" in desk.run("python manage.py check")
+    desk.run("python manage.py test")
+    from sqlq.django.configuration import Configuration
+
+    shown: dict[str, Any] = {}
+    exec(block("django", "sqlq_settings.py"), shown)
+    assert Configuration(**shown["SQLQ"] | {"task_modules": ("tasks",)}) == Configuration()
 
 
 def test_deploying(desk: Desk) -> None:
@@ -662,20 +709,56 @@ class TestPython:
             event.remove(Session, "after_transaction_end", names["forget_jobs"])
         assert found(app) == mail(2)
 
-    def test_cursor(self, names: dict[str, Any]) -> None:
-        with closing(names["engine"].raw_connection()) as connection, closing(connection.cursor()) as cursor:
-            execute = cursor.execute
-            if names["engine"].dialect.name == "sqlite":
-                names["cursor"] = SimpleNamespace(
-                    execute=lambda statement, values: execute(statement.replace("%s", "?"), values)
-                )
-            else:
-                names["cursor"] = cursor
-            names["order_id"] = 7
-            run_python("cursor", names)
-            connection.commit()
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    def test_psycopg(self, names: dict[str, Any], database_url: str) -> None:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        names["psycopg"] = SimpleNamespace(connect=lambda given: psycopg.connect(plain))
+        run_python("psycopg", names)
         assert found(names["app"]) == mail(7)
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_sqlite3(self, names: dict[str, Any], database_url: str) -> None:
+        file = make_url(database_url).database or ""
+        names["sqlite3"] = SimpleNamespace(connect=lambda given: sqlite3.connect(file))
+        run_python("sqlite3", names)
+        names["connection"].close()
+        assert found(names["app"]) == mail(7)
+
+    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    def test_asyncpg(self, names: dict[str, Any], database_url: str) -> None:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        names["asyncpg"] = SimpleNamespace(connect=lambda database: asyncpg.connect(plain))
+        run_python("asyncpg", names)
+        assert found(names["app"]) == mail(7)
+
+    def test_statement(self, names: dict[str, Any]) -> None:
+        with closing(names["engine"].raw_connection()) as connection:
+            names["cursor"] = connection.driver_connection
+            names["paramstyle"] = "pyformat" if names["engine"].dialect.name == "postgresql" else "qmark"
+            run_python("statement", names)
+            connection.commit()
+            assert found(names["app"]) == mail(7)
+            assert names["row"] == (names["app"].list()[0].id,)
+            run_python("statement", names)
+            assert names["row"] is None
         assert drain(names["app"]).completed == 1
+
+    def test_of_now(self, names: dict[str, Any]) -> None:
+        names |= {"scoped_session": scoped_session, "sessionmaker": sessionmaker}
+        run_python("of_now", names)
+        names["sessions"].remove()
+        assert found(names["app"]) == mail(7, 8)
+
+    def test_by_name(self, names: dict[str, Any], database_url: str) -> None:
+        with closing(sqlq.App(database_url)) as other:
+            run_python("by_name", names | {"app": other})
+        assert found(names["app"]) == mail(7)
+
+    def test_eager(self, names: dict[str, Any]) -> None:
+        ran: list[int] = []
+        names["send_receipt"] = names["app"].task(name="t")(ran.append)
+        run_python("eager", names)
+        assert (ran, found(names["app"])) == ([7], [])
 
     @pytest.mark.parametrize(
         ("answer", "state", "attempts", "waits"),

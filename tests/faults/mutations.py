@@ -53,6 +53,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_outcomes.py::",
 )
 RELOAD = "tests/faces/test_cli_reload.py::"
+INSIDE = "tests/faces/django/test_inside.py::"
 FRONTIER, HINTS = "tests/worker/test_frontier.py::", "tests/conformance/test_enqueue_hints.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -62,6 +63,7 @@ SMALL, HOSTILE, CROWD = (
 MACHINE, ZOMBIES = "tests/faults/test_state_machine.py::", "tests/faults/test_zombies.py::"
 COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
+LOOKOUT = "tests/worker/test_lookout.py::"
 LINK, DRIVER = "tests/unit/test_link.py::", "tests/sql/test_driver.py::"
 CANCEL, QUEUES, BLINKS = (
     "tests/conformance/test_admin_cancel.py::",
@@ -172,7 +174,7 @@ GUARDS = [
     Guard("supervisor-renews", None, "renewed = {}", SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[sqlite]"),
     Guard("supervisor-renews", None, "renewed = {}", ZOMBIES + "test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives[sqlite]"),
     Guard("unknown-workers-renew-themselves", None, "elif False:", SUPERVISING + "test_a_worker_that_it_does_not_find_has_to_renew_for_itself[sqlite]"),
-    Guard("renews-its-own", '_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))', '_OWNED = (jobs.c.reserved_at.is_not(None), bindparam("owner", type_=String).is_not(None))', SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[postgresql]"),
+    Guard("renews-its-own", "jobs.c.reserved_by.in_(_owners))", "jobs.c.id.is_not(None))", SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[postgresql]"),
     Guard("losses-are-counted", "one_more(jobs.c.losses)", "jobs.c.losses", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[postgresql]"),
     Guard("orphans-stop", None, "pass", SUPERVISING + "test_a_worker_whose_supervisor_is_gone_stops_soon"),
     Guard("box-before-handler", None, "pass", SUPERVISING + "test_the_box_says_what_runs[sqlite]"),
@@ -209,7 +211,14 @@ GUARDS = [
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
     Guard("pause-sqlite", None, "levels = ask(_TOP_LEVEL, (name,))", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
-    Guard("listen-is-pinged", None, "if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
+    Guard("idle-connections-are-closed", None, "if False:", LOOKOUT + "test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims[postgresql]"),
+    Guard("hosts-draw-lots", None, "if random.random() >= 0:", LOOKOUT + "test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time[24]"),
+    Guard("a-silent-lookout-is-noticed", None, "return True", LOOKOUT + "test_a_worker_whose_lookout_falls_silent_looks_for_itself[postgresql]"),
+    Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_where_a_worker_does_not_go_another_is_sent"),
+    Guard("another-database-is-not-watched", None, "if True:", LOOKOUT + "test_a_worker_in_another_database_is_not_watched"),
+    Guard("chores-are-taken-over", None, "return jittered(RESCUE_MS / 1000)", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
+    Guard("one-stuck-worker-is-passed-over", ".with_for_update(skip_locked=True)", ".with_for_update()", SUPERVISING + "test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases[postgresql]"),
+    Guard("lookout-looks", None, "if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
     Guard("schema-usable", None, "return self.revision == HEAD or HEAD < self.revision", SCHEMA + "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
     Guard("schema-usable", None, "return self.revision == HEAD", SCHEMA + "test_a_newer_revision_is_one_line_in_the_log[sqlite]"),
@@ -289,6 +298,12 @@ GUARDS = [
     Guard("loggers-are-enabled", None, "pass", LOGS + "test_what_the_apps_module_sets_up_counts_for_all_lines[dictConfig-sqlite]"),
     Guard("lost-jobs-are-counted", None, "pass", "tests/faces/test_cli_progress.py::test_a_job_that_fails_with_its_process_is_counted[sqlite]"),
     Guard("no-comma-in-a-queue", '"," in name', "False", "tests/unit/test_job.py::test_a_queue_has_no_comma_in_its_name"),
+    Guard("a-context-of-no-caller", None, "context = contextvars.copy_context()", FLOW + "test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in[sqlite-async def]"),
+    # in a Django project
+    Guard("jobs-join-djangos-transaction", None, "return None", INSIDE + "test_inside[postgresql-test_enqueue]"),
+    Guard("follows-into-the-test-database", None, "pass", INSIDE + "test_inside[sqlite-test_enqueue]"),
+    Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
+    Guard("jobs-are-flushed-in-tests-alone", "is_testing()", "True", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
     # what surrounds attempts and processes
     Guard("arounds-nest-in-order", "(*common, *self.around)", "(*self.around, *common)", AROUND + "test_it_surrounds_each_attempt_in_the_order_registered[sqlite-def]"),
     Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_what_it_sets_is_there_for_the_handler_and_not_for_the_next[sqlite-def]"),

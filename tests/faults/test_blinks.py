@@ -20,6 +20,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.settings import LISTEN_ANSWER_SECONDS
+from sqlq.worker.lookout import LOOKOUT_SECONDS
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.proxy import Link, Proxy, made
@@ -33,12 +35,6 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=Tr
 RESUME_SECONDS = 15.0
 """What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard
 shows."""
-
-LISTEN_SOON = """
-import sqlq.store.database, sqlq.worker.wake
-sqlq.worker.wake.LISTEN_PING_SECONDS = 0.5
-sqlq.store.database.LISTENING = sqlq.store.database.Use(1.0, 1.0, 3)
-"""
 
 
 @pytest.fixture
@@ -175,7 +171,7 @@ def test_the_network_swallows_packets_for_long_and_again(load: Load, proxy: Prox
 
 def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
     with (
-        Load(tmp_path / "work", database_url, module=LISTEN_SOON) as load,
+        Load(tmp_path / "work", database_url) as load,
         working(load, proxy.url(load.url)) as worker,
     ):
         (first,) = wait_until(lambda: proxy.links(listens), what="the worker listening")
@@ -194,8 +190,8 @@ def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: 
         record(
             "the connection that listens is replaced",
             replaced_seconds=round(replaced, 2),
-            ping_every_seconds=0.5,
-            deadline_seconds=1,
+            look_every_seconds=LOOKOUT_SECONDS,
+            deadline_seconds=LISTEN_ANSWER_SECONDS,
         )
 
 

@@ -110,10 +110,6 @@ def test_the_url_to_listen_at(
     load: Load, pooler: PgBouncer, empty_database_url: str, monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", empty_database_url if direct else load.url)
-    (load.folder / "work.py").write_text(
-        (load.folder / "work.py").read_text()
-        + "\nimport sqlq.worker.wake as w; w.LISTEN_PING_SECONDS = 0.2\n"
-    )
     with worker_process(load.folder, "work:app", load.url) as worker:
         if direct:
             with create_engine(empty_database_url, poolclass=NullPool).connect() as conn:

@@ -17,11 +17,14 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
+import aiosqlite
+import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
@@ -222,6 +225,25 @@ async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_sco
     sqlq.App(engine=engine)
     app.enqueue(job, session=one)  # wrong
     await app.aenqueue(job, session=engine)  # wrong
+
+
+def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], three: aiosqlite.Connection) -> None:
+    app.enqueue(job, session=one)
+    app.enqueue(job, two, eager=False)
+    app.enqueue_many([job], session=sqlq.own)
+    app.enqueue(job, session=three)  # wrong
+    with sqlq.current_job().completing(two) as same:
+        assert_type(same, psycopg.Connection[tuple[int]])
+    assert_type(sqlq.current_job().app, sqlq.App)
+    app.enqueue(app.named("shop.send").new(7, more={}).set(queue="mail"))
+
+
+async def on_asynchronous_drivers(one: aiosqlite.Connection, two: psycopg.AsyncConnection[tuple[int]]) -> None:
+    await app.aenqueue(job, session=one)
+    await app.aenqueue_many([job], session=two)
+    app.enqueue(job, session=two)  # wrong
+    async with sqlq.current_job().acompleting(one) as same:
+        assert_type(same, aiosqlite.Connection)
 """
 
 WRONG = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}

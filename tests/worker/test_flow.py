@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -122,6 +123,24 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
 
     app.enqueue_many([meet.new() for _ in range(together)])
     assert drain(app, concurrency=together).completed == together
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_handler_finds_nothing_of_the_context_that_the_worker_was_run_in(app: sqlq.App, kind: str) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
+
+    @app.task(name="def")
+    def look() -> str:
+        return tenant.get()
+
+    @app.task(name="async def")
+    async def alook() -> str:
+        return tenant.get()
+
+    job = app.enqueue(app.tasks[kind].new())
+    tenant.set("the caller's")
+    assert drain(app).completed == 1
+    assert app.result(job) == "nobody's"
 
 
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:

@@ -26,7 +26,7 @@ import sqlq
 from sqlq.doctor import Doctor, Finding, Verdict
 from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
-from sqlq.store import endings, jobs
+from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
 from sqlq.worker import chores, settle
 from sqlq.worker import worker as worker_module
@@ -338,8 +338,8 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
         """Renew what is in the worker's name, as a supervisor does, and tell it."""
         sent_at = time.monotonic()
         with app.database.begin() as conn:
-            renewed = jobs.extend_owned(conn, worker.id, lease_ms=30_000)
-        worker._leases.renewed_for_us(renewed, sent_at)
+            _, renewed = cluster.stand_in(conn, [worker.id], lease_ms=30_000)
+        worker._leases.renewed_for_us(renewed[worker.id], sent_at)
         return app.get(job.id).state == "failed"
 
     with working(app) as worker:

@@ -95,7 +95,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
     with app.database.begin() as conn:
         assert endings.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
         assert jobs.fates(conn, [right(job)]) == {right(job): Fate.LOST}
-        assert jobs.extend_owned(conn, "dead", lease_ms=1) == {}
+        assert cluster.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -151,6 +151,22 @@ def test_it_renews_what_its_worker_holds_and_tells_it(
     assert after[others.id] == before[others.id]
     here.close()
     child.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases(
+    app: sqlq.App, engine: Engine, noop: Any
+) -> None:
+    app.enqueue(noop.new())
+    (job,) = claim(app, "well")
+    for worker in ("stuck", "well"):
+        enter(app, worker)
+    with engine.begin() as conn, app.database.begin() as standing_in:
+        conn.execute(text("UPDATE sqlq_workers SET unstarted = 1 WHERE id = 'stuck'"))
+        standing_in.execute(text("SET LOCAL lock_timeout = '1s'"))
+        entered, renewed = cluster.stand_in(standing_in, ["stuck", "well"], lease_ms=LEASE_MS)
+    assert entered == {"stuck", "well"}
+    assert renewed == {"stuck": {}, "well": {right(job): False}}
 
 
 def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(

@@ -1,3 +1,3 @@
-INSERT INTO public.jobs (queue, task, payload, max_attempts, priority) SELECT anon_2.queue, anon_2.task, anon_2.payload, anon_2.max_attempts, anon_2.priority 
-FROM unnest(CAST(%(batch_n)s::VARCHAR AS INTEGER[]), %(batch_queue)s::TEXT[], %(batch_task)s::TEXT[], %(batch_payload)s::TEXT[], CAST(%(batch_max_attempts)s::VARCHAR AS INTEGER[]), CAST(%(batch_priority)s::VARCHAR AS INTEGER[])) AS anon_2(n, queue, task, payload, max_attempts, priority) ORDER BY anon_2.n RETURNING public.jobs.id, CASE WHEN (public.jobs.available_at <= statement_timestamp()) THEN %(param_1)s::VARCHAR ELSE %(param_2)s::VARCHAR END AS anon_1;
+INSERT INTO public.jobs (queue, task, payload, max_attempts, priority) SELECT anon_1.queue, anon_1.task, anon_1.payload, anon_1.max_attempts, anon_1.priority 
+FROM unnest(CAST(%(batch_n)s::VARCHAR AS INTEGER[]), %(batch_queue)s::TEXT[], %(batch_task)s::TEXT[], %(batch_payload)s::TEXT[], CAST(%(batch_max_attempts)s::VARCHAR AS INTEGER[]), CAST(%(batch_priority)s::VARCHAR AS INTEGER[])) AS anon_1(n, queue, task, payload, max_attempts, priority) ORDER BY anon_1.n RETURNING public.jobs.id;
 

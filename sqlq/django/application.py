@@ -1,0 +1,275 @@
+"""The App of a Django project: on the project's database, in its transactions, with its connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import django
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import close_old_connections, connections, reset_queries
+from django.utils import timezone
+from sqlalchemy import NullPool, create_engine
+
+from sqlq.app import App
+from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
+from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.schema import version
+from sqlq.schema.tables import TOKEN_SCHEMA
+from sqlq.session import AnySessionToAwait, connection_of
+from sqlq.settings import in_memory
+from sqlq.store import records
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+    from sqlq.admin import Admin
+    from sqlq.enqueue import Enqueues
+    from sqlq.job import Job, JobDetails, NewJob
+    from sqlq.store.database import Address, Database
+    from sqlq.worker.running import RunningJob
+
+R = TypeVar("R")
+
+
+class DjangoApp(App):
+    """The App that the settings describe.
+
+    Without a session, jobs are enqueued on Django's own connection: in the transaction that is open there, or
+    at once where none is. What sqlq does on its own account, as a worker or an operator's command, it does on
+    connections of its own, to the same database. It follows where Django's settings for that database lead,
+    so that in a test run it is on the test's database.
+    """
+
+    def __init__(self) -> None:
+        given = Configuration.read()
+        self.configuration = given
+        self._place = place_of(given.database)
+        self._follows = True
+        self._moving = threading.Lock()
+        super().__init__(
+            url_of(given.database),
+            schema=given.schema,
+            retention=given.retention,
+            listen_url=given.listen_url,
+            session=self.connection,
+        )
+        if is_testing():
+            self._move_to(self._address_in_django())
+        self.around(fresh_connections)
+        self.around(afresh_connections)
+
+    def connection(self) -> Any:
+        """Return Django's connection to the database of the jobs, of the calling thread; None where the App
+        was pointed at another database."""
+        if not self._follows or self._test_addresses:
+            return None
+        return connections[self.configuration.database]  # guard: jobs-join-djangos-transaction
+
+    def use(self, *args: Any, **options: Any) -> None:
+        """Point the App at another database; see `App.use`. From then on it follows Django's settings no
+        more."""
+        self._follows = False
+        super().use(*args, **options)
+
+    # -- where Django is -------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Go where Django's settings lead by now. A test run changes them: its databases have other names."""
+        if not self._follows or place_of(self.configuration.database) == self._place:
+            return
+        with self._moving:
+            place = place_of(self.configuration.database)
+            if place != self._place:
+                self._place = place
+                self._move_to(self._address_in_django())  # guard: follows-into-the-test-database
+
+    def _address_in_django(self) -> Address:
+        given = self.configuration
+        url = url_of(given.database)
+        if not is_testing() or in_memory(url):
+            return self._address(url, None, given.schema, given.listen_url)
+        # A test database is dropped while the process goes on, which a connection at rest would forbid.
+        engine = create_engine(url, poolclass=NullPool)
+        return self._address(None, engine, given.schema, given.listen_url)
+
+    @property
+    def address(self) -> Address:
+        self._follow()
+        found: Address = self.__dict__["address"]
+        return found
+
+    @address.setter
+    def address(self, address: Address) -> None:
+        self.__dict__["address"] = address
+
+    @property
+    def database(self) -> Database:
+        self._follow()
+        found: Database = App.__dict__["database"].__get__(self)
+        return found
+
+    @property
+    def admin(self) -> Admin:
+        self._follow()
+        found: Admin = App.__dict__["admin"].__get__(self)
+        return found
+
+    @property
+    def enqueuer(self) -> Enqueues:
+        self._follow()
+        return super().enqueuer
+
+    # -- on Django's connection ------------------------------------------------------------------------------
+
+    def get(self, id: int) -> JobDetails:
+        """Return everything about a job, as the transaction on Django's connection sees it: also one that was
+        enqueued there and is not committed. Raises `JobNotFoundError`."""
+        connection = self.connection()
+        if connection is None:
+            return super().get(id)
+        conn: Any = connection_of(connection)
+        version.require(conn, self.database.schema_for(conn))
+        found = self.seen_in_django(id)
+        if found is None:
+            raise JobNotFoundError(f"there is no job {id}: it never was, or is kept no more")
+        return found
+
+    def seen_in_django(self, id: int) -> JobDetails | None:
+        """Return everything about a job that the transaction on Django's connection sees, None for another.
+        The tables are known to be there."""
+        conn: Any = connection_of(self.connection())
+        found = records.details(_Reading(conn, self.database.schema_for(conn)), id)  # type: ignore[arg-type]
+        return None if found is None else _with_moments(found)
+
+    async def aget(self, id: int) -> JobDetails:
+        """`get` for asynchronous code."""
+        return await sync_to_async(self.get)(id)
+
+    async def aenqueue(
+        self, job: NewJob[R], session: AnySessionToAwait = None, *, eager: bool | None = None
+    ) -> Job[R]:
+        """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
+        if session is not None or self.runs_eagerly(eager):
+            return await super().aenqueue(job, session, eager=eager)
+        return await sync_to_async(self.enqueue)(job, eager=False)
+
+    async def aenqueue_many(
+        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, *, eager: bool | None = None
+    ) -> list[Job[R]]:
+        """`App.aenqueue_many`; without a session as `aenqueue`."""
+        if session is not None or self.runs_eagerly(eager):
+            return await super().aenqueue_many(jobs, session, eager=eager)
+        return await sync_to_async(self.enqueue_many)(jobs, eager=False)
+
+
+class _Reading:
+    """A connection of Django's, on which statements find sqlq's tables."""
+
+    def __init__(self, conn: Any, schema: str | None) -> None:
+        self._conn = conn
+        self._options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+
+    def execute(self, statement: Any) -> Any:
+        return self._conn.execute(statement, execution_options=self._options)
+
+
+def _with_moments(details: JobDetails) -> JobDetails:
+    """Return details with moments as they are everywhere else. Of SQLite they come as milliseconds, and of
+    PostgreSQL, where USE_TZ is False, without the time zone that Django has given its connection."""
+    moments: dict[str, Any] = {}
+    for name in ("created_at", "available_at", "reserved_at", "ended_at", "cancel_requested_at"):
+        given: Any = getattr(details, name)
+        if isinstance(given, int):
+            moments[name] = datetime.fromtimestamp(given / 1000, UTC)
+        elif given is not None and timezone.is_naive(given):
+            moments[name] = timezone.make_aware(given)
+    return replace(details, **moments)
+
+
+def project_app() -> DjangoApp:
+    """Return the App of the project, and set Django up where nothing has begun to: `sqlq -a sqlq.django:app`
+    is no command of manage.py's. Raises `ConfigurationError` where the settings cannot be used."""
+    try:
+        if not apps.ready and not getattr(apps, "loading", False):
+            django.setup()
+        if not any(name.startswith("sqlq.django") for name in settings.INSTALLED_APPS):
+            raise ConfigurationError("'sqlq.django' is used, but not installed: add it to INSTALLED_APPS")
+        return DjangoApp()
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(
+            f"sqlq.django needs the project's settings: set DJANGO_SETTINGS_MODULE, or use manage.py sqlq "
+            f"({error})"
+        ) from error
+
+
+class InProject:
+    """How messages name commands in a Django project's processes; see `sqlq.commandline`."""
+
+    name = "python manage.py sqlq"
+
+    def url(self) -> URL | None:
+        """Return where the project's App is, if it has been made."""
+        import sqlq.django
+
+        app = vars(sqlq.django).get("app")
+        return None if app is None else app.address.place
+
+    def options(self, *, needs_app: bool) -> list[str]:
+        """Return none: manage.py knows the App."""
+        return []
+
+
+# -- Django's connections around attempts --------------------------------------------------------------------
+
+
+def fresh_connections(running: RunningJob) -> Iterator[None]:
+    """Do for an attempt what Django does for a request: use no connection that is broken or too old, and
+    leave none behind."""
+    if running.target is None or _is_async(running):  # in a test's own thread; or on the event loop
+        yield
+        return
+    _begin()
+    try:
+        yield
+    finally:
+        _end()
+
+
+async def afresh_connections(running: RunningJob) -> AsyncIterator[None]:
+    """The same for an asynchronous handler: its connections are those of the thread where Django's ORM works
+    for asynchronous code."""
+    if running.target is None:
+        yield
+        return
+    await sync_to_async(_begin)()
+    try:
+        yield
+    finally:
+        await sync_to_async(_end)()
+
+
+def _is_async(running: RunningJob) -> bool:
+    return running.task_found is not None and running.task_found.is_async
+
+
+def _begin() -> None:
+    reset_queries()
+    close_old_connections()
+    for connection in connections.all(initialized_only=True):
+        # Asked once, and when it is first used: a worker is idle for longer than a web server, and a job's
+        # attempt should not be spent on finding out that the database was restarted meanwhile.
+        connection.health_check_enabled = True  # guard: idle-connections-are-looked-at
+
+
+def _end() -> None:
+    if is_testing():  # the test database is to be dropped, when this thread is perhaps no more
+        connections.close_all()
+    else:
+        close_old_connections()

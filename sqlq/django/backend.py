@@ -1,0 +1,354 @@
+"""SqlqBackend: sqlq as what runs the tasks of `django.tasks`, from Django 6 on.
+
+A task of Django's becomes a task of sqlq's under its module path, as soon as it is defined. Its jobs are rows
+like all others: `manage.py sqlq work` runs them, and the same commands and views show them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.core import checks
+from django.db import close_old_connections
+from django.utils import timezone
+
+try:
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import TaskError
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+except ImportError:
+    import django
+
+    raise ImportError(
+        f"sqlq.django.SqlqBackend needs django.tasks, which came with Django 6.0, and this is Django "
+        f"{django.__version__}: upgrade Django, or define tasks with @app.task of sqlq.django"
+    ) from None
+
+from sqlq.app import App
+from sqlq.django.application import DjangoApp
+from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
+from sqlq.events import JobEvent
+from sqlq.job import JobDetails, State
+from sqlq.task import Task, make_task
+from sqlq.worker.running import RunningJob, current_job
+
+log = logging.getLogger("sqlq")
+
+_STATUS = {
+    State.SCHEDULED: TaskResultStatus.READY,
+    State.AVAILABLE: TaskResultStatus.READY,
+    State.RUNNING: TaskResultStatus.RUNNING,
+    State.FINISHED: TaskResultStatus.SUCCESSFUL,
+    State.FAILED: TaskResultStatus.FAILED,
+    State.CANCELLED: TaskResultStatus.FAILED,
+}
+_OF_JOBS = ("backoff", "max_attempts", "timeout")
+_OPTIONS = (*_OF_JOBS, "isolate")
+"""Of the options of TASKS, those that a job has and those that its task alone has."""
+_UNKNOWN_WORKER = "unknown"
+
+
+class UnsupportedResultError(TypeError):
+    """A task has returned what is not JSON. Its work is done, and is not done again."""
+
+
+_UNSUPPORTED = f"{UnsupportedResultError.__module__}.{UnsupportedResultError.__qualname__}"
+
+
+class SqlqBackend(BaseTaskBackend):
+    """A backend for TASKS: `TASKS = {"default": {"BACKEND": "sqlq.django.SqlqBackend"}}`.
+
+    `enqueue` writes the job in Django's current transaction, so that it exists exactly if what is written
+    there does. OPTIONS may have `max_attempts`, `backoff`, `timeout` and `isolate`, as `@app.task` takes
+    them. A task that raises is tried again, up to `max_attempts` (5); meanwhile its status is READY.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def validate_task(self, task: Any) -> None:
+        """Check a task of Django's, and let the workers know it. Raises `InvalidTask`."""
+        super().validate_task(task)
+        self._registered(task)
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Put a job of a task into the queue and return its result, which is READY.
+
+        Raises `TypeError` for arguments that are not JSON or that the task does not take, and `InvalidTask`
+        for one that cannot be enqueued, before anything is written.
+        """
+        self.validate_task(task)
+        args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
+        registered = self._registered(task)
+        if (misfit := registered.misfit(args, kwargs)) is not None:
+            raise TypeError(misfit)
+        run_after: datetime | None = task.run_after
+        if run_after is not None and timezone.is_naive(run_after):
+            run_after = timezone.make_aware(run_after)
+        try:
+            new = registered.new(*args, **kwargs).set(
+                queue=task.queue_name,
+                priority=int(task.priority),
+                available_at=run_after,
+                **{name: self.options[name] for name in _OF_JOBS if name in self.options},
+            )
+        except EnqueueError as error:
+            raise InvalidTask(str(error)) from error
+        app = _app()
+        job = app.enqueue(new)
+        # read back, for the database's clock says when it was enqueued
+        details = None if app.stand_in is not None or app.connection() is None else app.seen_in_django(job.id)
+        if details is None:  # it ran at once, and there is no row
+            attempts = 0 if job.state is State.AVAILABLE else 1
+            result = _without_row(task, str(job.id), _STATUS[job.state], attempts, args, kwargs)
+        else:
+            result = self._result(details)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """Return what has become of a job of one of Django's tasks, as the current transaction sees it.
+
+        Of attempts before the last the id of the worker is not kept, and `started_at` is when the first one
+        ended. Raises `TaskResultDoesNotExist`, also where the job finished longer ago than finished jobs are
+        kept, and for a job of a task that is not one of Django's.
+        """
+        try:
+            return self._result(_app().get(int(result_id)))
+        except (ValueError, JobNotFoundError):
+            raise TaskResultDoesNotExist(result_id) from None
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Return what is wrong with this backend's settings."""
+        from django.apps import apps
+
+        found = []
+        if not apps.is_installed("sqlq.django"):
+            found.append(
+                checks.Error(
+                    f"TASKS[{self.alias!r}] is for sqlq, but 'sqlq.django' is not in INSTALLED_APPS: "
+                    "add it, so that workers find your tasks",
+                    id="sqlq.E004",
+                )
+            )
+        wrong = None
+        if unknown := sorted(set(self.options) - set(_OPTIONS)):
+            wrong = f"has {', '.join(unknown)}: it may have {', '.join(_OPTIONS)}"
+        else:
+            try:
+                make_task(_storable, name="check", **self.options)
+            except SqlqError as error:
+                wrong = f"cannot be used: {error}"
+        if wrong is not None:
+            found.append(checks.Error(f"OPTIONS of TASKS[{self.alias!r}] {wrong}", id="sqlq.E005"))
+        return found
+
+    # -- tasks of Django's as tasks of sqlq's ----------------------------------------------------------------
+
+    def _registered(self, task: Any) -> Task[..., Any]:
+        """Return the task of sqlq's that stands for one of Django's, registered with the App."""
+        app, name = _app(), task.module_path
+        known = app.tasks.get(name)
+        if known is not None and _of_django(known) is not None:
+            return known
+        _listen(app)
+        options = {key: value for key, value in self.options.items() if key in _OPTIONS}
+        app.task(name=name, fail_on=UnsupportedResultError, **options)(_handler(task))
+        return app.tasks[name]
+
+    def _result(self, details: JobDetails) -> Any:
+        """Return the result that a job's row tells of. Raises `TaskResultDoesNotExist`."""
+        task = _of_django(_app().tasks.get(details.task))
+        if task is None:
+            raise TaskResultDoesNotExist(details.id)
+        payload = details.payload if isinstance(details.payload, dict) else {}
+        ended = [_moment(datetime.fromisoformat(record["at"])) for record in details.errors if "at" in record]
+        last = _moment(details.reserved_at) or (ended[-1] if ended else None)
+        workers = [_UNKNOWN_WORKER] * details.attempts
+        if workers and details.reserved_by is not None:
+            workers[-1] = details.reserved_by
+        result = TaskResult(
+            task=_as_enqueued(task, details, self.alias),
+            id=str(details.id),
+            status=_STATUS[details.state],
+            enqueued_at=_moment(details.created_at),
+            started_at=ended[0] if ended and details.attempts > 1 else last,
+            finished_at=_moment(details.ended_at),
+            last_attempted_at=last,
+            args=payload.get("args", []),
+            kwargs=payload.get("kwargs", {}),
+            backend=self.alias,
+            errors=_errors(details),
+            worker_ids=workers,
+        )
+        object.__setattr__(result, "_return_value", details.result)
+        return result
+
+
+@cache
+def _listen(app: App) -> None:
+    app.on("finished", "failed", "cancelled")(tell_finished)
+
+
+def _app() -> DjangoApp:
+    from sqlq.django import app
+
+    return app
+
+
+def _of_django(task: Task[..., Any] | None) -> Any:
+    """Return the task of Django's that a task of sqlq's stands for, None where it stands for itself."""
+    return None if task is None else getattr(task.handler, "django_task", None)
+
+
+def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:
+    is_deferred = details.attempts == 0 and details.available_at > details.created_at
+    try:
+        return replace(
+            task,
+            backend=alias,
+            priority=details.priority,
+            queue_name=details.queue,
+            run_after=_moment(details.available_at) if is_deferred else None,
+        )
+    except InvalidTask:  # the settings have other queues by now
+        return task
+
+
+def _moment(moment: datetime | None) -> datetime | None:
+    """Return a moment as Django has it: aware, or with USE_TZ = False in the project's time zone."""
+    return moment if moment is None or settings.USE_TZ else timezone.make_naive(moment)
+
+
+def _errors(details: JobDetails) -> list[Any]:
+    """Return the errors of all attempts, the oldest first; of the last one with its traceback."""
+    found = [_error(record.get("exception"), record.get("message"), None) for record in details.errors]
+    if details.state is State.FAILED:
+        found.append(_error(details.exception, details.message, details.traceback))
+    elif details.state is State.CANCELLED:
+        found.append(_error("sqlq.retry.Cancel", details.reason, None))
+    return found
+
+
+def _error(exception: str | None, message: str | None, traceback: str | None) -> Any:
+    path = exception or "sqlq.errors.SqlqError"
+    if path == _UNSUPPORTED:  # other backends let Django's own error through
+        path = "TypeError"
+    return TaskError(
+        exception_class_path=path if "." in path else f"builtins.{path}",
+        traceback=traceback or f"{path}: {message or ''}\n",
+    )
+
+
+# -- in a worker ---------------------------------------------------------------------------------------------
+
+
+def _handler(task: Any) -> Any:
+    """Return the handler that runs a task of Django's in a worker, and tells that it has started."""
+    function = task.func
+
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        result = _started(task, current_job())
+        task_started.send_robust(_backend(task).__class__, task_result=result)
+        given = (TaskContext(task_result=result), *args) if task.takes_context else args
+        return _storable(function(*given, **kwargs))
+
+    async def ahandler(*args: Any, **kwargs: Any) -> Any:
+        result = await asyncio.to_thread(_started, task, current_job())
+        await task_started.asend_robust(_backend(task).__class__, task_result=result)
+        given = (TaskContext(task_result=result), *args) if task.takes_context else args
+        return _storable(await function(*given, **kwargs))
+
+    made: Any = ahandler if inspect.iscoroutinefunction(function) else handler
+    made.__module__, made.__qualname__, made.__name__ = (
+        function.__module__,
+        function.__qualname__,
+        function.__name__,
+    )
+    made.__signature__ = _signature(function, takes_context=task.takes_context)
+    made.django_task = task
+    return made
+
+
+def _signature(function: Any, *, takes_context: bool) -> inspect.Signature:
+    """Return the signature that a task's arguments are checked against. Without annotations: tasks of
+    Django's get their arguments as JSON has them, whatever the backend."""
+    parameters = list(inspect.signature(function).parameters.values())[1 if takes_context else 0 :]
+    return inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
+
+
+def _storable(value: Any) -> Any:
+    try:
+        return normalize_json(value)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedResultError(str(error)) from error
+
+
+def _backend(task: Any) -> Any:
+    return task.get_backend()
+
+
+def _started(task: Any, running: RunningJob) -> Any:
+    """Return the result of a job whose attempt has just begun."""
+    if running.target is not None:
+        return _backend(task)._result(_app().admin.get(running.id))  # noqa: SLF001 - of this module
+    return _without_row(task, str(running.id), TaskResultStatus.RUNNING, running.attempts)
+
+
+def _without_row(task: Any, id: str, status: Any, attempts: int, args: Any = (), kwargs: Any = None) -> Any:
+    """Return the result of a job that has no row: it runs inline, or finished jobs are not kept."""
+    moment = timezone.now()
+    has_ended = status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
+    return TaskResult(
+        task=task,
+        id=id,
+        status=status,
+        enqueued_at=moment,
+        started_at=moment if attempts else None,
+        finished_at=moment if has_ended else None,
+        last_attempted_at=moment if attempts else None,
+        args=list(args),
+        kwargs=dict(kwargs or {}),
+        backend=task.backend,
+        errors=[],
+        worker_ids=[_UNKNOWN_WORKER] * attempts,
+    )
+
+
+def tell_finished(events: list[JobEvent]) -> None:
+    """Send `task_finished` for jobs of Django's tasks that have ended, once that is committed."""
+    close_old_connections()
+    try:
+        for event in events:
+            if (task := _of_django(_app().tasks.get(event.task))) is not None:
+                _tell_finished(task, event)
+    finally:
+        close_old_connections()
+
+
+def _tell_finished(task: Any, event: JobEvent) -> None:
+    try:
+        result = _backend(task)._result(_app().admin.get(event.id))  # noqa: SLF001 - of this module
+    except JobNotFoundError:  # finished jobs are not kept
+        status = TaskResultStatus.SUCCESSFUL if event.name == "finished" else TaskResultStatus.FAILED
+        result = _without_row(task, str(event.id), status, event.attempt)
+    try:
+        if event.exception is not None:
+            raise event.exception  # receivers find it in sys.exc_info(), as Django's own for the log does
+        task_finished.send_robust(_backend(task).__class__, task_result=result)
+    except BaseException as error:
+        if error is not event.exception:
+            raise
+        task_finished.send_robust(_backend(task).__class__, task_result=result)

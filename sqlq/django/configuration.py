@@ -1,0 +1,151 @@
+"""What the settings say to sqlq: the dict SQLQ, and of DATABASES the one that holds the jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import parse_qsl
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.utils import load_backend
+from sqlalchemy import URL
+
+from sqlq.clock import milliseconds
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.settings import listen_url, schema_name
+
+_DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
+"""Of the parameters by which Django connects, those that are about its own use of the connection. What else
+there is, libpq knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The dict SQLQ of the settings; each key may be left out.
+
+    `database` is the alias of the database that holds the jobs. `schema`, `retention` and `listen_url` are as
+    in `sqlq.App`. With `migrate_with_django`, `manage.py migrate` brings sqlq's tables up, too.
+    `task_modules` names the module of each installed app that has its tasks.
+    """
+
+    database: str = "default"
+    schema: str | None = None
+    retention: str | None = "7d"
+    listen_url: str | None = None
+    migrate_with_django: bool = True
+    task_modules: Sequence[str] = ("tasks",)
+
+    @classmethod
+    def read(cls) -> Configuration:
+        """Return what the settings say. Raises `ConfigurationError` for a key or value that cannot be."""
+        given = getattr(settings, "SQLQ", {})
+        known = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f'SQLQ in the settings is {given!r}: it is a dict, as in SQLQ = {{"database": "default"}}'
+            )
+        for key in given:
+            if key not in known:
+                raise ConfigurationError(
+                    f"SQLQ in the settings has the key {key!r}: it may have {', '.join(known)}"
+                )
+        found = cls(**given)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if self.database not in connections.settings:
+            raise ConfigurationError(
+                f'SQLQ["database"] is {self.database!r}: it is a key of DATABASES, one of '
+                f"{', '.join(map(repr, connections.settings))}"
+            )
+        if not isinstance(self.migrate_with_django, bool):
+            raise ConfigurationError(
+                f'SQLQ["migrate_with_django"] is {self.migrate_with_django!r}: it is True or False'
+            )
+        modules = self.task_modules
+        if not isinstance(modules, (list, tuple)) or not all(isinstance(name, str) for name in modules):
+            raise ConfigurationError(
+                f'SQLQ["task_modules"] is {modules!r}: it is a list of names, as in ["tasks", "emails"]'
+            )
+        if self.retention is not None:
+            milliseconds(self.retention, 'SQLQ["retention"]')
+        schema_name(self.schema)
+        if self.listen_url is not None:
+            listen_url(self.listen_url)
+
+
+def place_of(alias: str) -> tuple[Any, ...]:
+    """Return what tells one database from another under an alias, whose settings a test run changes. Asks no
+    database, and makes no connection."""
+    given = connections.settings[alias]
+    return *(given[name] for name in ("NAME", "HOST", "PORT", "USER")), is_testing()
+
+
+def is_testing() -> bool:
+    """Whether Django's test environment is set up in this process, as its test runner and pytest-django do
+    it."""
+    utilities: Any = sys.modules.get("django.test.utils")
+    return utilities is not None and hasattr(utilities._TestState, "saved_data")  # noqa: SLF001
+
+
+def url_of(alias: str) -> URL:
+    """Return the URL of the database that Django connects to under an alias.
+
+    Raises `UnsupportedDatabaseError` where that is neither PostgreSQL nor SQLite, and `ConfigurationError`
+    where Django's own settings are not complete.
+    """
+    given = connections.settings[alias]
+    engine = given["ENGINE"]
+    vendor = load_backend(engine).DatabaseWrapper.vendor
+    if vendor not in ("postgresql", "sqlite"):
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL and SQLite, but DATABASES[{alias!r}] has the ENGINE {engine!r}: name "
+            'another alias in SQLQ["database"]'
+        )
+    try:
+        parameters = connections.create_connection(alias).get_connection_params()
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(f"DATABASES[{alias!r}] cannot be used: {error}") from error
+    if vendor == "sqlite":
+        return _sqlite(str(parameters["database"]))
+    return _postgresql(parameters, given.get("OPTIONS", {}).get("assume_role"))
+
+
+def _sqlite(name: str) -> URL:
+    file, _, query = name.partition("?")
+    if not name.startswith("file:"):
+        return URL.create("sqlite", database=name)
+    return URL.create("sqlite", database=file, query={**dict(parse_qsl(query)), "uri": "true"})
+
+
+def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
+    """Return the URL of what libpq is given. All but the user, the password and the database's name goes into
+    the query, where a socket's directory, several hosts and ports, and a service file have room."""
+    query = {
+        name: str(value)
+        for name, value in parameters.items()
+        if name not in (*_DJANGOS, "user", "password", "host", "port") and value is not None
+    }
+    host, port = str(parameters.get("host") or ""), str(parameters.get("port") or "")
+    plain = port.isdecimal() or not port
+    if plain and host and not host.startswith(("/", "@")) and "," not in host:
+        where: dict[str, Any] = {"host": host, "port": int(port) if port else None}
+    else:
+        where = {}
+        query |= {name: value for name, value in (("host", host), ("port", port)) if value}
+    if role:
+        quoted = role.replace("\\", r"\\").replace(" ", r"\ ")
+        query["options"] = f"{query.get('options', '')} -c role={quoted}".strip()
+    return URL.create(
+        "postgresql+psycopg",
+        username=parameters.get("user"),
+        password=parameters.get("password"),
+        database=parameters.get("dbname"),
+        query=query,
+        **where,
+    )

@@ -1,0 +1,105 @@
+"""`manage.py sqlq …`: the command line of sqlq, with the project's App."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from django.core.management.base import BaseCommand, CommandError
+
+from sqlq.cli.context import Context
+
+APP = "sqlq.django:app"
+
+
+@dataclass
+class InManage(Context):
+    """The command line of sqlq as a command of manage.py, which knows the App without being told."""
+
+    app_option: str | None = APP
+
+    def options(self, *, needs_app: bool) -> list[str]:
+        """Return the options of another command; see `sqlq.commandline.CommandLine`."""
+        given = super().options(needs_app=False)
+        return given[2:] if given[:2] == ["-a", APP] else given
+
+
+class Command(BaseCommand):
+    """Hands its arguments to `sqlq`, and Django's own options (--settings, --pythonpath) to Django."""
+
+    help = "Run jobs, look at them, and make their tables: see manage.py sqlq --help."
+    requires_system_checks: Sequence[str] = ()
+
+    def run_from_argv(self, argv: list[str]) -> NoReturn:
+        from sqlq.cli.root import run
+
+        # Django has taken these two from the line already, and left them on it
+        ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        ours.add_argument("--settings")
+        ours.add_argument("--pythonpath")
+        options, arguments = ours.parse_known_args(argv[2:])
+        called = os.path.basename(argv[0])  # noqa: PTH119 - a name, not a place
+        name = "python -m django sqlq" if called == "__main__.py" else f"{_spoken(called)} sqlq"
+        program = [*_program(argv), *(f"--{key}={value}" for key, value in vars(options).items() if value)]
+        sys.argv = [name, *arguments]
+        run(InManage(name=name, program=program))
+
+    def print_help(self, prog_name: str, subcommand: str) -> None:
+        """Show what `manage.py sqlq --help` shows, at `manage.py help sqlq`."""
+        self.run_from_argv([prog_name, subcommand, "--help"])
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("arguments", nargs=argparse.REMAINDER)
+
+    def handle(self, *args: Any, arguments: Sequence[str], **options: Any) -> None:
+        """Run a command for `call_command("sqlq", "status")`. Raises `CommandError` where it fails."""
+        import click
+
+        from sqlq import commandline
+        from sqlq.cli.problems import explain
+        from sqlq.cli.root import sqlq
+
+        given = [*map(str, arguments)]
+        if given[:1] == ["work"]:
+            raise CommandError(
+                "work needs a process of its own: run manage.py sqlq work, in tests sqlq.testing.drain(app)"
+            )
+        before, context = commandline.current, InManage(name="manage.py sqlq")
+        commandline.current = context
+        try:
+            with ExitStack() as streams:
+                if options.get("stdout"):
+                    streams.enter_context(redirect_stdout(options["stdout"]))
+                if options.get("stderr"):
+                    streams.enter_context(redirect_stderr(options["stderr"]))
+                code = sqlq.main(given, prog_name=context.name, standalone_mode=False, obj=context)
+        except click.ClickException as error:
+            raise CommandError(error.format_message(), returncode=error.exit_code) from error
+        except SystemExit as error:
+            code = error.code
+        except Exception as error:
+            if (sentence := explain(error, context)) is None:
+                raise
+            raise CommandError(sentence) from error
+        finally:
+            commandline.current = before
+        if code:
+            raise CommandError(f"sqlq {' '.join(given)} ended with {code}", returncode=code)
+
+
+def _spoken(called: str) -> str:
+    return f"python {called}" if called.endswith(".py") else called
+
+
+def _program(argv: list[str]) -> list[str]:
+    """Return what starts `manage.py sqlq` again, as this process was started: a worker's children are to find
+    the same settings and modules, whatever manage.py does to them."""
+    given = sys.orig_argv
+    if given[-len(argv[1:]) :] == argv[1:]:
+        return [sys.executable, *given[1 : len(given) - len(argv[2:])]]
+    return [sys.executable, "-m", "sqlq", "-a", APP]  # called by a program with arguments of its own

@@ -1,0 +1,150 @@
+"""What a supervisor does for all its workers together, beside their leases: it looks for jobs, and does the
+chores.
+
+On PostgreSQL alone, where each look and each chore of each worker would be a statement. A worker sees in the
+memory that it shares with its supervisor when the last look was; when that is long ago, or there never was
+one, it looks, and does its chores, itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlq.settings import RESCUE_MS
+from sqlq.store.database import Database
+from sqlq.store.endings import Rescued
+from sqlq.worker.chores import Chore, Chores, Prune, Rescue, Sweep
+from sqlq.worker.keeper import LeaseKeeper
+from sqlq.worker.lookout import NEVER, Lookout
+from sqlq.worker.tell import Teller
+
+if TYPE_CHECKING:
+    from sqlq.worker.supervisor import Child
+
+FIRST_CHECK_SECONDS = 0.01
+"""After so long another worker is sent where the first one did not go; twice as long after each."""
+HELPERS = 2
+"""How many workers follow each that found more than it could take: so a few turns bring all of them."""
+LAST_CHORE_SECONDS = 2.0
+
+
+class Host:
+    """Sends workers to claim, the idle ones first, and does the chores of their host."""
+
+    def __init__(self, children: Callable[[], Sequence[Child]], keeper: LeaseKeeper) -> None:
+        self._children = children
+        self._keeper = keeper
+        self._teller = Teller()
+        self._database: Database | None = None
+        self._lookout: Lookout | None = None
+        self._lock = threading.Lock()
+        self._sent: Child | None = None
+        self._turns = 0
+        self._tried: list[Child] = []
+        self._wait = FIRST_CHECK_SECONDS
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Begin with what the first worker that is ready has told; nothing happens after that."""
+        if self._database is not None:
+            return
+        self._database = database = self._keeper.database
+        if database.dialect.sees_commits:
+            return
+        rescue = Rescue(
+            database,
+            facts["lease_ms"],
+            self._tell,
+            lambda: self._send([]),
+            looked_at=lambda: lookout.leases_looked_at,
+        )
+
+        def expired() -> None:
+            rescue.is_called = True
+            self._chores.call(rescue)
+
+        duties: list[Chore] = [rescue, Sweep(database), Prune(database, facts["retention_ms"])]
+        self._chores = Chores(duties, quiet=True)
+        self._lookout = lookout = Lookout(
+            database,
+            facts["queues"],
+            self._go,
+            looked=self._looked,
+            expired=expired,
+            rescue_ms=min(RESCUE_MS, facts["lease_ms"] / 4),
+            quiet=True,
+        )
+        self._lookout.start()
+        self._chores.start()
+
+    def close(self) -> None:
+        """End looking and doing chores."""
+        if self._lookout is not None:
+            self._chores.end()
+            self._lookout.stop()
+            self._chores.join(LAST_CHORE_SECONDS)
+
+    def more(self, child: Child) -> None:
+        """Send others after a worker that found more than it could take."""
+        for _ in range(HELPERS):
+            self._send([child], resting=True)
+
+    # -- who goes --------------------------------------------------------------------------------------------
+
+    def _go(self, *, again: bool) -> float:
+        """Send a worker, or another one if the last does not go; return after how many seconds to ask
+        again."""
+        with self._lock:
+            if not again:
+                self._tried, self._wait = [], FIRST_CHECK_SECONDS
+            elif self._sent is None or self._sent.box.turns() != self._turns:  # guard: who-does-not-go
+                return NEVER
+            else:
+                self._tried.append(self._sent)
+                self._wait *= 2
+            self._sent = child = self._chosen(self._tried)
+            if child is None:
+                return NEVER
+            self._turns = child.box.turns()
+            child.send()
+            return self._wait
+
+    def _send(self, but: Sequence[Child], *, resting: bool = False) -> None:
+        with self._lock:
+            child = self._chosen(but, resting=resting)
+            if child is not None:
+                child.send()
+
+    def _chosen(self, but: Sequence[Child], *, resting: bool = False) -> Child | None:
+        """Return the worker with the fewest jobs; of those with as few one that looks closely already, or the
+        one that was sent last, whose caches are warm."""
+        found = [
+            child
+            for child in self._children()
+            if child not in but
+            and self._is_kept(child)
+            and not child.leaving
+            and child.box.started_now() < child.slots
+            and (child.box.rests() or not resting)
+        ]
+        return min(
+            found,
+            key=lambda child: (child.box.started_now(), child.box.rests(), -child.sent_at),
+            default=None,
+        )
+
+    def _is_kept(self, child: Child) -> bool:
+        return child.worker is not None and self._keeper.knows(child.worker)
+
+    # -- what was seen ---------------------------------------------------------------------------------------
+
+    def _looked(self) -> None:
+        moment = time.monotonic()
+        for child in self._children():
+            if self._is_kept(child):  # guard: another-database-is-not-watched
+                child.box.looked(moment)
+
+    def _tell(self, rescued: Iterable[Rescued], why: str) -> None:
+        self._keeper.tell(self._teller.rescued(rescued, why))

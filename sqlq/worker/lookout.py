@@ -1,0 +1,267 @@
+"""Who looks for work for all the workers of a host: one thread, on one connection that LISTENs (PostgreSQL).
+
+    NOTIFY ───┐
+    due next ─┼─► Lookout ──► one worker that has room ──► claims; whoever finds more than it can take says so
+    a second ─┘
+
+A worker in a program of its own has a lookout in its process. The workers of `sqlq work` share that of their
+supervisor; each has one of its own besides, which stands by and takes over when the supervisor's looks cease.
+A worker whose lookout looks does not look itself while it has nothing to do.
+
+A hint, and a moment at which a job is due, reach every host at once, and one would do. So hosts draw lots: a
+few go at once, whatever their number. The others look once more within the second, sooner rather than later:
+those that went may have no room. Nothing depends on it: each host looks about once a second in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+
+from sqlq.clock import readable
+from sqlq.settings import HEARTBEAT_MS, RESCUE_MS
+from sqlq.store import cluster
+from sqlq.store.database import Database
+from sqlq.store.postgresql import leads_to_one_server
+from sqlq.worker.outage import Outage
+
+log = logging.getLogger("sqlq.worker")
+
+LOOKOUT_SECONDS = 1.25
+"""An idle host looks so often. With its heartbeats and chores that is one statement a second."""
+TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS
+"""After so long without a look by the lookout its workers look for themselves."""
+STAND_BY_SECONDS = 10.0
+"""After so long a worker's own lookout takes over; the supervisor's waits for an answer for less."""
+WINNERS = 3
+SOONEST_SECONDS = 0.005
+HOSTS_SECONDS = EAR_SECONDS = 10.0
+"""How often it is asked how many hosts there are, and whether a connection that only LISTENs does."""
+HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
+STOP_SECONDS = 5.0
+NEVER = float("inf")
+
+
+class Go(Protocol):
+    """Has a worker of this host claim."""
+
+    def __call__(self, *, again: bool) -> float:
+        """Have one claim, or if `again` another one where the last did not go; return after how many seconds
+        to ask again."""
+        ...
+
+
+def drawn(hosts: int) -> float:
+    """Draw lots among so many hosts; return after how many seconds to go: three of them at once, the others
+    within the time between two looks, and rather early in it."""
+    if random.random() * hosts < WINNERS:  # guard: hosts-draw-lots
+        return 0.0
+    earliness: float = random.random()
+    return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** earliness)
+
+
+class Lookout:
+    """Looks for work for the workers of a host, in a thread of its own.
+
+    A connection can die without a sign. So each look is made on the one that LISTENs, and asks whether it
+    still does; when the answer does not come, the connection is replaced. Where a URL is named to LISTEN at,
+    which may lead to a role that sees no table, looks have a connection of their own.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        queues: Sequence[str] | None,
+        go: Go,
+        *,
+        looked: Callable[[], None] = lambda: None,
+        expired: Callable[[], None] = lambda: None,
+        rescue_ms: float = RESCUE_MS,
+        stands_by: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
+    ) -> None:
+        """`looked` hears of each look that was answered, `expired` that a lease has run out. While it
+        `stands_by` it does nothing; `quiet` where others speak of a database that is away.
+        """
+        self._database = database
+        self._queues = queues
+        self._go = go
+        self._looked = looked
+        self._expired = expired
+        self._rescue_seconds = rescue_ms / 1000
+        self._stands_by = stands_by
+        self._outage = Outage("looking for jobs", quiet=quiet)
+        self.leases_looked_at = float("-inf")
+        """When it was last asked whether leases have run out, by the monotonic clock."""
+        self._hosts = 1
+        self._hosts_at = self._leases_at = float("-inf")
+        self._look_at = self._go_at = self._check_at = NEVER
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sqlq-lookout", daemon=True)
+
+    def start(self) -> None:
+        self._bell, self._ring = socket.socketpair()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if not self._thread.ident:
+            return
+        self._ring.close()  # which the selector takes for readable
+        self._thread.join(STOP_SECONDS)
+        self._bell.close()
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        listening: Database | None = None
+        looking: Database | None = None
+        while not self._stopping.is_set():
+            if self._stands_by():
+                self._stopping.wait(LOOKOUT_SECONDS)
+                continue
+            try:
+                # made here: which schema to listen for may have to be asked of the database
+                listening = listening or self._database.for_listening()
+                looking = looking or self._database.for_looking(listening)
+                with listening.patience, looking.patience, ExitStack() as open_:
+                    ear = open_.enter_context(listening.connect(isolation_level="AUTOCOMMIT"))
+                    open_.callback(ear.invalidate)  # a listening connection must not return to the pool
+                    eye = (
+                        ear
+                        if looking is listening
+                        else open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
+                    )
+                    self._look_out(ear, eye)
+            # also the driver's own, since SQLAlchemy is not in between when hints are read
+            except Exception as error:
+                self._stopping.wait(self._outage.met(error))
+        for opened in (listening, looking):
+            if opened is not None:
+                opened.close()
+
+    def _look_out(self, ear: Connection, eye: Connection) -> None:
+        """Look, and pass on hints, until stopped; raises when a connection breaks or does not answer."""
+        driver: Any = ear.connection.driver_connection
+        listens = self._can_listen(driver)
+        if listens:
+            cluster.listen(ear)
+        self._look_at, self._go_at, self._check_at = time.monotonic(), NEVER, NEVER
+        self._listened_at = -NEVER
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            if listens:
+                selector.register(driver.fileno(), selectors.EVENT_READ)
+            while not (self._stopping.is_set() or self._stands_by()):
+                moment = time.monotonic()
+                if moment >= self._look_at:  # guard: lookout-looks
+                    hears = self._look(eye).listens
+                    if eye is not ear and listens:
+                        hears = self._still_hears(ear)
+                    self._outage.over(wrote=False)
+                    if listens and not hears:
+                        self._warn_of_deaf_pooler()
+                        selector.unregister(driver.fileno())
+                        listens = False
+                if moment >= self._go_at:
+                    self._send()
+                if moment >= self._check_at:
+                    self._check_at = time.monotonic() + self._go(again=True)
+                until = min(self._look_at, self._go_at, self._check_at)
+                selector.select(max(0.0, until - time.monotonic()))
+                # also what came together with an answer, for which the selector sees nothing
+                if listens and any(True for _ in driver.notifies(timeout=0)):
+                    self._hinted()
+
+    def _still_hears(self, ear: Connection) -> bool:
+        """Whether a connection that only LISTENs does so; asked rarely."""
+        if time.monotonic() < self._listened_at + EAR_SECONDS:
+            return True
+        self._listened_at = time.monotonic()
+        return cluster.listens(ear)
+
+    def _can_listen(self, driver: Any) -> bool:
+        """Whether the driver passes on notifications, and the session is this connection's own, as far as can
+        be told.
+
+        A pooler gives out a session's number of its own. A URL that is named for it is trusted to carry
+        LISTEN.
+        """
+        if not callable(getattr(driver, "notifies", None)):
+            return False  # psycopg2: looking suffices
+        named = self._database.address is not None and self._database.address.listen_url is not None
+        if named or leads_to_one_server(driver):
+            return True
+        log.info(
+            "the connection leads through a pooler, which may not carry LISTEN: looking for new jobs each "
+            "%s; "
+            "to be told of them at once, name a direct connection in SQLQ_LISTEN_URL",
+            readable(LOOKOUT_SECONDS * 1000),
+            extra={"event": "polling"},
+        )
+        return False
+
+    def _warn_of_deaf_pooler(self) -> None:
+        log.warning(
+            "the URL to listen at leads through a pooler that does not carry LISTEN: "
+            "looking for new jobs each %s; "
+            "name a direct connection in SQLQ_LISTEN_URL",
+            readable(LOOKOUT_SECONDS * 1000),
+            extra={"event": "polling"},
+        )
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def _look(self, conn: Connection) -> cluster.Look:
+        moment = time.monotonic()
+        asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
+        asks_leases = moment - self._leases_at >= self._rescue_seconds
+        found = cluster.look(
+            conn,
+            self._database,
+            self._queues,
+            hosts_within_ms=HOSTS_WITHIN_MS if asks_hosts else None,
+            leases=asks_leases,
+        )
+        if asks_hosts:
+            self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
+        if asks_leases:
+            # anew each time, so that hosts do not look for them together
+            self._leases_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
+            self.leases_looked_at = moment
+            if found.expired:
+                self._expired()
+        self._looked()
+        waits = [ms / 1000 for ms in found.due.values()]
+        if any(wait <= 0 for wait in waits):
+            self._send()
+        self._look_at = moment + LOOKOUT_SECONDS
+        self._go_at = NEVER
+        later = [wait for wait in waits if wait > 0]
+        if later:
+            self._go_or_look(moment + min(later))
+        return found
+
+    def _hinted(self) -> None:
+        self._go_or_look(time.monotonic())
+
+    def _go_or_look(self, moment: float) -> None:
+        """Draw lots who goes at a moment that all hosts know of, and who looks again somewhat later."""
+        wait = drawn(self._hosts)
+        if wait == 0.0:
+            self._go_at = min(self._go_at, moment)
+        else:
+            self._look_at = min(self._look_at, moment + wait)
+
+    def _send(self) -> None:
+        self._go_at = NEVER
+        self._check_at = time.monotonic() + self._go(again=False)

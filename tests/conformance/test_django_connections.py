@@ -1,0 +1,193 @@
+"""Enqueueing and completing on Django's connections: in its atomic blocks, and in autocommit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+
+import sqlq
+from sqlq.testing import inline
+from tests.conformance.test_enqueue_hints import Listener
+
+django: Any = pytest.importorskip("django")
+pytest.importorskip("django.db")
+pytest.importorskip("django.conf")
+transaction: Any = pytest.importorskip("django.db.transaction")
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[Any]:
+    """Django's connection to the test's database, made as by a project's settings."""
+    if not django.conf.settings.configured:
+        django.conf.settings.configure(USE_TZ=True)
+        django.setup()
+    url = make_url(database_url)
+    engine = "sqlite3" if url.get_backend_name() == "sqlite" else "postgresql"
+    settings = {
+        "ENGINE": f"django.db.backends.{engine}",
+        "NAME": url.database,
+        "HOST": url.host or "",
+        "PORT": url.port or "",
+        "USER": url.username or "",
+    }
+    alias = f"shop_{abs(hash(database_url))}"
+    django.db.connections.settings[alias] = django.db.connections.configure_settings(
+        {"default": {}, alias: settings}
+    )[alias]
+    yield django.db.connections[alias]
+    django.db.connections[alias].close()
+    del django.db.connections[alias]
+    del django.db.connections.settings[alias]
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.send")
+    def send(order_id: int = 0) -> None: ...
+
+    return send
+
+
+@pytest.fixture
+def watch(database_url: str) -> Iterator[Engine]:
+    """Somebody else's look at the shop, who sees what is committed."""
+    engine = create_engine(database_url, poolclass=NullPool)
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    yield engine
+    engine.dispose()
+
+
+def committed(engine: Engine) -> tuple[list[int], list[int]]:
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT id FROM orders ORDER BY id"))), list(
+            conn.scalars(text("SELECT id FROM jobs ORDER BY id"))
+        )
+
+
+def order(connection: Any, id: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
+
+
+def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) -> None:
+    order(connection, id)
+    app.enqueue(job, session=connection)
+    raise ZeroDivisionError
+
+
+def test_an_atomic_block_keeps_or_undoes_both(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+) -> None:
+    with transaction.atomic(using=connection.alias):
+        order(connection, 1)
+        first = app.enqueue(send.new(1), session=connection)
+        with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
+            order_and_fail(app, send.new(2).set(unique_key="k"), connection, 2)
+        second, third = app.enqueue_many(
+            [send.new(3).set(unique_key="k"), send.new(4).set(unique_key="l")], session=connection
+        )
+        assert committed(watch) == ([], [])
+    with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
+        order_and_fail(app, send.new(5), connection, 5)
+    assert committed(watch) == ([1], sorted([first.id, second.id, third.id]))
+    assert connection.get_autocommit()
+
+
+def test_outside_a_block_a_job_is_a_transaction_of_its_own(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+) -> None:
+    job = app.enqueue(send.new(1), session=connection)
+    assert committed(watch)[1] == [job.id]
+    transaction.set_autocommit(False, using=connection.alias)
+    app.enqueue(send.new(2), session=connection)
+    transaction.rollback(using=connection.alias)
+    other = app.enqueue(send.new(3), session=connection)
+    order(connection, 1)
+    transaction.commit(using=connection.alias)
+    transaction.set_autocommit(True, using=connection.alias)
+    assert committed(watch) == ([1], [job.id, other.id])
+
+
+def test_an_error_is_djangos_and_marks_its_block(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+) -> None:
+    with transaction.atomic(using=connection.alias):
+        order(connection, 1)
+        with pytest.raises(sqlq.EnqueueError):
+            app.enqueue(send, session=connection)  # type: ignore[arg-type]  # what is refused here
+        assert not connection.needs_rollback
+        with pytest.raises(django.db.IntegrityError, match="priority"):
+            app.enqueue(replace(send.new(1), priority=1_000), session=connection)
+        with pytest.raises(transaction.TransactionManagementError, match="An error occurred in the current"):
+            app.enqueue(send.new(2), session=connection)
+    assert committed(watch) == ([], [])
+
+
+def test_the_proxy_for_the_threads_connection(
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+) -> None:
+    from django.utils.connection import ConnectionProxy
+
+    proxy: Any = ConnectionProxy(django.db.connections, connection.alias)
+    app.use(watch.url, session=proxy)
+    with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
+        app.enqueue(send.new(1))
+        raise ZeroDivisionError
+    with transaction.atomic(using=connection.alias):
+        job = app.enqueue(send.new(1))
+    assert committed(watch)[1] == [job.id]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_commit_is_heard(app: sqlq.App, send: sqlq.Task[..., None], connection: Any) -> None:
+    heard: list[int] = []
+    app.on("enqueued")(lambda events: heard.extend(event.id for event in events))
+    listener = Listener(app)
+    with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
+        app.enqueue(send.new(1), session=connection)
+        raise ZeroDivisionError
+    assert listener.hears_no_more()
+    with transaction.atomic(using=connection.alias):
+        job = app.enqueue(send.new(2), session=connection)
+    assert listener.hears_one()
+    assert app.events.flush(60)
+    assert heard == [job.id]
+    listener.close()
+
+
+def test_a_handler_completes_in_a_transaction_of_djangos(
+    app: sqlq.App, watch: Engine, connection: Any
+) -> None:
+    @app.task(name="shop.pay", max_attempts=2, backoff="0s")
+    def pay() -> None:
+        own = django.db.connections[connection.alias]
+        attempt = sqlq.current_job().attempts
+        with sqlq.current_job().completing(own) as same:
+            assert same is own
+            order(own, attempt)
+            if attempt == 1:
+                raise ZeroDivisionError
+        own.close()
+
+    job = app.enqueue(pay.new())
+    app.worker(drain=True, concurrency=1).run()
+    assert (app.get(job.id).state, app.get(job.id).attempts) == ("finished", 2)
+    assert committed(watch) == ([2], [])
+
+
+def test_a_job_runs_inline_when_djangos_block_commits(
+    app: sqlq.App, send: sqlq.Task[..., None], connection: Any
+) -> None:
+    with inline(app, at="commit") as ran:
+        with transaction.atomic(using=connection.alias):
+            app.enqueue(send.new(1), session=connection)
+            assert [job.state for job in ran.jobs] == ["available"]
+        assert [job.state for job in ran.jobs] == ["finished"]
+        app.enqueue(send.new(2), session=connection)
+        assert [job.state for job in ran.jobs] == ["finished"] * 2

@@ -1,0 +1,102 @@
+"""SQL for drivers that sqlq does not know: one INSERT with the job's parameters in any style."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+import sqlq
+
+MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"delay": "1h"},
+    {"available_at": MOMENT},
+    {"priority": 9, "timeout": "1m", "max_attempts": 7, "queue": "other"},
+    {"unique_key": "k", "unique_until": "start"},
+    {"unique_key": "l", "delay": "1h", "priority": -3},
+]
+
+
+def run(url: str, style: str | None, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement as a driver of that style does."""
+    parsed = make_url(url)
+    plain = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
+    if parsed.get_backend_name() == "sqlite":
+        with closing(sqlite3.connect(parsed.database or "")) as conn, conn:
+            return conn.execute(sql, parameters).fetchall()
+    if style == "numeric_dollar":
+
+        async def fetch() -> list[tuple[Any, ...]]:
+            conn = await asyncpg.connect(plain)
+            rows = await conn.fetch(sql, *parameters)
+            await conn.close()
+            return [tuple(row) for row in rows]
+
+        return asyncio.run(fetch())
+    with psycopg.connect(plain) as theirs:
+        return theirs.execute(cast(Any, sql), parameters).fetchall()
+
+
+STYLES = {
+    "sqlite": (None, "qmark", "numeric", "named"),
+    "postgresql": (None, "format", "pyformat", "numeric_dollar"),
+}
+
+
+@pytest.mark.parametrize(
+    ("database_url", "style"),
+    [(database, style) for database, styles in STYLES.items() for style in styles],
+    indirect=["database_url"],
+)
+def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, style: str | None) -> None:
+    @app.task(name="shop.send", queue="mail", max_attempts=3)
+    def send(order_id: int, **more: Any) -> None: ...
+
+    def stored() -> list[tuple[Any, ...]]:
+        names = ("payload", "queue", "priority", "timeout_ms", "max_attempts", "unique_key", "unique_until")
+        every = [
+            (*(getattr(job, name) for name in names), job.state, job.available_at > job.created_at)
+            for job in app.list()
+        ]
+        app.cancel(queue="mail")
+        app.cancel(queue="other")
+        app.prune(finished="0s")
+        return every
+
+    jobs = [send.new(1, text="ä\"'%s %% :x ? $1 €😀").set(**options) for options in OPTIONS]
+    for job in jobs:
+        app.enqueue(job)
+    expected = stored()
+    for job in jobs:
+        sql, parameters = app.statement(job, paramstyle=style)
+        assert sql.startswith(("INSERT INTO jobs (", "INSERT INTO main.jobs ("))
+        ((id,),) = run(database_url, style, sql, parameters)
+        assert app.get(id).payload == json.loads(job.payload)
+        if job.unique_key is not None:
+            assert run(database_url, style, sql, parameters) == []
+    assert stored() == expected
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_the_schema_is_named_where_the_app_has_one(database_url: str) -> None:
+    with closing(sqlq.App(database_url, schema="shop")) as app:
+        sql, _ = app.statement(app.named("t").new())
+        assert sql.startswith("INSERT INTO shop.jobs (")
+
+
+def test_what_enqueue_refuses_is_refused(app: sqlq.App) -> None:
+    wrong: Any = app.named("t")
+    with pytest.raises(sqlq.EnqueueError, match="enqueue takes what task"):
+        app.statement(wrong)
+    with pytest.raises(sqlq.EnqueueError, match="paramstyle is 'colon': it is one of qmark, numeric, named"):
+        app.statement(app.named("t").new(), paramstyle="colon")

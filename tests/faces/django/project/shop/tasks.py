@@ -1,0 +1,27 @@
+import os
+
+from shop.models import Order
+from sqlq.django import app
+
+
+@app.task(queue="mail", max_attempts=2, backoff="10ms")
+def pay(order_id: int) -> int:
+    Order.objects.filter(id=order_id).update(paid=True)
+    return order_id
+
+
+@app.task(queue="mail", max_attempts=1)
+async def apay(order_id: int) -> int:
+    await Order.objects.filter(id=order_id).aupdate(paid=True)
+    return order_id
+
+
+@app.task(isolate=True)
+def isolated(order_id: int) -> int:
+    Order.objects.filter(id=order_id).update(paid=True)
+    return os.getpid()
+
+
+@app.task
+def pay_in_turn(order_id: int) -> None:
+    app.enqueue(pay.new(order_id))

@@ -1,0 +1,180 @@
+"""Jobs in Django's transactions, and what becomes of them in Django's tests."""
+
+import threading
+from functools import wraps
+from inspect import iscoroutinefunction
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import DatabaseError, connection, connections, transaction
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
+from sqlalchemy import NullPool, create_engine
+
+import sqlq
+from shop.models import Order
+from shop.tasks import apay, pay, pay_in_turn
+from sqlq.django import app
+from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
+
+
+def in_memory():
+    return connection.vendor == "sqlite" and connection.is_in_memory_db()
+
+
+def needs_a_file(test):
+    @wraps(test)
+    def run(self):
+        if in_memory():
+            self.skipTest("a database in memory is seen by Django's connection alone")
+        (async_to_sync(test) if iscoroutinefunction(test) else test)(self)
+
+    return run
+
+
+def count(table="jobs"):
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*) FROM {table}")
+        return cursor.fetchone()[0]
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+class InATestsTransaction(TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        app.enqueue(pay.new(0))
+
+    def test_a_job_of_one_test(self):
+        app.enqueue(pay.new(1))
+        self.assertEqual(count(), 2)
+
+    def test_is_not_there_in_the_next(self):
+        app.enqueue_many([pay.new(2), pay.new(3)])
+        self.assertEqual(count(), 3)
+
+    def test_it_can_be_looked_at(self):
+        job = app.enqueue(pay.new(7).set(priority=3))
+        assert_enqueued(pay, args=[7], session=connection)
+        assert_not_enqueued(pay, args=[8], session=connection)
+        found = app.get(job.id)
+        self.assertEqual((found.task, found.state, found.priority), ("shop.tasks.pay", "available", 3))
+        self.assertEqual(found.created_at.tzinfo is not None, True)
+
+    def test_unique_keys(self):
+        first = app.enqueue(pay.new(7).set(unique_key="7"))
+        second = app.enqueue(pay.new(7).set(unique_key="7"))
+        self.assertEqual((first.created, second.created, first.id), (True, False, second.id))
+
+    def test_a_savepoint_takes_its_jobs_along(self):
+        with self.assertRaises(ZeroDivisionError), transaction.atomic():
+            Order.objects.create()
+            app.enqueue(pay.new(1))
+            1 / 0
+        self.assertEqual((count(), Order.objects.count()), (1, 0))
+
+    def test_a_broken_transaction_is_refused_as_django_refuses_it(self):
+        with self.assertRaises(transaction.TransactionManagementError), transaction.atomic():
+            with self.assertRaises(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SELECT nonsense FROM nowhere")
+            connection.needs_rollback = True
+            app.enqueue(pay.new(1))
+        self.assertEqual(count(), 1)
+
+    def test_inline(self):
+        order = Order.objects.create()
+        with inline(app) as ran:
+            app.enqueue(pay.new(order.id))
+        order.refresh_from_db()
+        self.assertTrue(order.paid)
+        self.assertEqual([job.state for job in ran.jobs], ["finished"])
+
+    def test_a_view(self):
+        self.assertEqual(self.client.get("/order").json()["job"], self.newest())
+        with self.assertRaises(RuntimeError):
+            self.client.get("/order?fail")
+        self.assertEqual((count(), Order.objects.count()), (2, 1))
+
+    async def test_asynchronous_views(self):
+        answer = await self.async_client.get("/aorder")
+        self.assertEqual(Order.objects.filter(id=answer.json()["order"]).query is not None, True)
+        (job,) = await app.aenqueue_many([apay.new(9)])
+        self.assertEqual(job.id, answer.json()["job"] + 1)
+
+    @staticmethod
+    def newest():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT max(id) FROM jobs")
+            return cursor.fetchone()[0]
+
+
+class InTransactionsOfTheirOwn(TransactionTestCase):
+    def test_a_commit_keeps_the_job_with_the_order(self):
+        with transaction.atomic():
+            order = Order.objects.create()
+            app.enqueue(pay.new(order.id))
+        self.assertEqual((count(), Order.objects.count()), (1, 1))
+
+    def test_a_rollback_takes_both(self):
+        with self.assertRaises(ZeroDivisionError), transaction.atomic():
+            Order.objects.create()
+            app.enqueue(pay.new(1))
+            1 / 0
+        self.assertEqual((count(), Order.objects.count()), (0, 0))
+
+    def test_without_a_transaction_it_is_there_at_once(self):
+        app.enqueue(pay.new(1))
+        self.assertEqual(count(), 1)
+        self.assertTrue(connection.get_autocommit())
+
+    def test_nothing_is_left_of_other_tests(self):
+        self.assertEqual((count(), count("finished_jobs"), count("failed_jobs")), (0, 0, 0))
+
+    @needs_a_file
+    def test_another_connection_sees_it_after_the_commit_alone(self):
+        seen = []
+
+        def look():
+            seen.append(count())
+            connections.close_all()
+
+        with transaction.atomic():
+            app.enqueue(pay.new(1))
+            in_thread(look)
+        in_thread(look)
+        self.assertEqual(seen, [0, 1])
+
+    @needs_a_file
+    def test_a_worker_runs_it(self):
+        orders = [Order.objects.create() for _ in range(3)]
+        for task, order in zip((pay, apay, pay_in_turn), orders, strict=True):
+            app.enqueue(task.new(order.id))
+        self.assertEqual(drain(app), sqlq.testing.Tally(completed=4))
+        self.assertEqual(Order.objects.filter(paid=True).count(), 3)
+
+    @needs_a_file
+    async def test_an_asynchronous_test_may_drain(self):
+        order = await Order.objects.acreate()
+        await app.aenqueue(apay.new(order.id))
+        self.assertEqual(await sync_to_async(drain)(app), sqlq.testing.Tally(completed=1))
+        await order.arefresh_from_db()
+        self.assertTrue(order.paid)
+
+    @needs_a_file
+    def test_a_session_of_its_own_is_still_possible(self):
+        engine = create_engine(app.database.engine.url, poolclass=NullPool)
+        with engine.begin() as other:
+            app.enqueue(pay.new(1), session=other)
+            self.assertEqual(count(), 0)
+        self.assertEqual(count(), 1)
+
+
+class WhereTheAppIs(SimpleTestCase):
+    databases = "__all__"
+
+    def test_it_is_on_the_tests_database(self):
+        place, name = str(app.address.place.database), str(connection.settings_dict["NAME"])
+        self.assertEqual(place, name.partition("?")[0])
+        self.assertIn("memory" if in_memory() else "test_", place)

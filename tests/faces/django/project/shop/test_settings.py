@@ -1,0 +1,145 @@
+"""What the settings may say, and what is said of what they may not."""
+
+from pathlib import Path
+from unittest import mock
+
+import django
+from django.core import checks
+from django.db import connections
+from django.test import SimpleTestCase, override_settings
+
+from sqlq.django.configuration import Configuration, url_of
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.settings import in_memory, masked
+
+POSTGRESQL = "django.db.backends.postgresql"
+SQLITE = "django.db.backends.sqlite3"
+
+
+def database(**given):
+    """The alias "other" leads to this database meanwhile."""
+    plain = {"NAME": "", "USER": "", "PASSWORD": "", "HOST": "", "PORT": "", "OPTIONS": {}, "TIME_ZONE": None}
+    return mock.patch.dict(
+        connections.settings, {"other": {**connections.settings["default"], **plain, **given}}
+    )
+
+
+def url(**given):
+    with database(**given):
+        return url_of("other")
+
+
+def connects_with(**given):
+    """What psycopg is called with."""
+    made = url(ENGINE=POSTGRESQL, **given)
+    args, parameters = made.get_dialect()().create_connect_args(made)
+    assert not args
+    return parameters
+
+
+class Urls(SimpleTestCase):
+    def test_postgresql(self):
+        given = {"NAME": "shop", "USER": "me", "PASSWORD": "p w/@:", "HOST": "db.test", "PORT": "5433"}
+        self.assertEqual(
+            connects_with(**given),
+            {"dbname": "shop", "user": "me", "password": "p w/@:", "host": "db.test", "port": 5433},
+        )
+        self.assertNotIn("p w", masked(url(ENGINE=POSTGRESQL, **given)))
+
+    def test_options_reach_libpq_and_those_of_djangos_own_do_not(self):
+        options = {
+            "sslmode": "verify-full",
+            "connect_timeout": 3,
+            "isolation_level": 2,
+            "server_side_binding": True,
+            "pool": False,
+            "prepare_threshold": 5,
+            "options": "-c search_path=shop",
+            "assume_role": "the owner",
+        }
+        self.assertEqual(
+            connects_with(NAME="shop", OPTIONS=options),
+            {
+                "dbname": "shop",
+                "sslmode": "verify-full",
+                "connect_timeout": "3",
+                "options": r"-c search_path=shop -c role=the\ owner",
+            },
+        )
+
+    def test_sockets_services_and_several_hosts(self):
+        self.assertEqual(connects_with(NAME="shop", HOST="/run/pg", PORT=5433)["host"], "/run/pg")
+        several = connects_with(NAME="shop", HOST="a,b", PORT="5432,5433")
+        self.assertEqual((several["host"], several["port"]), ("a,b", "5432,5433"))
+        service = {"service": "shop", "passfile": ".pgpass"}
+        self.assertEqual(connects_with(OPTIONS=service), service)
+
+    def test_sqlite(self):
+        self.assertEqual(url(ENGINE=SQLITE, NAME=Path("/srv/shop.db")).database, "/srv/shop.db")
+        self.assertTrue(in_memory(url(ENGINE=SQLITE, NAME=":memory:")))
+        self.assertTrue(in_memory(url(ENGINE=SQLITE, NAME="file:shop?mode=memory&cache=shared")))
+        found = url(ENGINE=SQLITE, NAME="file:/srv/shop.db?mode=ro")
+        args, _ = found.get_dialect()().create_connect_args(found)
+        self.assertEqual(args, ["file:/srv/shop.db?mode=ro"])
+
+    def test_other_databases(self):
+        with self.assertRaisesMessage(UnsupportedDatabaseError, "DATABASES['other'] has the ENGINE"):
+            url(ENGINE="django.db.backends.dummy")
+        with self.assertRaisesMessage(ConfigurationError, "DATABASES['other'] cannot be used"):
+            url(ENGINE=POSTGRESQL)
+
+
+class Checks(SimpleTestCase):
+    def found(self, **given):
+        with override_settings(SQLQ=given):
+            return [(each.id, each.msg) for each in checks.run_checks(tags=["sqlq"])]
+
+    def test_nothing_is_wrong(self):
+        self.assertEqual(self.found(), [])
+        modules = ["tasks", "emails"]
+        self.assertEqual(self.found(database="default", retention="30d", task_modules=modules), [])
+
+    def test_what_is_wrong_is_named(self):
+        for given, said in (
+            (
+                {"databse": "default"},
+                "SQLQ in the settings has the key 'databse': it may have database, schema",
+            ),
+            ({"database": "jobs"}, "SQLQ[\"database\"] is 'jobs': it is a key of DATABASES"),
+            ({"schema": "Not A Schema"}, "schema is 'Not A Schema'"),
+            ({"retention": "soon"}, 'SQLQ["retention"]'),
+            ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
+            ({"migrate_with_django": "no"}, "it is True or False"),
+            ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
+        ):
+            with self.subTest(given):
+                ((id, message),) = self.found(**given)
+                self.assertEqual(id, "sqlq.E001")
+                self.assertIn(said, message)
+        with override_settings(SQLQ="default"):
+            (error,) = checks.run_checks(tags=["sqlq"])
+        self.assertIn("it is a dict", error.msg)
+
+    def test_databases(self):
+        with database(ENGINE="django.db.backends.dummy"):
+            self.assertEqual([id for id, _ in self.found(database="other")], ["sqlq.E002"])
+        with database(ENGINE=SQLITE, NAME="shop.db"):
+            self.assertEqual([id for id, _ in self.found(database="other")], ["sqlq.W001"])
+            self.assertEqual([id for id, _ in self.found(database="other", schema="shop")], ["sqlq.E003"])
+        with database(ENGINE=SQLITE, NAME="shop.db", OPTIONS={"transaction_mode": "immediate"}):
+            self.assertEqual(self.found(database="other"), [])
+
+    def test_defaults(self):
+        with override_settings():
+            from django.conf import settings
+
+            del settings.SQLQ
+            self.assertEqual(Configuration.read(), Configuration())
+
+
+class TheBackend(SimpleTestCase):
+    def test_older_releases_of_django_have_no_tasks(self):
+        if django.VERSION >= (6,):
+            self.skipTest("this one has")
+        with self.assertRaisesMessage(ImportError, "needs django.tasks, which came with Django 6.0"):
+            from sqlq.django import SqlqBackend  # noqa: F401

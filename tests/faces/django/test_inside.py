@@ -1,0 +1,42 @@
+"""What Django's own test runner runs in the project, as a project's developers run it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import pytest
+
+from tests.faces.django.project_of_tests import PROJECT, Project, settings_of
+
+DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
+MODULES = sorted(path.stem for path in (PROJECT / "shop").glob("test_*.py"))
+ON_BOTH = [module for module in MODULES if module != "test_settings"]
+
+
+def run(project: Project, *args: str) -> None:
+    done = project.manage("test", "--no-input", *args)
+    assert done.code == 0, f"{done.out}\n{done.err}"
+    assert re.search(r"^Ran [1-9]\d* tests? in .*\n\nOK", done.err, re.MULTILINE), done.err
+
+
+@pytest.mark.parametrize("module", ON_BOTH)
+def test_inside(bare_project: Project, module: str) -> None:
+    if module == "test_backend" and DJANGO < (6, 0):
+        pytest.skip("django.tasks came with Django 6.0, which needs Python 3.12")
+    if bare_project.url.startswith("sqlite"):
+        file = str(bare_project.directory / "test.db")
+        bare_project.set(DATABASE=settings_of(bare_project.url, TEST={"NAME": file}))
+    run(bare_project, f"shop.{module}")
+
+
+@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+def test_in_memory(bare_project: Project) -> None:
+    run(
+        bare_project,
+        *(f"shop.{module}" for module in MODULES if module != "test_backend" or DJANGO >= (6, 0)),
+    )
+
+
+def test_in_several_processes(bare_project: Project) -> None:
+    run(bare_project, "--parallel", "2", "shop.test_enqueue")

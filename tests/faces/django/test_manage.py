@@ -1,0 +1,148 @@
+"""`manage.py sqlq …` and `manage.py migrate`, as people run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from tests.faces.django.project_of_tests import Project, settings_of
+from tests.waiting import wait_until
+
+
+def tables(project: Project) -> set[str]:
+    engine = create_engine(project.url)
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+class TestMigrate:
+    def test_djangos_migrate_makes_the_tables(self, bare_project: Project) -> None:
+        assert "sqlq's tables: made" in bare_project.ok("migrate")
+        assert {"jobs", "failed_jobs", "finished_jobs", "shop_order"} <= tables(bare_project)
+        assert "sqlq" not in bare_project.ok("migrate")
+        assert "the one needed" in bare_project.ok("sqlq", "migrate", "--check")
+        assert bare_project.ok("makemigrations", "--check", "--dry-run") == "No changes detected\n"
+
+    def test_unless_the_settings_say_otherwise(self, bare_project: Project) -> None:
+        bare_project.set(SQLQ={"migrate_with_django": False})
+        bare_project.ok("migrate")
+        assert "jobs" not in tables(bare_project)
+        bare_project.ok("sqlq", "migrate")
+        assert "jobs" in tables(bare_project)
+
+    def test_only_in_the_database_of_the_jobs(self, bare_project: Project, tmp_path: Path) -> None:
+        bare_project.set(OTHER=settings_of(f"sqlite:///{tmp_path / 'other.db'}"))
+        bare_project.ok("migrate", "--database", "other")
+        if bare_project.url.startswith("postgresql"):  # else there is no file, even
+            assert not tables(bare_project)
+
+    def test_a_flush_leaves_jobs_alone(self, project: Project) -> None:
+        project.sqlq("enqueue", "shop.tasks.pay", "7")
+        project.ok("flush", "--no-input")
+        assert [job["task"] for job in project.jobs()] == ["shop.tasks.pay"]
+
+
+class TestCommand:
+    def test_the_commands_of_sqlq_know_the_app(self, project: Project) -> None:
+        assert project.sqlq("enqueue", "shop.tasks.pay", "7").code == 0
+        assert "mail" in project.ok("sqlq", "status")
+        project.ok("sqlq", "work", "--drain")
+        (job,) = project.jobs(state="finished")
+        assert job["result"] == 7
+        done = project.run(
+            ["-m", "sqlq", "-a", "sqlq.django:app", "status"], DJANGO_SETTINGS_MODULE="settings"
+        )
+        assert done.code == 0, done
+
+    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    def test_messages_name_commands_of_manage_py(self, bare_project: Project) -> None:
+        bare_project.set(SQLQ={"migrate_with_django": False})
+        bare_project.ok("migrate")
+        done = bare_project.sqlq("status")
+        assert done.code == 1
+        assert done.err.startswith("python manage.py sqlq: ")
+        assert "python manage.py sqlq migrate" in done.err
+        said = bare_project.python(
+            "from sqlq.django import app\n"
+            "from sqlq.errors import SqlqError\n"
+            "from shop.tasks import pay\n"
+            "try: app.enqueue(pay.new(7))\n"
+            "except SqlqError as error: print(error)\n"
+        )
+        assert "python manage.py sqlq migrate" in said
+        assert "-a " not in said + done.err
+
+    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    def test_help(self, bare_project: Project) -> None:
+        assert "python manage.py sqlq [OPTIONS] COMMAND" in bare_project.ok("sqlq", "--help")
+        assert "python manage.py sqlq [OPTIONS] COMMAND" in bare_project.ok("help", "sqlq")
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_options_of_djangos(self, project: Project) -> None:
+        (project.directory / "elsewhere").mkdir()
+        (project.directory / "elsewhere" / "other_settings.py").write_text(
+            'from settings import *\nSQLQ = {"retention": None}\n'
+        )
+        options = ["--settings=other_settings", "--pythonpath", "elsewhere"]
+        assert project.sqlq("enqueue", "shop.tasks.pay", "7", *options).code == 0
+        project.ok("sqlq", "work", "--drain", *options)
+        assert len(project.jobs(state="finished")) == 1
+
+    def test_another_program_may_call_it(self, project: Project) -> None:
+        said = project.python(
+            "import io\n"
+            "from django.core.management import CommandError, call_command\n"
+            "out = io.StringIO()\n"
+            "call_command('sqlq', 'migrate', '--check', stdout=out)\n"
+            "assert 'the one needed' in out.getvalue(), out.getvalue()\n"
+            "for wrong in (['status', '--nonsense'], ['show', '4711'], ['work']):\n"
+            "    try: call_command('sqlq', *wrong)\n"
+            "    except CommandError as error: print(error)\n"
+        )
+        first, second, third = said.splitlines()
+        assert "--nonsense" in first
+        assert "there is no job 4711" in second
+        assert "work needs a process of its own" in third
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_without_settings_it_is_one_sentence(self, project: Project) -> None:
+        done = project.run(["-m", "sqlq", "-a", "sqlq.django:app", "status"])
+        assert "set DJANGO_SETTINGS_MODULE" in done.sentence()
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_a_task_that_cannot_be_imported_is_one_sentence(self, project: Project) -> None:
+        (project.directory / "shop" / "tasks.py").write_text("import nowhere\n")
+        done = project.run(
+            ["-m", "sqlq", "-a", "sqlq.django:app", "status"], DJANGO_SETTINGS_MODULE="settings"
+        )
+        assert "No module named 'nowhere' (shop/tasks.py, line 1)" in done.sentence()
+
+
+class TestWork:
+    def test_a_worker_from_any_directory(self, project: Project, tmp_path: Path) -> None:
+        with project.working("--processes", "2", cwd=tmp_path) as process:
+            project.python(
+                "from shop.models import Order\n"
+                "from shop.tasks import apay, pay\n"
+                "from sqlq.django import app\n"
+                "for task in (pay, apay):\n"
+                "    app.enqueue(task.new(Order.objects.create().id))\n"
+            )
+            wait_until(lambda: len(project.jobs(state="finished")) == 2, what="the jobs")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, project.log.read_text()
+        assert "True True" in project.python(
+            "from shop.models import Order\nprint(*Order.objects.values_list('paid', flat=True))"
+        )
+
+    def test_an_isolated_job_finds_the_project(self, project: Project) -> None:
+        project.sqlq("enqueue", "shop.tasks.isolated", "7")
+        project.ok("sqlq", "work", "--drain")
+        (job,) = project.jobs(state="finished")
+        assert job["result"] not in (None, os.getpid())

@@ -1,0 +1,185 @@
+"""Many idle processes on one PostgreSQL: what they ask, how many connections they hold, and who goes when
+there is one job; counted in the server's log and its list of sessions."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+import sqlq
+from sqlq.store import cluster
+from tests.faults.processes import WorkerProcess, worker_process
+from tests.faults.scorecard import record
+from tests.servers import OwnPostgreSQL
+from tests.waiting import wait_until
+
+PROCESSES = 8
+LOOK, CLAIM = "AS listens,", "FOR UPDATE SKIP LOCKED) AS ready"
+ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) \w+ \[(\d+)\] (\S*) LOG:  (\w+)", re.MULTILINE)
+MODULE = """
+import sqlq
+
+app = sqlq.App()
+
+@app.task
+def work(): ...
+"""
+INSERT = "INSERT INTO jobs (queue, task, payload) VALUES ('default', 'play.work', '{}')"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a worker, as the server has logged it."""
+
+    at: datetime
+    session: int
+    text: str
+
+
+class Fleet:
+    """A database whose server logs each statement, and one connection of who enqueues."""
+
+    def __init__(self, server: OwnPostgreSQL, folder: Path) -> None:
+        self._log = server.directory / "log"
+        self._folder = folder
+        self.url = server.create_database()
+        name = make_url(self.url).database
+        app = sqlq.App(self.url)
+        app.migrate()
+        app.close()
+        self._name = str(name)
+        self.producer = psycopg.connect(self.url.replace("+psycopg", ""), autocommit=True)
+        self.producer.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")
+        (folder / "play.py").write_text(MODULE)
+        self._read_from = 0
+
+    def number(self, question: str) -> int:
+        row = self.producer.execute(question).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def sessions(self) -> int:
+        """How many sessions the workers have."""
+        return self.number(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+    def forget(self) -> None:
+        """Count from now on."""
+        self._read_from = self._log.stat().st_size
+
+    def asked(self, what: str = "") -> list[Statement]:
+        """What the workers have asked, in order."""
+        with self._log.open(errors="replace") as log:
+            log.seek(self._read_from)
+            text = log.read()
+        entries = list(ENTRY.finditer(text))
+        ends = [*(entry.start() for entry in entries[1:]), len(text)][: len(entries)]
+        found = [
+            Statement(datetime.fromisoformat(entry[1]), int(entry[2]), text[entry.start() : end])
+            for entry, end in zip(entries, ends, strict=True)
+            if entry[3] == self._name and entry[4] in ("statement", "execute")
+        ]
+        own = self.producer.info.backend_pid
+        return [statement for statement in found if what in statement.text and statement.session != own]
+
+    def look(self, times: int) -> list[Statement]:
+        """Wait until the workers' lookout has looked so often, and nobody has claimed since; return what was
+        asked meanwhile."""
+
+        def looked() -> bool:
+            asked = [LOOK in s.text for s in self.asked() if CLAIM in s.text or LOOK in s.text]
+            return len(asked) >= times and all(asked[-times:])
+
+        wait_until(looked, what="the workers at rest")
+        return self.asked()
+
+    def run_one(self) -> None:
+        before = self.number("SELECT count(*) FROM finished_jobs")
+        self.producer.execute(
+            f"WITH job AS ({INSERT} RETURNING id) SELECT id, pg_notify(%s, '') FROM job",
+            [cluster.channel("public")],
+        )
+        wait_until(lambda: self.number("SELECT count(*) FROM finished_jobs") > before, what="the job done")
+
+    @contextmanager
+    def working(self) -> Iterator[WorkerProcess]:
+        with worker_process(self._folder, "play:app", self.url, "-p", str(PROCESSES)) as worker:
+            entered = "SELECT count(*) FROM sqlq_workers"
+            wait_until(lambda: self.number(entered) == PROCESSES, what="all processes at work")
+            self.look(times=3)
+            yield worker
+
+
+@pytest.fixture
+def fleet(restartable_postgresql: OwnPostgreSQL, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(restartable_postgresql, tmp_path)
+    yield made
+    made.producer.close()
+    restartable_postgresql.drop_database(made.url)
+
+
+def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> None:
+    with fleet.working():
+        fleet.run_one()
+        wait_until(lambda: fleet.sessions() <= 2 * (PROCESSES + 1) + 1, what="idle connections closed")
+        sessions = fleet.sessions()
+        fleet.forget()
+        asked = fleet.look(times=12)
+    seconds = (asked[-1].at - asked[0].at).total_seconds()
+    assert len({s.session for s in asked if LOOK in s.text}) == 1, "one lookout for all"
+    assert [s.text for s in asked if CLAIM in s.text] == []
+    a_second = len(asked) / seconds
+    record("an idle fleet", processes=PROCESSES, statements_a_second=round(a_second, 2), sessions=sessions)
+    # a chore that falls into the time counts more than it does over an hour
+    assert len(asked) <= seconds * (1 + 0.2 * (PROCESSES - 1)) + 3
+
+
+def test_a_lone_job_in_an_idle_fleet_sends_one_worker(fleet: Fleet) -> None:
+    asked, went = [], []
+    with fleet.working():
+        for _ in range(5):
+            fleet.forget()
+            fleet.run_one()
+            statements = fleet.look(times=2)
+            asked.append(len(statements))
+            went.append(len({s.session for s in statements if CLAIM in s.text}))
+    record("a lone job in an idle fleet", processes=PROCESSES, statements=asked, claiming=went)
+    # one that does not go at once, because the machine is busy, is followed by another
+    assert median(went) <= 3
+    assert max(went) < PROCESSES
+    assert median(asked) <= 25
+
+
+def test_many_jobs_at_once_bring_all_of_the_fleet(fleet: Fleet) -> None:
+    with fleet.working():
+        fleet.producer.execute(
+            "INSERT INTO jobs (queue, task, payload) "
+            "SELECT 'default', 'play.work', '{}' FROM generate_series(1, 20000)"
+        )
+        wait_until(lambda: fleet.number("SELECT count(*) FROM jobs") == 0, what="all jobs done")
+        owners = fleet.number("SELECT count(DISTINCT reserved_by) FROM finished_jobs")
+    assert owners == PROCESSES
+
+
+def test_workers_whose_supervisor_is_stopped_look_for_themselves(fleet: Fleet) -> None:
+    with fleet.working() as worker:
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        fleet.producer.execute(INSERT)  # of which no hint speaks
+        wait_until(lambda: fleet.number("SELECT count(*) FROM finished_jobs") == 1, what="the job done")
+        os.kill(worker.process.pid, signal.SIGCONT)
+        fleet.forget()
+        fleet.look(times=3)
+        assert worker.stop() == 0

@@ -1,0 +1,374 @@
+"""Who looks for work for a host: what the lookout hears and sees, and whom a supervisor sends."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.store import cluster, jobs
+from sqlq.store.database import Database
+from sqlq.worker import chores, lookout
+from sqlq.worker import worker as worker_module
+from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.child import Supervised
+from sqlq.worker.host import HELPERS, Host
+from sqlq.worker.link import Link
+from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+# -- lots ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [1, 2, WINNERS])
+def test_the_few_hosts_there_are_all_go_at_once(hosts: int) -> None:
+    assert {drawn(hosts) for _ in range(100)} == {0.0}
+
+
+@pytest.mark.parametrize("hosts", [24, 1_000])
+def test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time(hosts: int) -> None:
+    random.seed(7)
+    rounds = [[drawn(hosts) for _ in range(hosts)] for _ in range(200)]
+    went = [waits.count(0.0) for waits in rounds]
+    assert 2 < sum(went) / len(went) < 4, "about three, whatever their number"
+    assert max(went) <= 15
+    assert max(map(max, rounds)) <= LOOKOUT_SECONDS
+    first_look = [min(wait for wait in waits if wait) for waits in rounds]
+    assert sorted(first_look)[150] < 0.01, "when nobody went, or had room, another looks some ms later"
+
+
+# -- the lookout ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What a lookout has done."""
+
+    lookout: Lookout | None = None
+    went: int = 0
+    looked: int = 0
+    expired: int = 0
+    stands_by: bool = False
+    agains: int = 0
+    check_after: list[float] = field(default_factory=list)
+
+    def go(self, *, again: bool) -> float:
+        self.went += not again
+        self.agains += again
+        return self.check_after.pop() if self.check_after else NEVER
+
+    def has_looked(self) -> None:
+        self.looked += 1
+
+    def has_expired(self) -> None:
+        self.expired += 1
+
+
+@contextmanager
+def looking_out(app: sqlq.App, seen: Seen, **options: Any) -> Iterator[Seen]:
+    seen.lookout = Lookout(
+        app.database.for_loops,
+        None,
+        seen.go,
+        looked=seen.has_looked,
+        expired=seen.has_expired,
+        stands_by=lambda: seen.stands_by,
+        **options,
+    )
+    seen.lookout.start()
+    try:
+        yield seen
+    finally:
+        seen.lookout.stop()
+
+
+@pytest.fixture
+def task(app: sqlq.App) -> Any:
+    return app.task(name="t")(lambda: None)
+
+
+@on_postgresql
+def test_it_finds_what_no_hint_speaks_of(app: sqlq.App, engine: Engine, task: Any) -> None:
+    with looking_out(app, Seen()) as seen:
+        wait_until(lambda: seen.looked, what="the first look")
+        assert seen.went == 0, "nothing is due"
+        with engine.begin() as conn:
+            conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
+        wait_until(lambda: seen.went, what="a worker sent")
+
+
+@on_postgresql
+def test_a_hint_sends_a_worker_before_the_next_look(
+    app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    with looking_out(app, Seen()) as seen:
+        wait_until(lambda: seen.looked, what="the first look")
+        cluster.notify(app.database)
+        wait_until(lambda: seen.went, what="a worker sent")
+        assert seen.looked == 1
+
+
+@on_postgresql
+def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
+    app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.enqueue(task.new().set(delay="1s"))
+    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    with looking_out(app, Seen()) as seen:
+        wait_until(lambda: seen.went, what="a worker sent")
+        assert seen.looked == 1
+        assert app.get(1).state == "available", "not before"
+
+
+@on_postgresql
+def test_where_the_one_that_was_sent_may_not_go_it_asks_again(app: sqlq.App) -> None:
+    with looking_out(app, Seen(check_after=[0.01, 0.01])) as seen:
+        wait_until(lambda: seen.looked, what="the first look")
+        cluster.notify(app.database)
+        wait_until(lambda: seen.agains == 2, what="being asked again")
+
+
+@on_postgresql
+def test_it_sees_leases_that_have_run_out(app: sqlq.App, task: Any, engine: Engine) -> None:
+    app.enqueue(task.new())
+    with engine.begin() as conn:
+        conn.execute(
+            text(
+                "UPDATE jobs SET reserved_at = now(), reserved_by = 'gone', attempts = 1, lease_token = 1, "
+                "lease_expires_at = now() - interval '1 second'"
+            )
+        )
+    with looking_out(app, Seen(), rescue_ms=100) as seen:
+        wait_until(lambda: seen.expired, what="the lease seen")
+
+
+@on_postgresql
+def test_while_it_stands_by_it_has_no_connection(app: sqlq.App, engine: Engine) -> None:
+    def listening() -> int:
+        with engine.connect() as conn:
+            found: int = conn.scalar(
+                text(
+                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%AS listens,%' "
+                    "AND pid <> pg_backend_pid() AND datname = current_database()"
+                )
+            )
+            return found
+
+    with looking_out(app, Seen(stands_by=True)) as seen:
+        assert seen.lookout is not None
+        seen.stands_by = False
+        wait_until(listening, what="it having taken over")
+        seen.stands_by = True
+        wait_until(lambda: not listening(), what="it having let go")
+
+
+@on_postgresql
+def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: Engine) -> None:
+    entered = [("a", "x", 1), ("bb", "x", 1), ("c", "x", 2), ("d", "y", 1), ("ee", "y", None)]
+    with app.database.begin() as conn:
+        for id, host, supervisor in entered:
+            labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
+            cluster.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
+    with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
+        look = cluster.look(conn, app.database, None, hosts_within_ms=10_000, leases=True)
+    assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
+
+
+# -- a worker that is watched --------------------------------------------------------------------------------
+
+
+@on_postgresql
+def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    real = cluster.due_in
+
+    def counted(*args: Any) -> Any:
+        looks.append(time.monotonic())
+        return real(*args)
+
+    monkeypatch.setattr(cluster, "due_in", counted)
+    with working(app) as worker:
+        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        before, seen = len(looks), worker._looked_at
+        wait_until(lambda: worker._looked_at > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
+        assert len(looks) == before
+
+
+@on_postgresql
+def test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.0)
+
+    def open_(database: Database) -> int:
+        pool: Any = database.engine.pool
+        return int(pool.checkedin() + pool.checkedout())
+
+    with working(app) as worker:
+        with app.database.read(), app.database.for_loops.read(), app.database.for_loops.read():
+            pass
+        cluster.notify(app.database.for_loops)
+        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        worker._wake.call()
+        wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
+        wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
+
+
+@on_postgresql
+def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lookout, "_run", lambda self: None)
+    ran: list[int] = []
+    app.task(name="t")(lambda: ran.append(1))
+    with working(app) as worker:
+        worker._looked_at = time.monotonic()  # the last look
+        wait_until(lambda: worker._wake._waited >= 1 or worker._wake.rests, what="the worker resting")
+        with engine.begin() as conn:
+            conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
+        wait_until(lambda: ran, what="the job done")
+
+
+@on_postgresql
+def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
+    app: sqlq.App, task: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the supervisor looks, it also does the chores."""
+    monkeypatch.setattr(chores, "RESCUE_MS", 50)
+    monkeypatch.setattr(Lookout, "_run", lambda self: None)
+    box, fd = BlackBox.create()
+    os.close(fd)
+    here, there = Link.pair()
+    turns: list[int] = []
+
+    def rescue(conn: Any) -> list[Any]:
+        turns.append(1)
+        return []
+
+    monkeypatch.setattr(jobs, "rescue", rescue)
+    box.looked(time.monotonic() + 3600)
+    with working(app, supervision=Supervised(here, box)) as worker:
+        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        assert turns == []
+        box.looked(time.monotonic())
+        wait_until(lambda: turns, what="a rescue")
+    here.close()
+    there.close()
+    box.close()
+
+
+# -- whom a supervisor sends ---------------------------------------------------------------------------------
+
+
+class Links:
+    """The supervisor's end of links: notes who was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+
+@pytest.fixture
+def children() -> Iterator[Callable[..., Any]]:
+    boxes: list[BlackBox] = []
+    clock = iter(range(1, 1_000))
+
+    def child(name: str, sent: list[str], *, running: int = 0, slots: int = 10, rests: bool = True) -> Any:
+        box, fd = BlackBox.create()
+        os.close(fd)
+        boxes.append(box)
+        for id in range(running):
+            box.started((id + 1, 1))
+        box.pulse(rests=rests)
+
+        def send() -> None:
+            sent.append(name)
+            made.sent_at = next(clock)
+            box.called()
+
+        made = SimpleNamespace(worker=name, box=box, leaving=False, slots=slots, sent_at=0.0, send=send)
+        return made
+
+    yield child
+    for box in boxes:
+        box.close()
+
+
+def host_of(found: list[Any], known: Callable[[str], bool] = lambda worker: True) -> Host:
+    keeper: Any = SimpleNamespace(knows=known)
+    return Host(lambda: found, keeper)
+
+
+def test_one_hint_sends_one_worker_that_has_room_and_the_fewest_jobs(children: Any) -> None:
+    sent: list[str] = []
+    found = [
+        children("full", sent, running=2, slots=2),
+        children("busy", sent, running=3),
+        children("less busy", sent, running=1),
+    ]
+    found[2].leaving = False
+    host_of(found)._go(again=False)
+    assert sent == ["less busy"]
+    found[2].leaving = True
+    host_of(found)._go(again=False)
+    assert sent == ["less busy", "busy"]
+
+
+def test_the_next_lone_job_goes_where_the_last_one_went(children: Any) -> None:
+    sent: list[str] = []
+    found = [children("a", sent), children("b", sent), children("c", sent)]
+    host = host_of(found)
+    host._go(again=False)
+    for child in found:
+        child.box.pulse(rests=True)
+    host._go(again=False)
+    assert sent == [sent[0]] * 2
+
+
+def test_where_a_worker_does_not_go_another_is_sent(children: Any) -> None:
+    sent: list[str] = []
+    found = [children("a", sent), children("b", sent)]
+    host = host_of(found)
+    first = host._go(again=False)
+    second = host._go(again=True)
+    assert sorted(sent) == ["a", "b"]
+    assert first < second
+    assert host._go(again=True) == NEVER, "there is no other"
+    host._go(again=False)
+    found["ab".index(sent[-1])].box.pulse()
+    assert host._go(again=True) == NEVER, "it has gone"
+    assert len(sent) == 3
+
+
+def test_who_finds_more_than_it_can_take_is_followed_by_others_that_rest(children: Any) -> None:
+    sent: list[str] = []
+    found = [children("first", sent, rests=False), children("awake", sent, rests=False)]
+    found += [children(name, sent) for name in ("a", "b", "c")]
+    host_of(found).more(found[0])
+    assert len(sent) == len(set(sent)) == HELPERS
+    assert set(sent) <= {"a", "b", "c"}
+
+
+def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
+    """Where its engine leads elsewhere than its URL, what the supervisor sees is not what it would see."""
+    sent: list[str] = []
+    found = [children("here", sent), children("elsewhere", sent)]
+    host = host_of(found, known=lambda worker: worker == "here")
+    host._looked()
+    assert [child.box.looked_at() > 0 for child in found] == [True, False]
+    host._go(again=False)
+    host._go(again=True)
+    assert sent == ["here"]
