@@ -233,6 +233,7 @@ class Blog:
             if flask.current_app.config["MAIL_IS_DOWN"]:
                 raise ConnectionRefusedError
             row.state = "sent"
+            job.progress(25, of=25, note="posts")
             job.complete(db.session)
             db.session.commit()
 
@@ -254,6 +255,11 @@ class Blog:
                 self.db.session.add(self.Export(id=job.id, user_id=user_id))
             self.db.session.commit()
             return "started" if job.created else "is on its way"
+
+        @web.get("/export/<int:id>")
+        def look(id: int) -> str:
+            job = self.app.get(id)
+            return f"{job.state}: {job.progress}"
 
         return web
 
@@ -278,6 +284,7 @@ def test_a_blog(app: sqlq.App, database_url: str) -> None:
     assert blog.states(web) == ["in progress"]
     assert drain(app) == Tally(completed=1)
     assert blog.states(web) == ["sent"]
+    assert client.get("/export/1").text == "finished: 25 of 25 (100%): posts"
     web.config["MAIL_IS_DOWN"] = True
     assert client.post("/export/7").text == "started"
     assert drain(app) == Tally(completed=1, failed=1)
