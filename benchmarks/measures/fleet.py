@@ -21,7 +21,7 @@ import psycopg
 from benchmarks.bench import Bench, Workers
 from benchmarks.environments import TREE, variables
 from benchmarks.measures import Figure, Measure, Medians, Target
-from benchmarks.measures.latency import _quantile
+from benchmarks.measures.latency import quantile
 from benchmarks.peers import find
 from benchmarks.servers import Place, UnavailableError
 from benchmarks.subject import NOOP
@@ -82,8 +82,8 @@ def fleet(bench: Bench, database: str, case: str) -> dict[str, float]:
             "transactions": idle,
             "connections": connections,
             "lone": each,
-            "p50": _quantile(waits, 50),
-            "p99": _quantile(waits, 99),
+            "p50": quantile(waits, 50),
+            "p99": quantile(waits, 99),
         }
         done = before + lone
         if not wanted.simulated:
