@@ -21,7 +21,7 @@ import sqlq
 from benchmarks import work
 from sqlq.job import Completed, Settlement
 from sqlq.settings import HEARTBEAT_MS, LEASE_MS, RESCUE_MS
-from sqlq.store import cluster, jobs
+from sqlq.store import cluster, endings
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer
 from sqlq.worker.lookout import NEVER, Lookout
@@ -78,7 +78,7 @@ class Host:
                 work.done(*json.loads(job.payload)["args"])
             done = [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed]
             with self._database.single_statements() as conn:
-                jobs.settle(conn, done)
+                endings.settle(conn, done)
             if len(claimed) < SLOTS:
                 break
         return worked
