@@ -82,10 +82,10 @@ _in_quotes = json.encoder.encode_basestring
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
     try:
-        value = _loads(payload)
-    except Exception:  # what the quick one refuses, Python's own may take, or names better
+        value = _readers[0](payload)
+    except Exception:
         try:
-            value = json.loads(payload)
+            value = _readers[-1](payload)
         except (ValueError, RecursionError) as error:
             raise ArgumentsError(f"the payload is not JSON: {error}") from None
     if not isinstance(value, dict) or not value.keys() <= _PARTS:
@@ -104,11 +104,11 @@ def read_quickly() -> None:
     reads what it takes as that does. For workers: its import is a cost that others need not bear."""
     import msgspec
 
-    global _loads
-    _loads = msgspec.json.Decoder().decode
+    _readers[:] = [msgspec.json.Decoder().decode, json.loads]
 
 
-_loads: Callable[[str | bytes], Any] = json.loads
+_readers: list[Callable[[str | bytes], Any]] = [json.loads]
+"""What the first refuses, the last may take, or names better."""
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
 _LARGEST_INT = 10**4000
