@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.store import cluster, jobs
+from sqlq.store import cluster, endings
 from sqlq.store.database import Database
 from sqlq.worker import chores, lookout
 from sqlq.worker import worker as worker_module
@@ -259,7 +259,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
         turns.append(1)
         return []
 
-    monkeypatch.setattr(jobs, "rescue", rescue)
+    monkeypatch.setattr(endings, "rescue", rescue)
     box.looked(time.monotonic() + 3600)
     with working(app, supervision=Supervised(here, box)) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
