@@ -145,7 +145,7 @@ class DjangoApp(App):
         """Return everything about a job that the transaction on Django's connection sees, None for another.
         The tables are known to be there."""
         conn: Any = connection_of(self.connection())
-        found = records.details(_Reading(conn, self.database.schema_for(conn)), id)  # type: ignore[arg-type]
+        found = records.details(_Reading(conn, self.database.schema_for(conn)), id)  # type: ignore[arg-type]  # executes alike
         return None if found is None else _with_moments(found)
 
     async def aget(self, id: int) -> JobDetails:

@@ -90,7 +90,7 @@ def is_testing() -> bool:
     """Whether Django's test environment is set up in this process, as its test runner and pytest-django do
     it."""
     utilities: Any = sys.modules.get("django.test.utils")
-    return utilities is not None and hasattr(utilities._TestState, "saved_data")  # noqa: SLF001
+    return utilities is not None and hasattr(utilities._TestState, "saved_data")  # noqa: SLF001 - no public one
 
 
 def url_of(alias: str) -> URL:
