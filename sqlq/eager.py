@@ -72,7 +72,7 @@ class Here:
         task = self._tasks.find(job.new.task)
         job.state = State.RUNNING
         try:
-            self._run_attempts(job, task, run or _on_a_loop_of_its_own)
+            self._run_attempts(job, task, run or on_a_loop_of_its_own)
         finally:
             if (follower := self._follower(job, task)) is not None:
                 self.run(follower, run)
@@ -165,7 +165,7 @@ def _claimed(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
     )
 
 
-def _on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
+def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on an event loop of its own: in a thread, where the caller is on a loop, which stands
     still meanwhile, as it would in any other call."""
     try:
@@ -180,8 +180,10 @@ class EagerEnqueuer(Here):
     """Takes the place of what writes an App's jobs, in an App or a call that is eager: a job is run until it
     has finished, or has failed for good."""
 
-    def __init__(self, tasks: Registry) -> None:
+    def __init__(self, tasks: Registry, run: Run | None = None) -> None:
+        """`run` runs the coroutine of an `async def` handler for a caller that cannot await it."""
         super().__init__(tasks)
+        self._run_coroutine = run
         self._holding: dict[tuple[str, str], JobHere] = {}
         """The jobs that hold their unique keys, since they run."""
 
@@ -192,7 +194,7 @@ class EagerEnqueuer(Here):
             job, created = self._take(each)
             if created:
                 try:
-                    self.run(job)
+                    self.run(job, self._run_coroutine)
                 finally:
                     self._let_go_of(job)
             done.append(job.answer(created=created))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import django
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -19,6 +21,7 @@ from sqlalchemy import NullPool, create_engine
 
 from sqlq.app import App
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
+from sqlq.eager import EagerEnqueuer, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.schema import version
 from sqlq.schema.tables import TOKEN_SCHEMA
@@ -126,6 +129,10 @@ class DjangoApp(App):
         self._follow()
         return super().enqueuer
 
+    @cached_property
+    def _eagerly(self) -> Enqueues:
+        return EagerEnqueuer(self.tasks, _run_coroutine)
+
     # -- on Django's connection ------------------------------------------------------------------------------
 
     def get(self, id: int) -> JobDetails:
@@ -167,6 +174,20 @@ class DjangoApp(App):
         if session is not None or self.runs_eagerly(eager):
             return await super().aenqueue_many(jobs, session, eager=eager)
         return await sync_to_async(self.enqueue_many)(jobs, eager=False)
+
+
+def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine for a synchronous caller, so that Django's ORM can be used in it: in a view that Django
+    runs in a thread for an event loop, the ORM's work comes back to this very thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+
+        async def wait() -> Any:
+            return await work
+
+        return async_to_sync(wait)()
+    return on_a_loop_of_its_own(work)
 
 
 class _Reading:

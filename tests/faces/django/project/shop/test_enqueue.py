@@ -97,6 +97,13 @@ class InATestsTransaction(TestCase):
             self.client.get("/order?fail")
         self.assertEqual((count(), Order.objects.count()), (2, 1))
 
+    async def test_a_synchronous_view_on_an_event_loop_runs_an_asynchronous_task_eagerly(self):
+        order = await Order.objects.acreate()
+        done = await sync_to_async(lambda: app.enqueue(apay.new(order.id), eager=True))()
+        self.assertEqual(done.state, "finished")
+        await order.arefresh_from_db()
+        self.assertTrue(order.paid)
+
     async def test_asynchronous_views(self):
         answer = await self.async_client.get("/aorder")
         self.assertEqual(Order.objects.filter(id=answer.json()["order"]).query is not None, True)
