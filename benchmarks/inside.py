@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from benchmarks.peers import find
@@ -120,6 +120,21 @@ def tick(subject: Subject, url: str, task: str, jobs: int, every_ms: int) -> lis
     return found
 
 
+def answers(subject: Subject, url: str, task: str, jobs: int) -> list[float]:
+    """Enqueue one job after the other and wait for its result; return the ms each took, those that warm up
+    left out."""
+
+    found = []
+    opened = subject.producer(url, task)
+    assert isinstance(opened, AbstractContextManager), "its producer is synchronous"
+    with opened as producer:
+        for number in range(WARM_UP + jobs):
+            begin = time.perf_counter()
+            producer.answer(number)
+            found.append((time.perf_counter() - begin) * 1000)
+    return found[WARM_UP:]
+
+
 def versions(subject: Subject) -> dict[str, str]:
     """Return the versions of what the subject is made of."""
     import importlib.metadata
@@ -135,7 +150,7 @@ def main(name: str, command: str, *arguments: str) -> None:
             subject.prepare(*arguments)
         case "versions":
             result = versions(subject)
-        case "one" | "many" | "fill" | "tick":
+        case "one" | "many" | "fill" | "tick" | "answers":
             url, task, *numbers = arguments
             result = globals()[command](subject, url, task, *map(int, numbers))
         case _:  # what only some subjects do

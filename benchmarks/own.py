@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from benchmarks.own_waiting import Waiting
 from benchmarks.subject import Subject
 
 
-class Sqlq(Subject):
+class Sqlq(Waiting, Subject):
     name = "sqlq"
     databases = ("postgresql", "sqlite")
     packages = ("sqlq", "SQLAlchemy", "psycopg")
@@ -24,6 +25,7 @@ class Sqlq(Subject):
     left = "SELECT count(*) FROM (SELECT 1 FROM jobs LIMIT 1) AS rest"
     tasks: dict[str, str] = {}  # noqa: RUF012 - read only
     log_level = "warning"
+    answers = True
 
     def prepare(self, url: str) -> None:
         import sqlq
@@ -90,6 +92,25 @@ class Sqlq(Subject):
         tasks.app.close()
         return took
 
+    def results(self, url: str, jobs: int, ms: int) -> list[float]:
+        """Wait for the result of one job after the other, each of which takes so long; return how many
+        milliseconds after its settle began each call returned.
+
+        The moment of the settle is the row's, by the database's clock, which is this machine's.
+        """
+        from benchmarks import tasks
+
+        app = tasks.app
+        app.use(url)
+        returned: dict[int, float] = {}
+        for number in range(jobs):
+            job = app.enqueue(tasks.nap.new(number, ms))
+            app.result(job, timeout="1m")
+            returned[job.id] = time.time()
+        settled = {id: app.get(id).ended_at for id in returned}
+        app.close()
+        return [(moment - at.timestamp()) * 1000 for id, moment in returned.items() if (at := settled[id])]
+
     def late(self, url: str, jobs: int, wait_ms: int, every_ms: int) -> list[list[int]]:
         """Insert jobs in transactions that commit later; return when each COMMIT was sent and when it
         returned.
@@ -142,6 +163,12 @@ class Sqlq(Subject):
                 calls, noted["sent"][-jobs:], noted["answered"][-jobs:], strict=True
             )
         ]
+
+    def feature(self, url: str, place: int, jobs: int) -> dict[str, float]:
+        """Return what jobs cost that use a feature, by its place in the list."""
+        from benchmarks.features import FEATURES, measure
+
+        return measure(list(FEATURES)[place], url, jobs)
 
     def at_moments(self, url: str, jobs: int, within_ms: int) -> list[int]:
         """Enqueue jobs that are due at random milliseconds; return these in ns of the monotonic clock."""
@@ -212,6 +239,9 @@ class SqlqProducer:
 
     def one(self, number: int) -> None:
         self.app.enqueue(self.task.new(number, *self.more))
+
+    def answer(self, number: int) -> None:
+        self.app.result(self.app.enqueue(self.task.new(number, *self.more)), timeout="1m")
 
     def many(self, numbers: Sequence[int]) -> None:
         self.app.enqueue_many([self.task.new(number, *self.more) for number in numbers])

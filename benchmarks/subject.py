@@ -39,6 +39,8 @@ class Subject:
     """Which kind of handler it runs here."""
     many: ClassVar[bool] = True
     """Whether it can enqueue many jobs in one go."""
+    answers: ClassVar[bool] = False
+    """Whether its producer can wait for a result (`answer`)."""
     enqueued: ClassVar[str | Sequence[Sequence[str]]]
     """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are
     added up."""

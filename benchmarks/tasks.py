@@ -32,6 +32,9 @@ async def anap(number: int, ms: int) -> None:
     await asyncio.sleep(ms / 1000)
 
 
+if os.environ.get("SQLQ_BENCHMARK_LIMITS"):
+    app.limit("declared", running=1)  # so that a worker looks at lines from the start
+
 if counts := os.environ.get("SQLQ_BENCHMARK_STATEMENTS"):
     from benchmarks.statements import count_into
 

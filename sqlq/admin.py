@@ -6,30 +6,30 @@ from __future__ import annotations
 import builtins
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.clock import Duration, milliseconds
+from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.job import JobDetails, State, checked_name
-from sqlq.settings import LEASE_MS
-from sqlq.store import cluster, counts, operators, records
-from sqlq.store.cluster import ReservedJob, WorkerRow
+from sqlq.flow import FlowDetails, FlowStatus, StepDetails, When
+from sqlq.job import JobDetails, Rule, State, checked_name
+from sqlq.limit import Limit, LimitStatus
+from sqlq.seal import Seal
+from sqlq.store import cluster, control, counts, endings, flows, health, limits, operators, records, unblock
+from sqlq.store.cluster import ALIVE_MS, ReservedJob, WorkerRow
+from sqlq.store.control import WORKING, Pauses
 from sqlq.store.database import Database
 from sqlq.store.records import Failures, Listing, Selection
-
-ALIVE_MS = 3 * LEASE_MS
-"""A worker is taken for alive this long after its last heartbeat. With the default lease it then missed nine
-in a row: a database that was away for a minute does not make every worker look dead, and one that died does
-not look alive for long."""
-
+from sqlq.store.vitals import Vitals, vitals
 
 LOOKED_AT = 100_000
 """So many of the newest jobs of each table a command looks at, when it searches for some of them."""
@@ -44,6 +44,7 @@ class QueueStatus:
     queue: str
     available: int
     scheduled: int
+    blocked: int
     running: int
     failed: int
     oldest_wait_seconds: float | None
@@ -56,7 +57,8 @@ class QueueStatus:
 class WorkerStatus:
     """A worker and what it holds; `queues` None means that it serves all. It is taken for `alive` up to 90 s
     after its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` says how
-    many jobs it claimed and could not start."""
+    many jobs it claimed and could not start. `state` is "starting", "idle", "busy", "paused" or "stopping",
+    the last four since `state_at` as far as the worker said it itself."""
 
     id: str
     host: str
@@ -70,6 +72,9 @@ class WorkerStatus:
     alive: bool
     jobs: builtins.list[ReservedJob]
     unstarted: int = 0
+    name: str | None = None
+    state: str = "idle"
+    state_at: datetime | None = None
 
 
 class Cancellation(StrEnum):
@@ -78,7 +83,7 @@ class Cancellation(StrEnum):
     CANCELLED = "cancelled"
     """It has ended, and is kept among the finished jobs."""
     REQUESTED = "requested"
-    """It runs; its worker sees the request at its next heartbeat."""
+    """It runs; its worker sees the request within 2 seconds."""
     ENDED = "ended"
     """It had ended already, one way or another."""
     UNKNOWN = "unknown"
@@ -105,6 +110,7 @@ class Switched(NamedTuple):
     known: bool
 
 
+SKIPPED = "it was skipped by an operator"
 PATIENCE_SECONDS = 5.0
 """How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last
 milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to end
@@ -123,7 +129,7 @@ class Admin:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
         self._database.require_tables()
         with self._database.read() as conn:
-            job = records.details(conn, _checked_id(id))
+            job = records.details(conn, _checked_id(id), self._database.seal)
         if job is None:
             raise JobNotFoundError(
                 f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
@@ -160,6 +166,7 @@ class Admin:
                 task=task,
                 limit=limit,
                 within=within,
+                seal=self._database.seal,
             )
 
     def failures(
@@ -191,6 +198,7 @@ class Admin:
                 s.queue,
                 s.available,
                 s.scheduled,
+                s.blocked,
                 s.running,
                 s.failed,
                 s.oldest_wait_seconds,
@@ -202,10 +210,17 @@ class Admin:
         ]
         empty = (named | paused.keys()) - {s.queue for s in held}
         found += [
-            QueueStatus(name, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
+            QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
             for name in empty
         ]
         return sorted(found, key=lambda s: s.queue)
+
+    def vitals(self) -> Vitals:
+        """Return what a scrape of metrics needs beside `status` and `workers`."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            health.limit_time(conn)
+            return vitals(conn)
 
     def alive(self) -> builtins.list[WorkerRow]:
         """Return the workers that are alive as they have entered themselves, the longest running first."""
@@ -255,14 +270,10 @@ class Admin:
                     row.started_at,
                     row.seen_at,
                 )
+                jobs = _held_by(row, held)
+                state = row.state if row.state != WORKING else "busy" if jobs else "idle"
                 found.append(
-                    WorkerStatus(
-                        *labels,
-                        silence,
-                        alive,
-                        [job for job in held if job.owner == row.id],
-                        row.unstarted,
-                    )
+                    WorkerStatus(*labels, silence, alive, jobs, row.unstarted, row.name, state, row.state_at)
                 )
         return found
 
@@ -285,6 +296,9 @@ class Admin:
         """`retry_failed`, and say also which jobs stayed failed because a live job holds their unique key."""
         selections = _selections(ids, task, queue, all)
         self._database.require_tables()
+        return self._move_back(selections)
+
+    def _move_back(self, selections: Iterable[Selection]) -> MovedBack:
         done = MovedBack([], [])
         for chosen in selections:
             last = 0
@@ -306,8 +320,126 @@ class Admin:
         forgotten: builtins.list[int] = []
         for chosen in selections:
             while batch := self._database.run(partial(records.forget_failed, chosen=chosen)):
-                forgotten += batch
+                forgotten += self._unblocked_after(batch)
         return forgotten
+
+    def _unblocked_after(self, ended: records.Gone) -> builtins.list[int]:
+        """Unblock what waits for steps that have just ended, or are gone; return all that ended."""
+        if ended.steps:
+            unblock.after(self._database.for_claims, ended.steps)  # guard: operators-unblock
+        return ended.ids
+
+    # -- limits ----------------------------------------------------------------------------------------------
+
+    def limits(self, prefix: str = "", *, limit: int = 100) -> builtins.list[LimitStatus]:
+        """Return the keys of limits that begin so, in their order, with what each allows and holds."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            return limits.listing(conn, prefix, limit)
+
+    def set_limit(self, key: str, *, running: int | None = None, rate: str | None = None) -> LimitStatus:
+        """Set what a key allows, whatever tasks say, until `clear_limit`. Raises `ConfigurationError` for a
+        value out of range, and for another number running where jobs run in order."""
+        rule = Limit(checked_name(key, "the key", ConfigurationError), running, rate).rule
+        self._database.require_tables()
+
+        def pin(conn: Connection) -> LimitStatus | None:
+            known = limits.status(conn, key)
+            if known is not None and known.in_order:
+                if running not in (None, 1):
+                    raise ConfigurationError(
+                        f"running is {running}: jobs of the key {key!r} run in order, one at a time; leave "
+                        "it out, and set a rate"
+                    )
+                limits.pin(conn, key, rule._replace(max_running=1, in_order=True, holds=known.holds))
+            else:
+                limits.pin(conn, key, rule)
+            cluster.wake_others(conn)
+            return limits.status(conn, key)
+
+        found = self._database.run(pin)
+        assert found is not None
+        return found
+
+    def clear_limit(self, key: str, rule: Rule | None = None) -> LimitStatus:
+        """Let tasks say again what a key allows; `rule` is what they say, where that is known. Raises
+        `ConfigurationError` for a key that is not known."""
+        self._database.require_tables()
+
+        def unpin(conn: Connection) -> LimitStatus | None:
+            limits.unpin(conn, key, rule)
+            cluster.wake_others(conn)
+            return limits.status(conn, key)
+
+        with self._database.read() as conn:
+            known = limits.status(conn, key)
+        found = None if known is None else self._database.run(unpin)
+        if found is None:
+            lists = command("limit list", self._database.engine.url)
+            raise ConfigurationError(f"there is no limit of the key {key!r}: {lists} shows those there are")
+        return found
+
+    # -- flows -----------------------------------------------------------------------------------------------
+
+    def flows(self, *, limit: int = 100) -> builtins.list[FlowStatus]:
+        """Return the newest flows, and how many steps of each are in which state."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            found, counts = flows.newest(conn, limit)
+        return [FlowStatus(row.id, row.name, row.created_at, _counted(counts[row.id])) for row in found]
+
+    def flow(self, id: int) -> FlowDetails:
+        """Return a flow with all its steps. Raises `JobNotFoundError`."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            found = flows.rows_of(conn, id)
+        if found is None:
+            raise JobNotFoundError(f"there is no flow {id}: it never was, or is kept no more")
+        row, rows, edges = found
+        after: dict[int, dict[int, When]] = {}
+        for edge in edges:
+            after.setdefault(edge.job_id, {})[edge.depends_on] = edge.on_outcome
+        seal = self._database.seal
+        steps = tuple(_step(each, after.get(each.id, {}), seal) for each in rows)
+        counts = _counted(Counter(each.state for each in rows))
+        return FlowDetails(row.id, row.name, row.created_at, counts, steps)
+
+    def cancel_flow(self, id: int, *, force: bool = False) -> dict[int, Cancellation]:
+        """Cancel the live steps of a flow, as `cancel` does; what has ended stays. Raises
+        `JobNotFoundError`."""
+        self._require_flow(id)
+        return self._cancel_all(Selection(flow_id=id), force, time.monotonic() + PATIENCE_SECONDS)
+
+    def retry_flow(self, id: int) -> builtins.list[int]:
+        """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
+        Raises `JobNotFoundError`."""
+        self._require_flow(id)
+        return self._move_back([Selection(flow_id=id)]).moved
+
+    def skip(self, id: int) -> FlowStatus:
+        """Go on as if a step had finished, without a result: one that has failed, or that waits. Return its
+        flow.
+
+        What waits for its success runs; what needs its result fails, and says so. Raises `JobNotFoundError`
+        for what is no such step, saying what it is.
+        """
+        found = self.get(id)
+        if found.flow_id is None:
+            raise JobNotFoundError(
+                f"job {id} is a step of no flow: there is nothing that its skip would free"
+            )
+        if not self._database.run(lambda conn: endings.skip(conn, id, SKIPPED)):
+            raise JobNotFoundError(
+                f"job {id} is {self.get(id).state}: only a step that waits or has failed can be skipped"
+            )
+        unblock.after(self._database.for_claims, [id])
+        return self.flow(found.flow_id)
+
+    def _require_flow(self, id: int) -> None:
+        self._database.require_tables()
+        with self._database.read() as conn:
+            if not flows.exists(conn, id):
+                raise JobNotFoundError(f"there is no flow {id}: it never was, or is kept no more")
 
     # -- end -------------------------------------------------------------------------------------------------
 
@@ -322,19 +454,24 @@ class Admin:
         """Cancel live jobs, by ids, task or queue, and say of each what became of it; the jobs of a task or
         queue are those there were when the call began.
 
-        A waiting job ends here and now. A running one is asked to: its worker sees that at its next
-        heartbeat. With `force` it ends at once as well, and whatever its worker still does with it changes
-        nothing in sqlq's tables; what the handler does elsewhere cannot be stopped.
+        A waiting job ends here and now. A running one is asked to: its worker sees that within 2 s. With
+        `force` it ends at once as well, and whatever its worker still does with it changes nothing in sqlq's
+        tables; what the handler does elsewhere cannot be stopped.
         """
         selections = _selections(ids, task, queue, all=False, what="jobs")
         self._database.require_tables()
         deadline = time.monotonic() + PATIENCE_SECONDS
         done: dict[int, Cancellation] = {}
         for chosen in selections:
-            for batch in self._live(chosen):
-                done |= self._cancel(batch, force, deadline)
+            done |= self._cancel_all(chosen, force, deadline)
             if left := [id for id in chosen.ids if id not in done]:
                 done |= self._why_not(left)
+        return done
+
+    def _cancel_all(self, chosen: Selection, force: bool, deadline: float) -> dict[int, Cancellation]:
+        done: dict[int, Cancellation] = {}
+        for batch in self._live(chosen):
+            done |= self._cancel(batch, force, deadline)
         return done
 
     def _live(self, chosen: Selection) -> Iterator[builtins.list[int]]:
@@ -350,7 +487,9 @@ class Admin:
             last = batch[-1]
 
     def _cancel(self, batch: Sequence[int], force: bool, deadline: float) -> dict[int, Cancellation]:
-        found = _cancellations(self._database.run(partial(operators.cancel, ids=batch, force=force)))
+        done = self._database.run(partial(operators.cancel, ids=batch, force=force))
+        self._unblocked_after(done.gone)
+        found = _cancellations(done)
         for id in batch:
             if id not in found:  # locked at that moment, or ended meanwhile
                 found |= self._cancel_patiently(id, force, deadline)
@@ -359,14 +498,15 @@ class Admin:
     def _cancel_patiently(self, id: int, force: bool, deadline: float) -> dict[int, Cancellation]:
         wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
         try:
-            found = _cancellations(
-                self._database.run(partial(operators.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1)
+            done = self._database.run(
+                partial(operators.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1
             )
         except DBAPIError as error:
             if not self._database.dialect.rolled_back(error):
                 raise
             return {id: Cancellation.LOCKED}
-        return found or self._why_not([id])
+        self._unblocked_after(done.gone)
+        return _cancellations(done) or self._why_not([id])
 
     def _why_not(self, ids: Sequence[int]) -> dict[int, Cancellation]:
         with self._database.read() as conn:
@@ -409,10 +549,28 @@ class Admin:
 
     # -- pause -----------------------------------------------------------------------------------------------
 
-    def pause(self, names: Sequence[str]) -> builtins.list[Switched]:
-        """Let no worker claim from these queues until they are resumed, whether or not they are known. What
-        is claimed already still runs; enqueueing goes on as ever."""
-        return self._switch(names, operators.pause)
+    def pause(self, names: Sequence[str], *, lasting: Duration | None = None) -> builtins.list[Switched]:
+        """Let no worker claim from these queues until they are resumed, or for as long as `lasting` says,
+        whether or not they are known. What is claimed already still runs; enqueueing goes on as ever."""
+        return self._switch(names, partial(operators.pause, lasting_ms=_lasting_ms(lasting)))
+
+    def pause_all(self, *, lasting: Duration | None = None) -> bool:
+        """Let no worker claim anything, from queues made later neither, until `resume_all` or for so long;
+        return whether that was not so before. Workers see it within 2 s."""
+        pause = partial(operators.pause, name=control.ALL, lasting_ms=_lasting_ms(lasting))
+        self._database.require_tables()
+        return self._database.run(pause)
+
+    def resume_all(self) -> bool:
+        """End the pause of all queues; those paused by name stay so. Return whether there was one."""
+        self._database.require_tables()
+        return self._database.run(partial(operators.resume, name=control.ALL))
+
+    def pauses(self) -> Pauses:
+        """Return what is paused, since when and until when."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            return cluster.paused(conn)
 
     def resume(self, names: Sequence[str]) -> builtins.list[Switched]:
         """Let workers claim from these queues again, and wake those that are idle."""
@@ -439,11 +597,37 @@ class Admin:
         return self._database.run(switch_all)
 
 
+def _lasting_ms(lasting: Duration | None) -> int | None:
+    if lasting is None:
+        return None
+    ms = milliseconds(lasting, "lasting")
+    if ms == 0:
+        raise ConfigurationError("lasting is zero: a pause has a length, or leave it out for one without end")
+    return ms
+
+
 class MovedBack(NamedTuple):
     """Which failed jobs were moved back, and which stayed because a live job holds their unique key."""
 
     moved: builtins.list[int]
     held: builtins.list[int]
+
+
+def _counted(counts: Mapping[str, int]) -> dict[State, int]:
+    return {state: counts[state.value] for state in State if counts.get(state.value)}
+
+
+def _step(row: Any, after: Mapping[int, When], seal: Seal | None) -> StepDetails:
+    error = row.reason if row.exception is None else f"{row.exception}: {row.message or ''}"
+    shown = records.result_shown
+    result = None if row.result is None else shown(seal, row.task, row.queue, row.result)
+    state = State(row.state)
+    return StepDetails(row.id, row.task, row.queue, row.label, state, row.attempts, after, result, error)
+
+
+def _held_by(worker: WorkerRow, reserved: Iterable[ReservedJob]) -> builtins.list[ReservedJob]:
+    waiting = set(cluster.held_in(worker.held_jobs))
+    return [job._replace(started=job.id not in waiting) for job in reserved if job.owner == worker.id]
 
 
 def _named(alive: Sequence[WorkerRow]) -> set[str]:

@@ -200,6 +200,28 @@ def is_plain(hint: Any) -> bool:
     return origin in (Union, types.UnionType, *_PLAIN_ARRAYS, *_PLAIN_OBJECTS) and all(map(is_plain, args))
 
 
+def may_become(returned: Any, wanted: Any) -> bool:
+    """Whether a value annotated as the one may be given where the other is wanted. False only where it is
+    certain that it may not: both are types of JSON, and others, or the one is None and the other never
+    is."""
+    if returned is None or returned is type(None):
+        return _admits_none(wanted)
+    if (
+        isinstance(returned, type)
+        and isinstance(wanted, type)
+        and not (get_origin(returned) or get_origin(wanted))
+    ):
+        if returned in _NUMBERS and wanted in _NUMBERS:
+            return _NUMBERS.index(returned) <= _NUMBERS.index(wanted)
+        known = returned in _JSON_CLASSES and wanted in _JSON_CLASSES
+        return not known or issubclass(returned, wanted)
+    return True
+
+
+_NUMBERS = (bool, int, float)
+_JSON_CLASSES = (*_NUMBERS, str, list, dict)
+
+
 class Conversions:
     """The conversions of a handler's parameters."""
 
@@ -234,9 +256,21 @@ class Conversions:
                 found[parameter.name] = conversion
         return cls(signature, found) if found else None
 
-    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Arguments:
-        """Return arguments as JSON has them. Raises as `Conversion.encode`."""
-        return self._each(lambda conversion, *value: conversion.encode(*value), args, kwargs, where)
+    def encode(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+        but: Collection[int | str] = (),
+    ) -> Arguments:
+        """Return arguments as JSON has them; those at the places and of the names `but` as they are. Raises
+        as `Conversion.encode`."""
+        left = {f"{where}args[{i}]" if isinstance(i, int) else f"{where}{i}" for i in but}
+
+        def convert(conversion: Conversion, value: Any, path: str) -> Any:
+            return value if path in left else conversion.encode(value, path)
+
+        return self._each(convert, args, kwargs, where)
 
     def decode(self, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Arguments:
         """Return the arguments that this JSON stands for. Raises as `Conversion.decode`."""

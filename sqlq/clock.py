@@ -8,6 +8,7 @@ on every machine.
 from __future__ import annotations
 
 import re
+import time
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
@@ -87,3 +88,13 @@ def readable(ms: float) -> str:
 def written(moment: datetime, timespec: str = "seconds") -> str:
     """Write a moment for a person, in this machine's time zone: "2026-11-22 03:35:07+00:00"."""
     return moment.astimezone().isoformat(sep=" ", timespec=timespec)
+
+
+def since_boot() -> float:
+    """Return the seconds since this machine was started, with those in which it slept, as far as it tells.
+
+    `time.monotonic` stands still while a Linux machine sleeps.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()

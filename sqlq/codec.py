@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from sqlq.errors import ArgumentsError
+from sqlq.errors import ArgumentsError, SealError
 from sqlq.settings import PAYLOAD_BYTES
 
 
@@ -80,7 +80,8 @@ _in_quotes = json.encoder.encode_basestring
 
 
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it."""
+    """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it, and
+    `SealError` for one that is sealed still."""
     try:
         value = _readers[0](payload)
     except Exception:
@@ -89,6 +90,11 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise ArgumentsError(f"the payload is not JSON: {error}") from None
     if not isinstance(value, dict) or not value.keys() <= _PARTS:
+        if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
+            raise SealError(
+                "its payload is sealed, and this App has no keys (or its text was altered): give it the "
+                "keys, with App(keys=[…]) or SQLQ_KEYS"
+            )
         raise ArgumentsError(
             'the payload is not an object with "args" and "kwargs" only, as in '
             '{"args": [7], "kwargs": {"copy": true}}'

@@ -16,6 +16,7 @@ from sqlq.clock import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.job import (
     Kept,
+    checked_expires,
     checked_max_attempts,
     checked_priority,
     checked_queue,
@@ -38,6 +39,7 @@ OPTIONS: Final[Mapping[str, Check]] = {
     "timeout": lambda value: None if value is None else checked_timeout(value, ConfigurationError),
     "backoff": lambda value: backoff_from(value, ConfigurationError),
     "retention": lambda value: checked_retention(value, ConfigurationError),
+    "expires": lambda value: None if value is None else checked_expires(value, ConfigurationError),
     "headers": lambda value: headers.encode(
         headers.checked(value, "headers", ConfigurationError), "the headers", ConfigurationError
     ),
@@ -52,6 +54,8 @@ VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
 """Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
 
 RETENTION: Final = "7d"
+ORDER, ORDERS = "order", ("fifo", "lifo")
+"""What a queue says, and no task: how workers of this App claim from it."""
 
 
 class Defaults:
@@ -73,6 +77,7 @@ class Defaults:
                 self._app |= _checked({option: read(text)}, name)
         self._app |= _checked({} if defaults is None else defaults, "defaults")
         self._queues: dict[str, dict[str, Any]] = {}
+        self._orders: dict[str, str] = {}
         if said is not None:
             for name, options in said.queues.items():
                 self._add_queue(name, options, f"{said.file}: {project.QUEUES}.{name}")
@@ -85,6 +90,9 @@ class Defaults:
             self._add_queue(name, options, f"queues[{name!r}]")
 
     def _add_queue(self, name: Any, options: Any, what: str) -> None:
+        if isinstance(options, Mapping) and ORDER in options:
+            options = dict(options)
+            self._orders[checked_queue(name, ConfigurationError)] = _checked_order(options.pop(ORDER), what)
         found = _checked(options, what)
         if "queue" in found:
             raise ConfigurationError(f"{what} has the option queue: a queue cannot say another one")
@@ -95,6 +103,11 @@ class Defaults:
     def queues(self) -> frozenset[str]:
         """The queues that say something."""
         return frozenset(self._queues)
+
+    @property
+    def newest_first(self) -> frozenset[str]:
+        """The queues whose newest job comes first, within a priority."""
+        return frozenset(name for name, order in self._orders.items() if order == "lifo")
 
     def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
         """Return what a task says, and below it what its queue and the App say; with `queue` as if that were
@@ -127,6 +140,14 @@ def _checked(options: Any, what: str) -> dict[str, Any]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{what}: {error}") from None
     return dict(options)
+
+
+def _checked_order(order: Any, what: str) -> str:
+    if order not in ORDERS:
+        raise ConfigurationError(
+            f'{what}: order is {order!r}: it is "fifo", where what is due first comes first, or "lifo"'
+        )
+    return str(order)
 
 
 def retention_ms(argument: Duration | Kept | None) -> int | None:

@@ -11,18 +11,20 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq import stalled
 from sqlq.admin import Admin, QueueStatus
 from sqlq.clock import readable, written
 from sqlq.commandline import command
 from sqlq.errors import SqlqError
+from sqlq.findings import Finding, Verdict, check, counted, ok, span, to_do
+from sqlq.fleet import forgotten_pauses
+from sqlq.rotation import unreadable
 from sqlq.schema import version
 from sqlq.settings import HEARTBEAT_MS, POLL_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION, masked
 from sqlq.store import cluster, health
@@ -41,6 +43,10 @@ CHECKED_BYTES = 32 * 1024 * 1024
 STUCK_MS = 2 * RESCUE_MS
 CANCEL_MS = 6 * HEARTBEAT_MS
 LONG_WAIT_S = 300.0
+LONG_HELD_S = 15.0
+"""So long a worker may hold a job without starting it: a new process of Python, under load, takes seconds."""
+LONG_PAUSE_S = 3_600.0
+"""A worker that has been paused for so long may have been forgotten."""
 DAMAGED = "stop all workers, and restore a backup, or save what can be with sqlite3's .recover"
 NETWORK_FILESYSTEMS = frozenset(
     {
@@ -75,37 +81,6 @@ NETWORK_FILESYSTEMS = frozenset(
         )
     }
 )
-
-
-class Verdict(StrEnum):
-    """OK: as it should be. CHECK: works, but an operator should know. TO_DO: something does not work, or will
-    not for long."""
-
-    OK = "ok"
-    CHECK = "check"
-    TO_DO = "to do"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found, and what to do about it."""
-
-    check: str
-    verdict: Verdict
-    said: str
-    remedy: str | None = None
-
-
-def ok(about: str, said: str) -> Finding:
-    return Finding(about, Verdict.OK, said)
-
-
-def check(about: str, said: str, remedy: str | None = None) -> Finding:
-    return Finding(about, Verdict.CHECK, said, remedy)
-
-
-def to_do(about: str, said: str, remedy: str | None) -> Finding:
-    return Finding(about, Verdict.TO_DO, said, remedy)
 
 
 class Doctor:
@@ -146,6 +121,10 @@ class Doctor:
             self._leases,
             self._cancels,
             self._tasks,
+            self._schedules,
+            self._limits,
+            self._flows,
+            self._seals,
         )
         return found + self._each(self._failed)
 
@@ -288,7 +267,7 @@ class Doctor:
         for session in old:
             who = f"pid {session.pid} ({session.program or 'no application_name'}, {session.state})"
             said = (
-                f"{who} has had a transaction open for {_span(session.seconds)}: no row that died since "
+                f"{who} has had a transaction open for {span(session.seconds)}: no row that died since "
                 "then can be removed"
             )
             remedy = f"end it where it was begun, or SELECT pg_terminate_backend({session.pid})"
@@ -299,7 +278,7 @@ class Doctor:
             said = f"could not look into {hidden} sessions of other roles"
             yield check("transactions", said, "GRANT pg_read_all_stats to the role in the URL")
         elif not old:
-            yield ok("transactions", f"none has been open for more than {_span(OLD_TRANSACTION_S)}")
+            yield ok("transactions", f"none has been open for more than {span(OLD_TRANSACTION_S)}")
 
     def _prepared(self) -> Iterator[Finding]:
         with self._read() as conn:
@@ -307,7 +286,7 @@ class Doctor:
         for gid, seconds in waiting:
             yield to_do(
                 "prepared",
-                f"the prepared transaction {gid!r} has waited for {_span(seconds)}: it holds locks, and "
+                f"the prepared transaction {gid!r} has waited for {span(seconds)}: it holds locks, and "
                 "dead rows with them",
                 "COMMIT PREPARED or ROLLBACK PREPARED",
             )
@@ -464,7 +443,7 @@ class Doctor:
         alive = self._alive
         others = sorted({worker.version for worker in alive} - {VERSION})
         silent = len(entered) - len(alive)
-        said = f"{_count(len(alive), 'worker is', 'workers are')} alive" + (
+        said = f"{counted(len(alive), 'worker is', 'workers are')} alive" + (
             f", {silent} fell silent within a day" if silent > 0 else ""
         )
         if not alive:
@@ -487,14 +466,39 @@ class Doctor:
     def _starts(self) -> Iterator[Finding]:
         short = [worker for worker in self._alive if worker.unstarted]
         for worker in short:
-            jobs = _count(worker.unstarted, "job", "jobs")
+            jobs = counted(worker.unstarted, "job", "jobs")
             yield check(
                 "starts",
                 f"the worker on {worker.host}, pid {worker.pid}, could not start {jobs}, and gave them back",
                 "see its log: threads, open files (ulimit -n), processes or memory are short there",
             )
-        if not short:
+        held = [] if not any(worker.held_jobs for worker in self._alive) else self._held_long()
+        for worker, number in held:
+            jobs = counted(number, "job", "jobs")
+            yield check(
+                "starts",
+                f"the worker on {worker.host}, pid {worker.pid}, has held {jobs} for over "
+                f"{span(LONG_HELD_S)} without starting them",
+                f"a handler blocks its event loop, or processes start slowly: see {command('workers')}",
+            )
+        if not short and not held:
             yield ok("starts", "workers could start every job they claimed")
+
+    def _held_long(self) -> list[tuple[WorkerRow, int]]:
+        """Return workers that hold jobs for long that they have not started, and how many."""
+        with self._read() as conn:
+            now, reserved = cluster.moment(conn), cluster.reserved(conn)
+        old = {job.id for job in reserved if (now - job.since).total_seconds() > LONG_HELD_S}
+        counted = [(worker, len(old & {*cluster.held_in(worker.held_jobs)})) for worker in self._alive]
+        return [(worker, number) for worker, number in counted if number]
+
+    def _limits(self) -> Iterator[Finding]:
+        with self._read() as conn:
+            yield from stalled.lines(conn)
+
+    def _flows(self) -> Iterator[Finding]:
+        with self._read() as conn:
+            yield from stalled.flows_that_stand_still(conn)
 
     def _queues(self) -> Iterator[Finding]:
         queues = [queue for queue in self._held if not queue.paused]
@@ -515,7 +519,7 @@ class Doctor:
             yield ok("queues", "nothing waits to be run")
             return
         longest = max(waiting, key=_wait)
-        said = f"the job that has waited longest is in queue {longest.queue}, due for {_span(_wait(longest))}"
+        said = f"the job that has waited longest is in queue {longest.queue}, due for {span(_wait(longest))}"
         if longest.served and _wait(longest) > LONG_WAIT_S:
             yield check(
                 "queues",
@@ -527,12 +531,21 @@ class Doctor:
             yield ok("queues", said)
 
     def _paused(self) -> Iterator[Finding]:
-        holding = [queue for queue in self._held if queue.paused and queue.available + queue.scheduled]
+        with self._read() as conn:
+            pauses = cluster.paused(conn)
+        old = [
+            check("paused", said, command(mend))
+            for said, mend in forgotten_pauses(pauses, self._admin.workers(), LONG_PAUSE_S)
+        ]
+        yield from old
+        holding = [
+            queue for queue in self._held if queue.queue in pauses.named and queue.available + queue.scheduled
+        ]
         for queue in holding:
             waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             said = f"{queue.queue} is paused, and {waiting} in it"
             yield check("paused", said, command(f"resume {shlex.quote(queue.queue)}"))
-        if not holding:
+        if not holding and not old:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 
     def _leases(self) -> Iterator[Finding]:
@@ -542,8 +555,8 @@ class Doctor:
             yield ok("leases", "no running job is without its worker")
             return
         said = (
-            f"{_count(stuck.number, 'running job has', 'running jobs have')} lost their workers, the first "
-            f"{_span(stuck.seconds)} ago, and "
+            f"{counted(stuck.number, 'running job has', 'running jobs have')} lost their workers, the first "
+            f"{span(stuck.seconds)} ago, and "
             f"no worker has taken them over: {_ids(stuck.ids, stuck.number)}"
         )
         remedy = (
@@ -573,13 +586,25 @@ class Doctor:
             yield to_do(
                 "tasks",
                 f"no worker that met it knows the task {unknown.task}: "
-                f"{_count(unknown.number, 'job was', 'jobs were')} put back, first "
-                f"{_span(unknown.seconds)} ago, and will fail in {_span(left)}",
+                f"{counted(unknown.number, 'job was', 'jobs were')} put back, first "
+                f"{span(unknown.seconds)} ago, and will fail in {span(left)}",
                 "deploy workers whose App has it, or cancel them with "
                 + command(f"cancel --task {shlex.quote(unknown.task)}"),
             )
         if not tasks:
             yield ok("tasks", "workers knew the task of every job they met")
+
+    def _schedules(self) -> Iterator[Finding]:
+        with self._read() as conn:
+            yield from stalled.plans(conn, is_worked_on=bool(self._alive))
+
+    def _seals(self) -> Iterator[Finding]:
+        said = unreadable(self._database)
+        if said is not None:
+            remedy = "give it to every App: App(keys=[…]) or SQLQ_KEYS"
+            yield (check if self._database.seal is None else to_do)("seals", said, remedy)
+        elif self._database.seal is not None:
+            yield ok("seals", "the newest rows are sealed with keys that are here, or plain")
 
     def _failed(self) -> Iterator[Finding]:
         failed = [queue for queue in self._held if queue.failed]
@@ -610,19 +635,11 @@ def _wait(queue: QueueStatus) -> float:
     return queue.oldest_wait_seconds or 0.0
 
 
-def _span(seconds: float) -> str:
-    return readable(max(0.0, seconds) * 1000)
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
-
-
 def _held_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:
     """Say how many jobs queues hold, with "+" where a count was not brought to an end."""
     number = sum(getattr(queue, name) for queue in queues for name in names)
     more = any(name in queue.capped for queue in queues for name in names)
-    return f"{number:,}+ {many}" if more else _count(number, one, many)
+    return f"{number:,}+ {many}" if more else counted(number, one, many)
 
 
 def _ids(ids: list[int], count: int) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from sqlq.errors import ArgumentsError
 from sqlq.headers import decode
+from sqlq.history import Course
 from sqlq.job import (
     ClaimedJob,
     Completed,
@@ -25,6 +26,7 @@ from sqlq.job import (
     checked_priority,
     checked_queue,
 )
+from sqlq.seal import Seal
 from sqlq.settings import DEFAULT_QUEUE
 
 log = logging.getLogger("sqlq.worker")
@@ -94,9 +96,10 @@ class Follower(NamedTuple):
 _DEFAULTS = Follower._field_defaults
 
 
-def follow_up(job: Ending, outcome: Outcome) -> NewJob | None:
-    """Return the job that follows one that ends with this outcome; None where none does, as after an attempt
-    that did not end its job and after a cancel. It has the headers of the job it follows."""
+def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob | None:
+    """Return the job that follows one that ends with this outcome, sealed where there is a seal; None where
+    none does, as after an attempt that did not end its job and after a cancel. It has the headers of the job
+    it follows."""
     match outcome:
         case Completed():
             text, column = job.on_success, "on_success"
@@ -127,7 +130,7 @@ def follow_up(job: Ending, outcome: Outcome) -> NewJob | None:
     if follower is None:
         return None
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
-    return NewJob(
+    new: NewJob = NewJob(
         task=follower.task,
         payload=payload,
         queue=follower.queue,
@@ -135,6 +138,7 @@ def follow_up(job: Ending, outcome: Outcome) -> NewJob | None:
         priority=follower.priority,
         headers_text=_passed_on(job.headers),
     )
+    return new if seal is None else seal.job(new)  # guard: follow-ups-are-sealed
 
 
 def _passed_on(headers: str | None) -> str | None:
@@ -149,12 +153,18 @@ def _passed_on(headers: str | None) -> str | None:
     return headers
 
 
-def settlement(job: ClaimedJob, outcome: Outcome) -> Settlement:
+def settlement(
+    job: ClaimedJob, outcome: Outcome, course: Course | None = None, *, seal: Seal | None = None
+) -> Settlement:
     """Return what there is to write of an attempt that ended with this outcome, with what follows its job if
-    that ends with it."""
+    that ends with it; its result, and what follows, sealed where there is a seal."""
+    if seal is not None:
+        outcome = seal.outcome(job.task, job.queue, outcome)  # guard: results-are-sealed
+    key = job.limit_key
     if job.on_success is None and job.on_failure is None:
-        return Settlement(job.id, job.lease_token, job.attempts, outcome)
-    return Settlement(job.id, job.lease_token, job.attempts, outcome, follow_up(job, outcome))
+        return Settlement(job.id, job.lease_token, job.attempts, outcome, None, key, course)
+    follows = follow_up(job, outcome, seal)
+    return Settlement(job.id, job.lease_token, job.attempts, outcome, follows, key, course)
 
 
 def check_follow_ups(job: Ending) -> None:

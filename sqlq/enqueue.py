@@ -13,16 +13,20 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.borrowed import Borrowed, Place
+from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import EnqueueError, SqlqError
 from sqlq.events import Events
+from sqlq.flow import EnqueuedFlow, Plan, refuse_results
 from sqlq.hints import Hints
 from sqlq.job import Job, NewJob
 from sqlq.schema import version
@@ -36,14 +40,19 @@ from sqlq.session import (
     note_write,
 )
 from sqlq.settings import in_memory, masked
-from sqlq.store import cluster, jobs
+from sqlq.store import cluster, flows, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Dialect
 
+T = TypeVar("T")
 log = logging.getLogger("sqlq")
 
 PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_dollar")
 """Those of PEP 249, and $1, $2 …"""
+
+
+Insert: TypeAlias = Callable[[Connection, "str | None"], list[Job]]
+"""Writes jobs on a connection, into a schema."""
 
 
 class Enqueues(Protocol):
@@ -52,6 +61,10 @@ class Enqueues(Protocol):
     def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]: ...
 
     async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]: ...
+
+    def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow: ...
+
+    async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow: ...
 
 
 class Enqueuer:
@@ -69,31 +82,68 @@ class Enqueuer:
         check_new(new)
         if not new:
             return []
+        if (seal := self._database.seal) is not None:
+            new = [seal.job(job) for job in new]  # guard: jobs-are-sealed
         if session is None:
             return self._told(new, self._enqueue_alone(new))
+        return self._enqueue_in(session, new, lambda conn, schema: jobs.insert(conn, new, schema))
+
+    def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow:
+        """Insert a flow, as `enqueue` inserts jobs: all of it or nothing."""
+        check_new(plan.jobs)
+        if (seal := self._database.seal) is not None:
+            plan = plan._replace(jobs=[seal.job(job) for job in plan.jobs])
+        flow = None
+
+        def insert(conn: Connection, schema: str | None) -> list[Job]:
+            nonlocal flow
+            flow = flows.insert_flow(conn, plan, schema)
+            return list(flow.jobs)
+
+        if session is None:
+            self._told(plan.jobs, self._insert_alone(insert, self._own_schema()))
+        else:
+            self._enqueue_in(session, plan.jobs, insert)
+        assert flow is not None
+        return flow
+
+    def _enqueue_in(self, session: SyncSession, new: Sequence[NewJob], insert: Insert) -> list[Job]:
         conn = connection_to_write(session)
         if isinstance(conn, Borrowed):
-            return self._enqueue_borrowed(conn, new)
-        done = self._insert(conn, new)
+            return self._enqueue_borrowed(conn, new, insert)
+        done = self._insert(conn, insert)
         note_write(session)
         self._hints.on_commit_of(conn)
         return self._told(new, done, conn)
 
-    def _insert(self, conn: Any, new: Sequence[NewJob]) -> list[Job]:
+    def _insert(self, conn: Any, insert: Insert) -> list[Job]:
         """Insert jobs on a caller's connection."""
         schema = self._schema_of(conn)
         try:
-            return jobs.insert(conn, new, schema)
+            return insert(conn, schema)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
                 _say_why(said, jobs.DIALECTS[conn.dialect.name])
             raise
 
-    def _enqueue_borrowed(self, conn: Borrowed, new: Sequence[NewJob]) -> list[Job]:
+    def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:
+        """Do other work of sqlq's in the caller's transaction, as jobs are enqueued in it; `work` gets the
+        connection, and the schema of the tables."""
+        conn = connection_to_write(session)
+        if isinstance(conn, Borrowed):
+            conn.driver.refuse_broken()
+            done, _ = conn.write(lambda: work(conn, self._schema_of(conn)))
+            return done
+        done = work(conn, self._schema_of(conn))
+        note_write(session)
+        self._hints.on_commit_of(conn)
+        return done
+
+    def _enqueue_borrowed(self, conn: Borrowed, new: Sequence[NewJob], insert: Insert) -> list[Job]:
         """Insert jobs on a driver's connection, whose commit nobody tells of, save one that is made here."""
         conn.driver.refuse_broken()
         try:
-            done, is_committed = conn.write(lambda: self._insert(conn, new))
+            done, is_committed = conn.write(lambda: self._insert(conn, insert))
         except Exception as error:
             if database_error(conn, error) is not None:
                 self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
@@ -127,10 +177,14 @@ class Enqueuer:
 
     def _enqueue_alone(self, new: Sequence[NewJob]) -> list[Job]:
         schema = self._own_schema()
-        if len(new) == 1 and new[0].unique_key is None and self._database.takes_single_statements:
+        is_one = len(new) == 1 and new[0].unique_key is None and new[0].limit_key is None
+        if is_one and self._database.takes_single_statements:
             return [self._enqueue_one(new[0], schema)]
+        return self._insert_alone(lambda conn, schema: jobs.insert(conn, new, schema), schema)
+
+    def _insert_alone(self, insert: Insert, schema: str | None) -> list[Job]:
         try:
-            done = self._database.run(lambda conn: jobs.insert(conn, new, schema))
+            done = self._database.run(lambda conn: insert(conn, schema))
         except DBAPIError as error:
             _say_why(error, self._database.dialect)
             raise
@@ -162,10 +216,29 @@ class Enqueuer:
         done: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
         return done
 
+    async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow:
+        """The same for an asynchronous session; without one, the synchronous way in a thread."""
+        if session is None:
+            return await asyncio.to_thread(self.enqueue_flow, plan)
+        done: EnqueuedFlow = await asynchronous(session).run_sync(lambda sync: self.enqueue_flow(plan, sync))
+        return done
+
     def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
         """Return the statement that inserts a job, and its parameters; see `App.statement`."""
         check_new([job])
+        if job.limit_key is not None:
+            raise EnqueueError(
+                f"the limit {job.limit_key!r} of a job of {job.task} takes a second statement, which looks "
+                "for its turn: enqueue it with app.enqueue(job, session=…), which takes connections of "
+                "psycopg, asyncpg, sqlite3 and aiosqlite, too"
+            )
         kind = self._database.engine.dialect.name
+        if job.unique_until == "pruned":
+            raise EnqueueError(
+                f'unique_until="pruned" of a job of {job.task} takes a second statement, which looks for one '
+                "that has ended: enqueue it with app.enqueue(job, session=…), which takes connections of "
+                "psycopg, asyncpg, sqlite3 and aiosqlite, too"
+            )
         if style is None:
             style = "qmark" if kind == "sqlite" else "pyformat"
         if style not in PARAMETER_STYLES:
@@ -173,6 +246,8 @@ class Enqueuer:
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
                 "paramstyle says"
             )
+        if (seal := self._database.seal) is not None:
+            job = seal.job(job)
         return jobs.foreign_statement(job, kind, style, self._database.requested_schema)
 
     def close(self) -> None:
@@ -281,6 +356,23 @@ def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
     return list(jobs)
 
 
+def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[Any]]:
+    """Return jobs that are due one after the other, evenly over a time, each so much later than it says
+    itself. Raises `EnqueueError` for what is no duration."""
+    if spread is None:
+        return new
+    span_ms = milliseconds(spread, "spread", EnqueueError)
+    check_new(new)
+    done = []
+    for i, job in enumerate(new):
+        later_ms = span_ms * i // len(new)
+        if job.available_at is None:
+            done.append(replace(job, delay_ms=min(job.delay_ms + later_ms, LONGEST_MS)))
+        else:
+            done.append(replace(job, available_at=job.available_at + timedelta(milliseconds=later_ms)))
+    return done
+
+
 def _say_why(error: BaseException, dialect: Dialect) -> None:
     """Raise `EnqueueError` where there is more to say of a refused write than the database does."""
     why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
@@ -299,3 +391,9 @@ def check_new(new: Sequence[NewJob]) -> None:
                 f"enqueue takes what task.new(…) returns, not a {kind_of(job)}: {hint}write "
                 "app.enqueue(task.new(…))"
             )
+        if job.limit_key is not None and job.rule is None:
+            raise EnqueueError(
+                f"limit is {job.limit_key!r}: no limit of that name is declared; write "
+                f"app.limit({job.limit_key!r}, running=5)"
+            )
+    refuse_results(new)

@@ -12,7 +12,11 @@ SqlqError
 │   ├── LeaseLostError              the job belongs to another owner by now
 │   └── WorkerLostError             the process that ran it is gone
 ├── JobNotFoundError            there is no job with that id
-└── NoResultError               a job has not finished, or its result was not kept
+├── NoResultError               a job has not finished, or its result was not kept
+│   ├── JobFailedError              it failed for good
+│   ├── JobCancelledError           it was cancelled
+│   └── WaitTimeoutError            it has not ended in the time that it was waited for
+└── SealError                   a sealed payload or result cannot be opened with the keys that are here
 
 Each message is one sentence that says what is wrong, where, and how to mend it. Whatever is raised as an
 `EnqueueError` or `ConfigurationError` was raised before any write: the caller's transaction is still usable.
@@ -72,3 +76,46 @@ class JobNotFoundError(SqlqError):
 
 class NoResultError(SqlqError):
     """A job has no result: it has not finished, or what its handler returned was not kept."""
+
+
+class JobFailedError(NoResultError):
+    """The job that was waited for has failed for good.
+
+    `id` and `task` name it; `reason` is why it failed (error, timeout, worker_lost, unknown_task or
+    bad_payload), `exception` the class of what its last attempt raised, as text, `message` and `traceback`
+    what that said; None where there is nothing to say. `attempts` were made.
+    """
+
+    def __init__(
+        self,
+        said: str,
+        *,
+        id: int,
+        task: str,
+        attempts: int,
+        reason: str | None = None,
+        exception: str | None = None,
+        message: str | None = None,
+        traceback: str | None = None,
+    ) -> None:
+        super().__init__(said)
+        self.id, self.task, self.attempts = id, task, attempts
+        self.reason, self.exception, self.message, self.traceback = reason, exception, message, traceback
+
+
+class JobCancelledError(NoResultError):
+    """The job that was waited for was cancelled; `id` and `task` name it, `reason` says why, if anything
+    does."""
+
+    def __init__(self, said: str, *, id: int, task: str, reason: str | None = None) -> None:
+        super().__init__(said)
+        self.id, self.task, self.reason = id, task, reason
+
+
+class WaitTimeoutError(NoResultError, TimeoutError):
+    """A job has not ended in the time that it was waited for. It goes on all the same."""
+
+
+class SealError(SqlqError):
+    """A payload or result is sealed with a key that is not here, was altered, or is of another task or queue;
+    or it is plain, where only sealed rows are taken."""

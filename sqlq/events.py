@@ -59,11 +59,12 @@ class JobEvent:
     machine's clock.
 
     `seconds` is how long the attempt ran, `delay_seconds` after how long the next one is due. `reason` is
-    what `failed_jobs` has: error, timeout, worker_lost, unknown_task or bad_payload; of a cancelled job it is
-    the text given to `sqlq.Cancel`, of a lost or rescued one what happened. `error` is the exception as text:
-    `error.exception` its class, `error.message`, `error.traceback`. `exception` is the exception itself where
-    this process has met it, else one that stands for it. `worker` is the id of the worker that lost the job.
-    `label` is the job's, of events of attempts in this process and of `enqueued`.
+    what `failed_jobs` has: error, timeout, worker_lost, unknown_task, bad_payload or bad_signature; of a
+    cancelled job it is the text given to `sqlq.Cancel`, of a lost or rescued one what happened. `error` is
+    the exception as text: `error.exception` its class, `error.message`, `error.traceback`. `exception` is the
+    exception itself where this process has met it, else one that stands for it. `worker` is the id of the
+    worker that lost the job. `label` is the job's, of events of attempts in this process and of `enqueued`.
+    `trace_id` and `span_id` are the attempt's where it was traced (`sqlq.otel`).
     """
 
     name: str
@@ -80,6 +81,8 @@ class JobEvent:
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     worker: str | None = None
     label: str | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
 
 
 Hear = Callable[[list[JobEvent]], object]

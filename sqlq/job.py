@@ -1,8 +1,8 @@
 """A job: as it is asked for, as it is stored, as a worker holds it, and how an attempt of it may end.
 
     enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
-                        ▲                         │
-                        └── retry, snooze, release ┘
+       │                ▲     ▲                   │
+       └──► blocked ────┘     └── retry, snooze, release
 
 The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
 itself.
@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TypeVar as PlainTypeVar
 
 from sqlq import backoff as backoffs
 from sqlq import headers as headings
 from sqlq.backoff import BackoffOption
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.errors import EnqueueError
+from sqlq.history import Course, HistoryLine
 from sqlq.settings import LONGEST_NAME, PRIORITIES
 
 if TYPE_CHECKING:
@@ -33,8 +35,11 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 """What the handler of a job returns; known to type checkers alone."""
 
-FailureReason: TypeAlias = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload"]
-UniqueUntil: TypeAlias = Literal["finish", "start"]
+FailureReason: TypeAlias = Literal[
+    "error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"
+]
+UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
+OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
 
 
 class Kept(Enum):
@@ -46,6 +51,8 @@ class Kept(Enum):
 KEPT = Kept.KEPT
 NO_TIMEOUT_MS = 0
 """In a job's row: it has no timeout, whatever its task says."""
+NOT_IN_TIME = "expired: it was not started in time"
+"""Why a job was cancelled that had a time to be started in."""
 FOR_EVER_MS = LONGEST_MS
 """A retention without end: a century."""
 
@@ -53,12 +60,36 @@ FOR_EVER_MS = LONGEST_MS
 class State(StrEnum):
     """Where a job is, as the view `job_states` says it."""
 
+    BLOCKED = "blocked"
     SCHEDULED = "scheduled"
     AVAILABLE = "available"
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class Rule(NamedTuple):
+    """What a limit says of a key, as its row has it: at most so many running, so many starts in a period, or
+    one job after the other in the order of their ids, which with `holds` ends at one that has failed."""
+
+    max_running: int | None = None
+    rate: int | None = None
+    period_ms: int | None = None
+    in_order: bool = False
+    holds: bool = False
+
+
+J_co = PlainTypeVar("J_co", covariant=True)
+
+
+class JobOrFlow(Protocol[J_co]):
+    """What `enqueue` takes: a job, of which it makes a `Job`, or a flow. Known to type checkers alone."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _becomes(self) -> J_co: ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +110,13 @@ class NewJob(Generic[R_co]):
     available_at: datetime | None = None
     unique_key: str | None = None
     unique_until: UniqueUntil = "finish"
+    on_conflict: OnConflict = "keep"
+    at_most_ms: int | None = None
+    """How long after it was first enqueued a job may at most be due that is postponed."""
+    expires_ms: int | None = None
+    """How long after it is due the job may be started; None where the row says no such time."""
+    start_by: datetime | None = None
+    """Until when it may be started."""
     on_success: str | None = None
     """The task that follows, as the job's row names it; see `endings.Follower`."""
     on_failure: str | None = None
@@ -88,8 +126,23 @@ class NewJob(Generic[R_co]):
     backoff: str | None = None
     """As the job's row has it; None where the task says it."""
     retention_ms: int | None = None
+    schedule: str | None = None
+    """The schedule that it is of; None for a job that was enqueued otherwise."""
+    scheduled_for: datetime | None = None
+    """The moment of the schedule for which it is enqueued."""
+    limit_key: str | None = None
+    """The key of the limit that it waits for; None where there is none."""
+    rule: Rule | None = None
+    """What that limit says; None where it is named alone, and the App says it."""
+    results: tuple[tuple[int | str, Any], ...] = field(default=(), repr=False)
+    """The arguments that are results of steps before it, by place or name, each a `flow.Result`."""
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """The options that `.set` was given."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _becomes(self) -> Job[R_co]: ...
 
     @property
     def headers(self) -> Mapping[str, Any]:
@@ -117,23 +170,34 @@ class NewJob(Generic[R_co]):
         retention: Duration | Kept | None = KEPT,
         unique_key: str | None = None,
         unique_until: UniqueUntil | None = None,
+        on_conflict: OnConflict | None = None,
+        at_most: Duration | None = None,
+        expires: Duration | datetime | Kept | None = KEPT,
         on_success: Follows | Kept | None = KEPT,
         on_failure: Follows | Kept | None = KEPT,
         label: str | None = None,
         headers: Mapping[str, Any] | None = None,
+        limit: Limits | str | Kept | None = KEPT,
     ) -> NewJob[R_co]:
         """Return this job with other options; what is not given stays as it is.
 
         `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
-        give one of the two. A larger `priority` (−100 to 100) runs first. With a `unique_key`, at most one
-        job of that key is live in its queue: until it finishes, or with `unique_until="start"` until it is
-        first claimed. A `timeout` of None takes the task's away. `backoff` is the wait before the next
-        attempt, in any form the task takes but a function of your own. `retention` says how long the job is
-        kept after it has finished or failed, None for ever. `label` is a short text for people, `headers` a
-        mapping of names to JSON that travels with the job; those set before stay where they are not set
-        anew. `on_success` and `on_failure` are tasks of which a job follows when this one has finished, or
-        has failed for good; with None none does, whatever the task says. Raises `EnqueueError` for a value
-        out of range, naming it.
+        give one of the two. A larger `priority` (−100 to 100) runs first. `expires` is how long after it is
+        due the job may be started, or until when; one that was not started is cancelled. A `timeout` of None
+        takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes but a
+        function of your own. `retention` says how long the job is kept after it has finished or failed, None
+        for ever. `label` is a short text for people, `headers` a mapping of names to JSON that travels with
+        the job; those set before stay where they are not set anew. `on_success` and `on_failure` are tasks of
+        which a job follows when this one has finished, or has failed for good; with None none does, whatever
+        the task says. `limit` is a `sqlq.Limit` or `sqlq.Serial` whose key is plain text, or the name of one
+        that `app.limit` has declared; None takes the task's away.
+
+        With a `unique_key`, at most one job of that key is live in its queue: until it finishes, or with
+        `unique_until="start"` until it is first claimed. With "pruned" the key names the job until its row is
+        gone: one that has ended is what `enqueue` answers, too. With `on_conflict="replace"` this job takes
+        the place of the one with its key while that waits, and is due when that is. With "postpone" it is due
+        when this one is, if that is later, but not later than `at_most` after the first was enqueued. Raises
+        `EnqueueError` for a value out of range, naming it.
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
@@ -165,17 +229,54 @@ class NewJob(Generic[R_co]):
         if unique_key is not None:
             changes["unique_key"] = checked_name(unique_key, "unique_key")
         if unique_until is not None:
-            if unique_until not in ("finish", "start"):
-                raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish" or "start"')
+            if unique_until not in ("finish", "start", "pruned"):
+                raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish", "start" or "pruned"')
             changes["unique_until"] = unique_until
+        if on_conflict is not None:
+            changes["on_conflict"] = checked_on_conflict(on_conflict)
+        if at_most is not None:
+            changes["at_most_ms"] = milliseconds(at_most, "at_most", EnqueueError)
+        if not isinstance(expires, Kept):
+            changes |= {"expires_ms": None, "start_by": None}
+            if isinstance(expires, datetime):
+                changes["start_by"] = aware(expires, "expires", EnqueueError)
+            elif expires is not None:
+                changes["expires_ms"] = checked_expires(expires)
         if not isinstance(on_success, Kept):
             changes["on_success"] = checked_follow_up(on_success, "on_success")
         if not isinstance(on_failure, Kept):
             changes["on_failure"] = checked_follow_up(on_failure, "on_failure")
+        if not isinstance(limit, Kept):
+            changes["limit_key"], changes["rule"] = checked_limit(limit)
         new = replace(self, **changes, given=self.given | changes.keys())
-        if unique_until == "start" and new.unique_key is None:
-            raise EnqueueError('unique_until="start" is about a unique key: set unique_key together with it')
+        if unique_until in ("start", "pruned") and new.unique_key is None:
+            raise EnqueueError(
+                f'unique_until="{unique_until}" is about a unique key: set unique_key together with it'
+            )
+        if on_conflict is not None or at_most is not None:
+            _check_conflict(new)
+        if new.limit_key is not None and new.on_conflict != "keep":
+            raise EnqueueError(
+                f'on_conflict="{new.on_conflict}" is not for a job under a limit, which waits in line: leave '
+                "one of the two out, or take the task's limit away with .set(limit=None)"
+            )
         return new
+
+
+def _check_conflict(job: NewJob) -> None:
+    """Raise `EnqueueError` for a job that says by halves what becomes of the one with its unique key."""
+    if job.unique_key is None:
+        what = "at_most" if job.on_conflict == "keep" else f'on_conflict="{job.on_conflict}"'
+        raise EnqueueError(f"{what} is about a unique key: set unique_key together with it")
+    if job.on_conflict == "postpone" and job.at_most_ms is None:
+        raise EnqueueError(
+            'on_conflict="postpone" without at_most could put the job off for ever: say how long at most, as '
+            'in at_most="10m"'
+        )
+    if job.on_conflict != "postpone" and job.at_most_ms is not None:
+        raise EnqueueError(
+            f'at_most says how long on_conflict="postpone" may put a job off, but this is "{job.on_conflict}"'
+        )
 
 
 def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -> str:
@@ -228,6 +329,41 @@ def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueEr
     return text
 
 
+def checked_on_conflict(value: Any) -> OnConflict:
+    if value not in ("keep", "replace", "postpone"):
+        raise EnqueueError(f'on_conflict is {value!r}: it is "keep", "replace" or "postpone"')
+    found: OnConflict = value
+    return found
+
+
+def checked_expires(value: Duration, error: type[Exception] = EnqueueError) -> int:
+    ms = milliseconds(value, "expires", error)
+    if ms == 0:
+        raise error("expires is zero: no job could be started in it; leave it out for no limit")
+    return ms
+
+
+class Limits(Protocol):
+    """What jobs wait for their turn at: a `sqlq.Limit` or `sqlq.Serial`."""
+
+    def on_one_job(self) -> tuple[str, Rule]: ...
+
+
+def checked_limit(limit: Any) -> tuple[str | None, Rule | None]:
+    """Return key and rule of the limit of a single job."""
+    if limit is None:
+        return None, None
+    if isinstance(limit, str):
+        return checked_name(limit, "limit"), None
+    if not hasattr(type(limit), "on_one_job"):
+        raise EnqueueError(
+            f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
+            "one that app.limit has declared"
+        )
+    found: tuple[str, Rule] = limit.on_one_job()
+    return found
+
+
 def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> int:
     ms = milliseconds(value, "timeout", error)
     if ms == 0:
@@ -245,6 +381,7 @@ class Job(Generic[R_co]):
     """What `enqueue` answers: the job's id, and whether this call created it.
 
     `created` is False when a live job with the same unique key existed; then `id` and `state` are that job's.
+    `replaced` is True when that one was waiting, and this call has put its own job in its place.
     """
 
     id: int
@@ -252,6 +389,7 @@ class Job(Generic[R_co]):
     task: str
     state: State
     created: bool
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +417,10 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class JobDetails:
     """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those
-    of earlier attempts, oldest first; `result`, `payload` and `headers` are decoded JSON, or the stored text
-    where it cannot be decoded. `error` says in one text what a failed job failed of, and why one was
+    of earlier attempts, oldest first; `history` has a line for each attempt, and for each time an operator
+    has put the job back; `result`, `payload` and `headers` are decoded JSON, or the stored text
+    where it cannot be decoded. A sealed one is opened; what these keys do not open is an object whose one
+    text, `sealed`, says why. `error` says in one text what a failed job failed of, and why one was
     cancelled."""
 
     id: int
@@ -295,7 +435,8 @@ class JobDetails:
     releases: int
     unique_key: str | None
     created_at: datetime
-    available_at: datetime
+    available_at: datetime | None
+    """When it is due; None while it is blocked, or where it was to its end."""
     reserved_at: datetime | None
     reserved_by: str | None
     lease_token: int
@@ -314,6 +455,10 @@ class JobDetails:
     headers: Any = field(default_factory=dict)
     progress: Progress | None = None
     """What its handler said last; that of an earlier attempt until the next one says something."""
+    cursor: Any = None
+    """How far it has come: what its last checkpoint has saved, of a job with steps what they have."""
+    start_by: datetime | None = None
+    """Until when it has to be started; cancelled if it is not."""
     retention_ms: int | None = None
     """How long it is kept after its end, where it says so itself."""
     expires_at: datetime | None = None
@@ -323,6 +468,27 @@ class JobDetails:
     """The task that follows when it has finished, as in `{"task": "shop.thank", "queue": "mail"}`."""
     on_failure: Any = None
     """The same for when it has failed for good."""
+    schedule: str | None = None
+    """The schedule that enqueued it."""
+    scheduled_for: datetime | None = None
+    """The moment of its schedule for which it was enqueued; None for a job of no schedule."""
+    flow_id: int | None = None
+    limit_key: str | None = None
+    blocked_by: str | None = None
+    """What it waits for while it is blocked: `flow`, for steps before it, or `limit`, for its turn."""
+    due_at: datetime | None = None
+    """When a blocked job wants to start at the earliest, where it says so."""
+    started: bool | None = None
+    """Of a running job, whether its handler has begun: False while its worker holds it and has not started
+    it, which is known a few seconds after the claim. None for others."""
+    replay_of: int | None = None
+    """The job of which it is a replay."""
+    replayed_as: int | None = None
+    """The newest job that is a replay of this one, of an ended job."""
+    history: tuple[HistoryLine, ...] = ()
+    """Its attempts from the first to the last, with what came of each; the one that goes on included."""
+    sealed: str | None = None
+    """How its payload is sealed, as in `encrypted with key 3f9a2c41`; None for a plain one."""
 
     @property
     def error(self) -> str | None:
@@ -371,6 +537,17 @@ class ClaimedJob(NamedTuple):
     """As JSON, unread: SQL may have inserted anything."""
     backoff: str | None = None
     retention_ms: int | None = None
+    schedule: str | None = None
+    scheduled_ms: float | None = None
+    """The moment for which its schedule enqueued it, in milliseconds since 1970."""
+    cursor: str | None = None
+    """How far it has come, as JSON: what the last checkpoint has saved."""
+    late_ms: int | None = None
+    """How long ago, when it was claimed, the time was over in which it had to be started; negative where that
+    is to come, None where it may start at any time."""
+    flow_id: int | None = None
+    """The flow of which it is a step, so that others may wait for it."""
+    limit_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +592,10 @@ class Released:
     delay_ms: int = 0
     unknown_task: bool = False
     snoozed: bool = False
+    in_time: bool = False
+    """Whether the job has been started in the time that it had for that, so that it has time from now on."""
+    reason: str | None = None
+    """Why no worker could run it here, where that is why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +627,16 @@ class Settlement:
     outcome: Outcome
     follow_up: NewJob | None = None
     """What follows the job that ends so, to be enqueued with it."""
+    limit_key: str | None = None
+    """The limit whose slot it gives back, and in whose line it waits where it is put back."""
+    course: Course | None = None
+    """What its line in the job's history says; None for a first attempt that finished, which has none."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is written by several statements, which belong into one transaction."""
+        waits = self.limit_key is not None and isinstance(self.outcome, (Retried, Released))
+        return waits or self.follow_up is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,10 +644,10 @@ class Ended:
     """How a job ended: the one argument of the task that follows it.
 
     `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
-    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload), `exception` the
-    class and `message` the text of its last error. `label` is the one that the job has. More is to be had by
-    the id: `app.get(ended.id)` has the traceback and the errors of earlier attempts, `app.result(ended.id)`
-    what it returned.
+    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task, bad_payload or bad_signature),
+    `exception` the class and `message` the text of its last error. `label` is the one that the job has. More
+    is to be had by the id: `app.get(ended.id)` has the traceback and the errors of earlier attempts,
+    `app.result(ended.id)` what it returned.
 
     >>> @app.task  # doctest: +SKIP
     ... def alarm(ended: sqlq.Ended) -> None:
@@ -474,7 +665,7 @@ class Ended:
     label: str | None = None
 
 
-E_contra = TypeVar("E_contra", contravariant=True)
+E_contra = PlainTypeVar("E_contra", contravariant=True)
 
 
 class TakesEnding(Protocol[E_contra]):

@@ -6,17 +6,16 @@ for jitter.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import traceback as tracebacks
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final, Literal
 
 from sqlq.backoff import Backoff, exponential
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import ExecutionError, JobTimeoutError
+from sqlq.history import UNKNOWN, Course, written
 from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, FailureReason, Outcome, Released, Retried
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 
@@ -145,7 +144,7 @@ def put_off(job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], err
     if (job.unknown_ms or 0) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
         return Failed(reason, describe(error))
     delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
-    return Released(delay_ms, unknown_task=True)  # guard: unknown-task-is-put-back
+    return Released(delay_ms, unknown_task=True, reason=reason)  # guard: unknown-task-is-put-back
 
 
 _put_off: Final = exponential("1s", cap="10m")
@@ -220,18 +219,11 @@ def scrubbed(value: str, limit: int) -> str:
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # guard: texts-are-scrubbed
 
 
-def error_record(attempts: int, reason: str, error: ErrorText, at: datetime | None = None) -> str:
+def error_record(attempts: int, reason: str, error: ErrorText, course: Course | None = None) -> str:
     """Return the JSON object that stays with a job for an attempt that failed.
 
-    Its `at` is by this machine's clock unless given: it is read by people and decides nothing.
+    Its `at` is by this machine's clock unless its course says when it ended: it is read by people and decides
+    nothing.
     """
-    return json.dumps(
-        {
-            "attempt": attempts,
-            "at": (at or datetime.now(UTC)).isoformat(timespec="milliseconds"),
-            "reason": reason,
-            "exception": error.exception,
-            "message": error.message[:500],
-        },
-        ensure_ascii=False,
-    )
+    said = {"reason": reason, "exception": error.exception, "message": error.message[:500]}
+    return written(attempts, said, course or UNKNOWN)

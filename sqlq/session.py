@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -130,17 +131,22 @@ def connection_to_write(session: Any) -> Connection:
     return conn
 
 
-def connection_to_complete(session: Any) -> Connection:
+def connection_to_complete(
+    session: Any,
+    *,
+    alone: str = "the job would be completed",
+    instead: str = ", or write completing(connection)",
+) -> Connection:
     """Return the connection on which a session writes the end of a job, in a transaction that the caller
-    commits. Otherwise as `connection_to_write`."""
+    commits. Otherwise as `connection_to_write`. `alone` says what would come of a write outside any
+    transaction, and `instead` what may be written but for beginning one."""
     conn = connection_to_write(session)
     if isinstance(conn, Borrowed):
         conn.driver.refuse_broken()
         if conn.driver.commits_at_once():  # guard: no-completing-in-autocommit
             raise EnqueueError(
-                "no transaction is open on this connection, and its driver begins none, so that the job "
-                "would be completed at once, and alone: begin one, with what the handler writes in it, or "
-                "write completing(connection)"
+                f"no transaction is open on this connection, and its driver begins none, so that {alone} at "
+                f"once, and alone: begin one, with what the handler writes in it{instead}"
             )
         conn.driver.begin()  # guard: driver-begins-as-for-its-own
     return conn
@@ -249,6 +255,17 @@ def asynchronous(session: Any) -> Asynchronous:
     )
 
 
+def awaited(session: Any, call: str, otherwise: str) -> Asynchronous:
+    """Return what `asynchronous` does, for a call of a handler's. Raises `ConfigurationError` for a session
+    that is not asynchronous, and takes `otherwise`."""
+    if driver_of(session) is None and not any(hasattr(session, name) for name in ("run_sync", "registry")):
+        raise ConfigurationError(
+            f"{call} takes an AsyncSession or AsyncConnection, not a {kind_of(session)}: use {otherwise} for "
+            "that"
+        )
+    return asynchronous(session)
+
+
 class _OnLoop:
     """An asynchronous driver's connection; work that is written synchronously awaits it, on the caller's
     loop."""
@@ -264,15 +281,48 @@ class _OnLoop:
         return await greenlet_spawn(work, Borrowed(self._driver))
 
 
-def transaction_of(driver: DriverConnection) -> Any:
+def transaction_of(driver: DriverConnection, block: str = "completing", call: str = "complete") -> Any:
     """Return a context manager, asynchronous where the connection is, that surrounds a transaction on a
-    driver's connection. Raises `EnqueueError` where one is open, which this one would end."""
+    driver's connection. Raises `EnqueueError` where one is open, which this one would end; `block` names what
+    asks for it, and `call` what to call in the one that is open."""
     if driver.has_begun():
         raise EnqueueError(
-            "a transaction is open on this connection, and completing(connection) makes one of its own: end "
-            "that one before, or write complete(connection) in it"
+            f"a transaction is open on this connection, and {block}(connection) makes one of its own: end "
+            f"that one before, or write {call}(connection) in it"
         )
     return driver.transaction()
+
+
+@contextmanager
+def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
+    """Give the block a session of an engine or a factory, in a transaction that is committed at the block's
+    end, and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
+    `transaction_of`."""
+    from sqlalchemy.orm import Session
+
+    if (driver := driver_of(sessions)) is not None:
+        with transaction_of(driver, block, call):
+            yield sessions
+        return
+    with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
+        yield session
+
+
+@asynccontextmanager
+async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator[Any]:
+    """`transaction_in` with an AsyncEngine, a factory of AsyncSessions or an asynchronous driver's
+    connection."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    if (driver := driver_of(sessions)) is not None:
+        async with transaction_of(driver, block, call):
+            yield sessions
+        return
+    async with (
+        AsyncSession(sessions) if not callable(sessions) else sessions() as session,
+        session.begin(),
+    ):
+        yield session
 
 
 def driver_of(session: Any) -> DriverConnection | None:

@@ -52,7 +52,10 @@ LONGEST_NAME: Final = 255
 PAYLOAD_BYTES: Final = 1024 * 1024
 RESULT_BYTES: Final = 1024 * 1024
 ERROR_BYTES: Final = 64 * 1024
+NOTES_BYTES: Final = 16 * 1024
+"""Up to so many characters of a job's history an attempt that did not count leaves a line."""
 HEADERS_BYTES: Final = 16 * 1024
+CURSOR_BYTES: Final = 64 * 1024
 NOTE_CHARACTERS: Final = 255
 """Of the note beside a job's progress; a longer one is cut."""
 PRIORITIES: Final = range(-100, 101)

@@ -69,7 +69,7 @@ job_states = Table(
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer),
     Column("created_at", ShownMoment, nullable=False),
-    Column("available_at", ShownMoment, nullable=False),
+    Column("available_at", ShownMoment),
     Column("reserved_at", ShownMoment),
     Column("reserved_by", String),
     Column("ended_at", ShownMoment),
@@ -80,6 +80,13 @@ job_states = Table(
     Column("progress", Float),
     Column("progress_of", Float),
     Column("progress_note", Text),
+    Column("schedule", String),
+    Column("scheduled_for", ShownMoment),
+    Column("start_by", ShownMoment),
+    Column("flow_id", BigInteger),
+    Column("limit_key", String),
+    Column("blocked_by", String),
+    Column("replay_of", BigInteger),
 )
 """The view with one row for every job, whatever its state."""
 
@@ -89,6 +96,7 @@ queue_stats = Table(
     Column("queue", String, primary_key=True),
     Column("available", BigInteger, nullable=False),
     Column("scheduled", BigInteger, nullable=False),
+    Column("blocked", BigInteger, nullable=False),
     Column("running", BigInteger, nullable=False),
     Column("failed", BigInteger, nullable=False),
     Column("oldest_available_at", ShownMoment),

@@ -6,27 +6,36 @@ A worker runs what is registered and nothing else: a name in a row is looked up,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
-from sqlq.annotations import Arguments, Conversion, Conversions, awaited, conversion_of, hints_of, never_none
+from sqlq.annotations import (
+    Arguments,
+    Conversion,
+    Conversions,
+    awaited,
+    conversion_of,
+    hints_of,
+    may_become,
+    never_none,
+)
 from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode, encode_plain
 from sqlq.endings import Follower
-from sqlq.errors import ArgumentsError, ConfigurationError, NoResultError, UnknownTaskError
+from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
+from sqlq.flow import Group, Result, Step, results_in
 from sqlq.headers import NO_HEADERS
 from sqlq.headers import checked as checked_headers
 from sqlq.job import (
     KEPT,
     Follows,
-    JobDetails,
     Kept,
     NewJob,
-    State,
+    checked_expires,
     checked_follow_up,
     checked_max_attempts,
     checked_name,
@@ -35,6 +44,7 @@ from sqlq.job import (
     checked_retention,
     checked_timeout,
 )
+from sqlq.limit import AnyLimit
 from sqlq.retry import RetryPolicy
 from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS
 
@@ -43,7 +53,8 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
-
+Isolate = bool | Literal["fresh"]
+"""Whether jobs run in a process of their own: kept for the next such job, or for one job alone."""
 
 _ELSEWHERE = ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options")
 """By these methods of their tasks other queues enqueue."""
@@ -77,17 +88,23 @@ class Task(Generic[P, R]):
     priority: int = 0
     timeout_ms: int | None = None
     retry: RetryPolicy = RetryPolicy()  # noqa: RUF009  # immutable
-    isolate: bool = False
+    isolate: Isolate = False
     is_async: bool = False
     on_success: str | None = None
     """The task that follows its jobs that have finished, as rows name it; None where none does."""
     on_failure: str | None = None
+    limit: AnyLimit | None = None
+    """What its jobs wait for their turn at."""
     aliases: tuple[str, ...] = ()
     """Names it had before, under which its jobs may still wait."""
     around: tuple[Scope, ...] | None = ()
     """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
     retention_ms: int | None = None
     """How long its jobs are kept after their end; None where the App says it."""
+    expires_ms: int | None = None
+    """How long after they are due its jobs may be started; None for no limit."""
+    says_expires: bool = False
+    """Whether it is the task that says so, and not its queue or the App."""
     headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
     """What its jobs have where they do not say otherwise."""
     elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
@@ -112,18 +129,72 @@ class Task(Generic[P, R]):
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
         least, most = self._positional
-        usual = not kwargs and least <= len(args) <= most and self._is_plain
+        usual = not kwargs and least <= len(args) <= most and self._is_plain and self._has_no_keys
         if usual and (text := encode_plain(args)) is not None:
             return self._unfilled.with_payload(text)
         if (misfit := self.misfit(args, kwargs)) is not None:
             raise ArgumentsError(misfit)
+        if results := results_in(args, kwargs):
+            return self._of_results(args, kwargs, results)
         if any(value is None for value in (*args, *kwargs.values())):
             self._refuse_none(self._signature.bind(*args, **kwargs).arguments)
         if (conversions := self._conversions) is None:
             payload = encode(args, kwargs, f"{self.name}: ")
         else:
             payload = encode(*conversions.encode(args, kwargs, f"{self.name}: "), f"{self.name}: ")
-        return self._unfilled.with_payload(payload)
+        return self._keyed(self._unfilled.with_payload(payload), args, kwargs)
+
+    def _keyed(self, job: NewJob[R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[R]:
+        """Return a job with the key that its arguments make for the limit of its task."""
+        if self._has_no_keys or self.limit is None:
+            return job
+        return replace(job, limit_key=self.limit.key_for(self.name, self._signature, args, kwargs))
+
+    @cached_property
+    def _has_no_keys(self) -> bool:
+        """Whether no limit has keys that arguments make."""
+        return self.limit is None or self.limit.is_plain
+
+    def map(self, items: Iterable[Any]) -> Group[R]:
+        """Return a group of one job for each item, which is its one argument; see `sqlq.group`.
+
+        >>> app.enqueue(resize.map(["a.png", "b.png"]).then(publish))  # doctest: +SKIP
+        """
+        make: Callable[..., NewJob[R]] = self.new
+        return Group([make(item) for item in items])
+
+    def _of_results(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[tuple[int | str, Result]]
+    ) -> NewJob[R]:
+        """Return a job of which some arguments are results of steps before it: null stands in their
+        places."""
+        for where, result in results:
+            self._refuse_result(where, result)
+        places = {where for where, _ in results}
+        known: Sequence[Any] = [None if i in places else value for i, value in enumerate(args)]
+        named = {name: None if name in places else value for name, value in kwargs.items()}
+        if (conversions := self._conversions) is not None:
+            known, named = conversions.encode(known, named, f"{self.name}: ", but=places)
+        payload = encode(known, named, f"{self.name}: ")
+        return self._keyed(
+            replace(self._unfilled.with_payload(payload), results=tuple(results)), args, kwargs
+        )
+
+    def _refuse_result(self, where: int | str, result: Result) -> None:
+        """Raise `ArgumentsError` where a step returns what the handler certainly does not take."""
+        if result.is_list or not isinstance(result.source, Step):
+            return
+        before = None if self.app is None else self.app.tasks.get(result.source.job.task)
+        if before is None:
+            return
+        names = list(self._signature.parameters)  # of which the last may stand for many
+        name = names[min(where, len(names) - 1)] if isinstance(where, int) else where
+        wanted, returned = self._hints.get(name, Any), before.returns
+        if not may_become(returned, wanted):
+            raise ArgumentsError(
+                f"{self.name}: {name} is the result of {before.name}, which returns {_shown(returned)}, and "
+                f"it is annotated as {_shown(wanted)}"
+            )
 
     @cached_property
     def _unfilled(self) -> NewJob[R]:
@@ -136,9 +207,18 @@ class Task(Generic[P, R]):
             priority=self.priority,
             timeout_ms=self.timeout_ms,
             retention_ms=self.retention_ms,
+            expires_ms=self.expires_ms,
             on_success=self.on_success,
             on_failure=self.on_failure,
+            limit_key=self.limit.plain_key if self.limit is not None and self.limit.is_plain else None,
+            rule=None if self.limit is None else self.limit.rule,
+            given=frozenset({"expires_ms"} if self.says_expires else ()),
         )
+
+    @property
+    def without_arguments(self) -> NewJob[R]:
+        """A job without arguments, whose annotations are not looked at: they may name what comes later."""
+        return self._unfilled
 
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
@@ -236,26 +316,18 @@ class Task(Generic[P, R]):
         return Conversions.of(self._signature, self._hints)
 
     @cached_property
+    def returns(self) -> Any:
+        """The annotation of its results."""
+        return awaited(self._hints.get("return", Any))
+
+    @cached_property
     def result_conversion(self) -> Conversion | None:
         """What the return annotation makes of results; None where they are plain JSON."""
-        return conversion_of(awaited(self._hints.get("return", Any)))
+        return conversion_of(self.returns)
 
 
-def result_of(job: JobDetails, task: Task[..., Any] | None) -> Any:
-    """Return what the handler of a finished job returned, as the return annotation of its task says. Raises
-    `NoResultError`."""
-    if job.state is State.FAILED:
-        raise NoResultError(f"job {job.id} failed and has no result: app.get({job.id}) says why")
-    if job.state is not State.FINISHED:
-        raise NoResultError(f"job {job.id} is {job.state} and has no result")
-    if job.reason is not None:
-        raise NoResultError(f"job {job.id} has finished, but {job.reason}")
-    if job.result is None or task is None or (conversion := task.result_conversion) is None:
-        return job.result
-    try:
-        return conversion.decode(job.result, f"the result of job {job.id}")
-    except ArgumentsError as misfit:
-        raise NoResultError(f"{misfit}: app.get({job.id}) has it as JSON") from None
+def _shown(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint)
 
 
 def make_task(
@@ -268,14 +340,16 @@ def make_task(
     timeout: Duration | None = None,
     backoff: BackoffOption | None = None,
     retention: Duration | Kept | None = KEPT,
+    expires: Duration | None = None,
     headers: Mapping[str, Any] | None = None,
     retry_on: Exceptions | None = None,
     fail_on: Exceptions = (),
-    isolate: bool = False,
+    isolate: Isolate = False,
     on_success: Follows | None = None,
     on_failure: Follows | None = None,
     aliases: Sequence[str] = (),
     around: Sequence[Callable[[Any], Any]] | None = (),
+    limit: AnyLimit | None = None,
 ) -> Task[P, R]:
     """Return the task for a handler; every option is checked here, at import, not when the first job
     fails."""
@@ -291,6 +365,8 @@ def make_task(
             f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
         )
     is_async = _is(handler, inspect.iscoroutinefunction)
+    if limit is not None:
+        limit.check_for(name, signature)
     return Task(
         name=name,
         handler=handler,
@@ -303,18 +379,28 @@ def make_task(
             retry_on=None if retry_on is None else _exceptions(retry_on, "retry_on"),
             fail_on=_exceptions(fail_on, "fail_on"),
         ),
-        isolate=isolate,
+        isolate=_checked_isolate(isolate),
         is_async=is_async,
         on_success=_follow_up(on_success, "on_success"),
         on_failure=_follow_up(on_failure, "on_failure"),
+        limit=limit,
         aliases=_aliases(aliases),
         around=task_arounds(around, name, is_async),
         retention_ms=None
         if isinstance(retention, Kept)
         else checked_retention(retention, ConfigurationError),
+        expires_ms=None if expires is None else checked_expires(expires, ConfigurationError),
         headers=checked_headers(headers, "headers", ConfigurationError) if headers else NO_HEADERS,
         _signature=signature,
     )
+
+
+def _checked_isolate(isolate: Isolate) -> Isolate:
+    if isolate not in (True, False, "fresh"):
+        raise ConfigurationError(
+            f'isolate is {isolate!r}: it is True, False, or "fresh" for a process that runs one job alone'
+        )
+    return isolate
 
 
 def _follow_up(task: Follows | None, option: str) -> str | None:
@@ -407,7 +493,8 @@ class Registry(Mapping[str, Task[..., Any]]):
                 )
         task.surround(self._arounds, self._always)
         self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task.elsewhere)
-        object.__setattr__(task, "app", self._app)
+        for each in (task, *task.elsewhere.values()):
+            object.__setattr__(each, "app", self._app)
         self._tasks[task.name] = task
         self._found |= dict.fromkeys(names, task)
 

@@ -14,6 +14,7 @@ import compileall
 import os
 import shutil
 import signal
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,50 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
+SAME_ON_BOTH = (
+    "faces/",
+    *(f"worker/test_{what}.py" for what in ("around", "bounds", "control", "eager", "events", "isolates")),
+    *(f"worker/test_{what}.py" for what in ("lifespan", "named", "starting", "stamp", "typed")),
+    *(f"faults/test_{what}.py" for what in ("flows_survive", "follow_ups", "limits", "nothing_is_lost")),
+    *(f"faults/test_{what}.py" for what in ("schedules", "slices", "supervisor", "zombies")),
+)
+"""Folders and files of tests of what is above the database, most of which start processes: the statements
+below have tests of their own on each kind. The command of the scorecard runs them all on both."""
+BOTH = "SQLQ_TEST_BOTH"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have a test of what is above the database run on one kind of it, chosen by the test's name, unless it
+    is asked for by name or SQLQ_TEST_BOTH is set."""
+    if os.environ.get(BOTH) or any("::" in argument for argument in config.args):
+        return
+    twins: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if (key := _but_for_the_database(item)) is not None:
+            twins.setdefault(key, []).append(item)
+    left_out: list[pytest.Item] = []
+    for key, found in twins.items():
+        if len(found) == len(DATABASES):
+            left_out.append(found[zlib.crc32(repr(key).encode()) % len(found)])
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _but_for_the_database(item: pytest.Item) -> object:
+    """Return what tells a test from all others but its twin on the other kind of database; None for one that
+    has none, or needs to run on both."""
+    if not item.path.relative_to(Path(__file__).parent).as_posix().startswith(SAME_ON_BOTH):
+        return None
+    indices: dict[str, int] = getattr(getattr(item, "callspec", None), "indices", {})
+    kinds = {"database_url", "empty_database_url"}
+    if not indices.keys() & kinds:
+        return None
+    name, _, _ = item.nodeid.partition("[")
+    return name, tuple(sorted((each, place) for each, place in indices.items() if each not in kinds))
+
+
 def pytest_sessionstart() -> None:
     """Compile sqlq once: a thousand processes that the tests start import it, and write nothing."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -74,7 +119,9 @@ def _without_surrogates(value: Any) -> Any:
 def postgresql() -> Iterator[PostgreSQL]:
     """The PostgreSQL of this test run: one of the tests' own, or the one SQLQ_TEST_POSTGRESQL_URL names."""
     if url := os.environ.get("SQLQ_TEST_POSTGRESQL_URL"):
-        yield PostgreSQL(make_url(url))
+        somebodys = PostgreSQL(make_url(url))
+        yield somebodys
+        somebodys.leave()
     else:
         with own_postgresql() as server:
             yield server

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-from sqlalchemy import URL, NullPool, create_engine, make_url, text
+import psycopg
+from sqlalchemy import URL, make_url
 
 GUARD = Path(__file__).with_name("server_guard.py")
 INSTALLATIONS = {"18": "pginstall18", "16": "pginstall"}
@@ -47,6 +48,8 @@ class PostgreSQL:
     drop others.
     """
 
+    _administration: psycopg.Connection | None = None
+
     def __init__(self, url: URL) -> None:
         self._url = url.set(drivername="postgresql+psycopg")
 
@@ -68,9 +71,25 @@ class PostgreSQL:
         self._administer(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 
     def _administer(self, statement: str) -> None:
-        engine = create_engine(self._url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-        with engine.connect() as connection:
-            connection.execute(text(statement))
+        """Run a statement on a connection that is kept: every second test makes a database and drops it, and
+        a new connection takes as long as that."""
+        for _ in range(2):
+            if self._administration is None or self._administration.closed:
+                url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+                self._administration = psycopg.connect(url, autocommit=True)
+            try:
+                self._administration.execute(statement.encode())
+            except psycopg.OperationalError:
+                if not self._administration.closed:
+                    raise
+            else:
+                return
+        raise RuntimeError(f"PostgreSQL went away twice during {statement}")
+
+    def leave(self) -> None:
+        """Close the connection that is kept."""
+        if self._administration is not None:
+            self._administration.close()
 
 
 class OwnPostgreSQL(PostgreSQL):
@@ -122,6 +141,7 @@ class OwnPostgreSQL(PostgreSQL):
     def stop(self, mode: ShutdownMode = "fast") -> None:
         """Stop the server; "immediate" is a crash: it aborts everything, and the next start recovers from the
         log."""
+        self.leave()
         self.run("pg_ctl", "stop", "-w", "-m", mode)
 
     def restart(self, mode: ShutdownMode = "fast") -> None:
@@ -131,6 +151,7 @@ class OwnPostgreSQL(PostgreSQL):
 
     def close(self) -> None:
         """Stop the server for good and remove its directory."""
+        self.leave()
         assert self._guard.stdin
         self._guard.stdin.close()
         self._guard.wait()

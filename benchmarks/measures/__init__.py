@@ -116,6 +116,7 @@ def load() -> list[Measure]:
     from benchmarks.measures import (
         drain,
         enqueue,
+        features,
         fleet,
         growth,
         hoarding,
@@ -124,12 +125,14 @@ def load() -> list[Measure]:
         moments,
         overhead,
         recovery,
+        results,
         snapshot,
         trace,
+        waiting,
     )
 
     rooms = (
-        *(enqueue, drain, latency, trace, moments, idle, growth, snapshot, overhead, hoarding, recovery),
-        fleet,
+        *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
+        *(recovery, features, fleet, waiting),
     )
     return [measure for room in rooms for measure in room.MEASURES]

@@ -19,15 +19,16 @@ class Celery(Subject):
     packages = ("celery", "redis")
     settings = (
         "-P prefork -c CONCURRENCY (quicker than threads here), prefetch multiplier 10, results "
-        "ignored, no gossip, mingle or heartbeat"
+        "ignored but where they are waited for, no gossip, mingle or heartbeat"
     )
     many = False
     enqueued = (("LLEN", "celery"),)
     left = (("LLEN", "celery"), ("HLEN", "unacked"))
+    answers = True
 
     @contextmanager
     def producer(self, url: str, task: str) -> Iterator[Any]:
-        yield Producer(_app(url).tasks["noop"])
+        yield Producer(_app(url).tasks["noop"], _app(url).tasks["answered"])
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         options = ["-P", "prefork", "-c", str(concurrency), "--prefetch-multiplier", "10", "-l", "WARNING"]
@@ -42,19 +43,27 @@ class Celery(Subject):
 
 
 class Producer:
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: Any, answered: Any) -> None:
         self.one = task.delay
+        self._answered = answered
+
+    def answer(self, number: int) -> None:
+        self._answered.delay(number).get(timeout=60)
 
 
 @cache
 def _app(url: str) -> Any:
     import celery
 
-    app = celery.Celery("benchmark", broker=url)
+    app = celery.Celery("benchmark", broker=url, backend=url)
     app.conf.update(task_ignore_result=True, worker_hijack_root_logger=False)
 
     @app.task(name="noop")
     def noop(number: int) -> None:
+        work.done(number)
+
+    @app.task(name="answered", ignore_result=False)
+    def answered(number: int) -> None:
         work.done(number)
 
     return app

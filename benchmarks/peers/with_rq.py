@@ -19,6 +19,7 @@ class Rq(Subject):
     settings = "worker-pool -n CONCURRENCY with SimpleWorker, which does not fork for each job"
     enqueued = (("LLEN", "rq:queue:default"),)
     left = (("LLEN", "rq:queue:default"), ("ZCARD", "rq:wip:default"))
+    answers = True
 
     @contextmanager
     def producer(self, url: str, task: str) -> Iterator[Any]:
@@ -49,6 +50,9 @@ class Producer:
 
     def one(self, number: int) -> None:
         self.queue.enqueue(noop, number)
+
+    def answer(self, number: int) -> None:
+        self.queue.enqueue(noop, number).latest_result(timeout=60)
 
     def many(self, numbers: Sequence[int]) -> None:
         from rq import Queue

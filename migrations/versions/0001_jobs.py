@@ -13,7 +13,10 @@ branch_labels = None
 depends_on = None
 
 VIEWS = ("queue_stats", "job_states")
-TABLES = ("sqlq_queues", "sqlq_workers", "failed_jobs", "finished_jobs", "jobs")
+TABLES = (
+    *("sqlq_schedules", "sqlq_wakes", "sqlq_limits", "sqlq_edges", "sqlq_flows"),
+    *("sqlq_queues", "sqlq_workers", "failed_jobs", "finished_jobs", "jobs"),
+)
 
 
 def upgrade(op: Operations, schema: str | None) -> None:
@@ -61,9 +64,14 @@ DOMAINS = {
     "token": ("BIGINT", "VALUE BETWEEN 0 AND 4000000000000000000"),
     "timeout": ("BIGINT", "VALUE BETWEEN 0 AND 3162240000000"),
     "errors": ("TEXT", "length(VALUE) >= 2"),
-    "until": ("VARCHAR(6)", "VALUE IN ('finish', 'start')"),
+    "until": ("VARCHAR(6)", "VALUE IN ('finish', 'start', 'pruned')"),
     "outcome": ("VARCHAR(9)", "VALUE IN ('completed', 'cancelled')"),
-    "reason": ("VARCHAR(12)", "VALUE IN ('error', 'timeout', 'worker_lost', 'unknown_task', 'bad_payload')"),
+    "reason": (
+        "VARCHAR(13)",
+        "VALUE IN ('error', 'timeout', 'worker_lost', 'unknown_task', 'bad_payload', 'bad_signature')",
+    ),
+    "blocked": ("VARCHAR(5)", "VALUE IN ('flow', 'limit')"),
+    "on_outcome": ("VARCHAR(7)", "VALUE IN ('success', 'failure', 'ended')"),
 }
 """Types with their rules, each named `sqlq_…` on PostgreSQL; on SQLite the rules are CHECKs of the tables."""
 
@@ -127,7 +135,10 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     def readable(moments: str) -> str:
         return " AND ".join(f"{moment} >= 0 AND {moment} < 253370764800000" for moment in moments.split())
 
-    moments = "available_at reserved_at lease_expires_at unknown_since cancel_requested_at created_at"
+    moments = (
+        "available_at reserved_at lease_expires_at unknown_since cancel_requested_at scheduled_for start_by "
+        "due_at created_at"
+    )
 
     carried = f"""
     id {key} NOT NULL,
@@ -155,6 +166,13 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     progress DOUBLE PRECISION,
     progress_of DOUBLE PRECISION,
     progress_note TEXT,
+    schedule VARCHAR(255),
+    scheduled_for {time},
+    cursor TEXT,
+    start_by {time},
+    flow_id BIGINT,
+    limit_key VARCHAR(255),
+    replay_of BIGINT,
     created_at {time} NOT NULL,"""
 
     # guard: numbers-in-range
@@ -168,7 +186,9 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     CONSTRAINT jobs_timeout_in_range CHECK (timeout_ms BETWEEN 0 AND 3162240000000
         AND retention_ms BETWEEN 0 AND 3162240000000),
     CONSTRAINT jobs_errors_are_an_array CHECK (length(errors) >= 2),
-    CONSTRAINT jobs_unique_until_known CHECK (unique_until IN ('finish', 'start')),
+    CONSTRAINT jobs_unique_until_known CHECK (unique_until IN ('finish', 'start', 'pruned')),
+    CONSTRAINT jobs_blocked_by_known CHECK (blocked_by IN ('flow', 'limit')),
+    CONSTRAINT jobs_blocked_is_far CHECK ((blocked_by IS NULL) = (available_at < 253339228800000)),
     CONSTRAINT jobs_reservation_is_whole
         CHECK ((reserved_at IS NULL) = (reserved_by IS NULL)
             AND (reserved_at IS NULL) = (lease_expires_at IS NULL)),
@@ -177,7 +197,8 @@ def _tables(dialect: str, prefix: str) -> list[str]:
     jobs_checked = checked(
         "jobs",
         moments,
-        numbers="priority attempts max_attempts lease_token timeout_ms retention_ms releases losses",
+        numbers="priority attempts max_attempts lease_token timeout_ms retention_ms releases losses flow_id "
+        "replay_of",
         rules=rules,
     )
     jobs = f"""
@@ -211,12 +232,21 @@ CREATE TABLE {prefix}jobs (
     progress DOUBLE PRECISION,
     progress_of DOUBLE PRECISION,
     progress_note TEXT,
+    schedule VARCHAR(255),
+    scheduled_for {time},
+    cursor TEXT,
+    start_by {time},
+    flow_id BIGINT,
+    limit_key VARCHAR(255),
+    blocked_by {typed("blocked")},
+    due_at {time},
+    replay_of BIGINT,
     created_at {time} DEFAULT {now} NOT NULL{jobs_checked}
 )"""
 
     finished_checked = checked(
         "finished_jobs",
-        "available_at reserved_at created_at finished_at",
+        "available_at reserved_at scheduled_for start_by created_at finished_at",
         rules="\n    CONSTRAINT finished_jobs_outcome_known CHECK (outcome IN ('completed', 'cancelled'))",
     )
     finished_jobs = f"""
@@ -225,16 +255,18 @@ CREATE TABLE {prefix}finished_jobs ({carried}
     result TEXT,
     reason TEXT,
     finished_at {time} DEFAULT {now} NOT NULL,
+    start_ms BIGINT,
+    replayed_as BIGINT,
     {expires("finished_at")},
     PRIMARY KEY (id){finished_checked}
 )"""
 
     failed_checked = checked(
         "failed_jobs",
-        "available_at reserved_at created_at failed_at",
-        rules="""
+        "available_at reserved_at scheduled_for start_by created_at failed_at",
+        rules=f"""
     CONSTRAINT failed_jobs_reason_known
-        CHECK (reason IN ('error', 'timeout', 'worker_lost', 'unknown_task', 'bad_payload'))""",
+        CHECK ({DOMAINS["reason"][1].replace("VALUE", "reason")})""",
     )
     failed_jobs = f"""
 CREATE TABLE {prefix}failed_jobs ({carried}
@@ -243,17 +275,20 @@ CREATE TABLE {prefix}failed_jobs ({carried}
     message TEXT,
     traceback TEXT,
     failed_at {time} DEFAULT {now} NOT NULL,
+    start_ms BIGINT,
+    replayed_as BIGINT,
     {expires("failed_at")},
     PRIMARY KEY (id){failed_checked}
 )"""
 
+    of_workers = "started_at seen_at state_at asked_at cancels_at"
     workers_checked = checked(
         "sqlq_workers",
-        "started_at seen_at",
+        of_workers,
         numbers="pid supervisor_pid concurrency unstarted",
-        texts="id host version queues",
+        texts="id host version queues held_jobs name state asked",
         rules=f"""
-    CONSTRAINT sqlq_workers_moments_in_range CHECK ({readable("started_at seen_at")})""",
+    CONSTRAINT sqlq_workers_moments_in_range CHECK ({readable(of_workers)})""",
     )
     workers = f"""
 CREATE TABLE {prefix}sqlq_workers (
@@ -265,35 +300,180 @@ CREATE TABLE {prefix}sqlq_workers (
     queues TEXT,
     concurrency INTEGER NOT NULL,
     unstarted INTEGER DEFAULT 0 NOT NULL,
+    held_jobs TEXT,
     started_at {time} DEFAULT {now} NOT NULL,
     seen_at {time} DEFAULT {now} NOT NULL,
+    name TEXT,
+    state TEXT DEFAULT 'working' NOT NULL,
+    state_at {time} DEFAULT {now} NOT NULL,
+    asked TEXT,
+    asked_at {time},
+    cancels_at {time},
     PRIMARY KEY (id){workers_checked}
 )"""
 
     queues_checked = checked(
         "sqlq_queues",
-        "paused_at",
+        "paused_at paused_until",
         texts="queue",
         rules=f"""
-    CONSTRAINT sqlq_queues_moments_in_range CHECK ({readable("paused_at")})""",
+    CONSTRAINT sqlq_queues_moments_in_range CHECK ({readable("paused_at paused_until")})""",
     )
     queues = f"""
 CREATE TABLE {prefix}sqlq_queues (
     queue VARCHAR(255) NOT NULL,
     paused_at {time},
+    paused_until {time},
     PRIMARY KEY (queue){queues_checked}
 )"""
 
-    return [jobs, finished_jobs, failed_jobs, workers, queues]
+    of_schedules = "declared_at pinned_at paused_at retired_at last_at next_at error_at created_at"
+    schedules_checked = checked(
+        "sqlq_schedules",
+        of_schedules,
+        numbers="ticks skipped",
+        texts="name service task queue payload options plan recent_jobs",
+        rules=f"""
+    CONSTRAINT sqlq_schedules_counts_in_range
+        CHECK (ticks BETWEEN 0 AND 1000000000 AND skipped BETWEEN 0 AND 1000000000),
+    CONSTRAINT sqlq_schedules_moments_in_range CHECK ({readable(of_schedules)})""",
+    )
+    schedules = f"""
+CREATE TABLE {prefix}sqlq_schedules (
+    name VARCHAR(255) NOT NULL,
+    service VARCHAR(255),
+    task VARCHAR(255) NOT NULL,
+    queue VARCHAR(255) NOT NULL,
+    payload TEXT NOT NULL,
+    options TEXT DEFAULT '{{}}' NOT NULL,
+    "plan" TEXT NOT NULL,
+    declared_plan TEXT,
+    declared_at {time},
+    pinned_at {time},
+    paused_at {time},
+    retired_at {time},
+    last_at {time} DEFAULT {now} NOT NULL,
+    next_at {time},
+    ticks {count} DEFAULT 0 NOT NULL,
+    skipped {count} DEFAULT 0 NOT NULL,
+    recent_jobs TEXT DEFAULT '[]' NOT NULL,
+    error TEXT,
+    error_at {time},
+    created_at {time} DEFAULT {now} NOT NULL,
+    PRIMARY KEY (name){schedules_checked}
+)"""
+
+    flows_checked = checked(
+        "sqlq_flows",
+        "created_at",
+        texts="name",
+        rules=f"""
+    CONSTRAINT sqlq_flows_moments_in_range CHECK ({readable("created_at")})""",
+    )
+    flows = f"""
+CREATE TABLE {prefix}sqlq_flows (
+    id {identity},
+    name VARCHAR(255),
+    created_at {time} DEFAULT {now} NOT NULL{flows_checked}
+)"""
+
+    edges_checked = (
+        f""",
+    CONSTRAINT sqlq_edges_on_outcome_known CHECK (on_outcome IN ('success', 'failure', 'ended')),
+    CONSTRAINT sqlq_edges_numbers_are_integers
+        CHECK ({" AND ".join(of_type(column, "integer") for column in ("job_id", "depends_on", "place"))})"""
+        if sqlite
+        else ""
+    )
+    # No foreign keys: each end of a job would look for the edges that name it.
+    edges = f"""
+CREATE TABLE {prefix}sqlq_edges (
+    job_id BIGINT NOT NULL,
+    depends_on BIGINT NOT NULL,
+    on_outcome {typed("on_outcome")} DEFAULT 'success' NOT NULL,
+    place INTEGER DEFAULT 0 NOT NULL,
+    PRIMARY KEY (job_id, depends_on){edges_checked}
+){" WITHOUT ROWID" if sqlite else ""}"""
+
+    definition = f"""
+    max_running {most},
+    rate {most},
+    period_ms {typed("timeout")},
+    in_order BOOLEAN DEFAULT false NOT NULL,
+    holds BOOLEAN DEFAULT false NOT NULL"""
+
+    def in_range(table: str, moments: str) -> str:
+        return f"""
+    CONSTRAINT {table}_in_range CHECK (max_running BETWEEN 1 AND 1000000000
+        AND rate BETWEEN 1 AND 1000000000
+        AND period_ms BETWEEN 0 AND 3162240000000),
+    CONSTRAINT {table}_moments_in_range CHECK ({readable(moments)})"""
+
+    limits_checked = checked(
+        "sqlq_limits",
+        "next_free_at pinned_at",
+        numbers="max_running rate period_ms",
+        texts="limit_key",
+        rules=in_range("sqlq_limits", "next_free_at pinned_at"),
+    )
+    limits = f"""
+CREATE TABLE {prefix}sqlq_limits (
+    limit_key VARCHAR(255) NOT NULL,{definition},
+    next_free_at {time},
+    pinned_at {time},
+    PRIMARY KEY (limit_key){limits_checked}
+)"""
+
+    wakes_checked = checked(
+        "sqlq_wakes",
+        "at",
+        numbers="max_running rate period_ms",
+        texts="limit_key",
+        rules=in_range("sqlq_wakes", "at"),
+    )
+    wakes = f"""
+CREATE TABLE {prefix}sqlq_wakes (
+    id {identity},
+    at {time} DEFAULT {now} NOT NULL,
+    limit_key VARCHAR(255) NOT NULL,{definition}{wakes_checked}
+)"""
+
+    return [jobs, finished_jobs, failed_jobs, workers, queues, schedules, flows, edges, limits, wakes]
 
 
 def _indexes(prefix: str) -> list[str]:
-    keyed = "unique_key IS NOT NULL AND (unique_until = 'finish' OR lease_token = 0)"
+    in_time = "start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0"
+    keyed = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
     return [
         f"CREATE INDEX jobs_claim ON {prefix}jobs (queue, priority DESC, available_at, id) WHERE "
         "reserved_at IS NULL",
         f"CREATE UNIQUE INDEX jobs_unique_key ON {prefix}jobs (queue, unique_key) WHERE {keyed}",
         f"CREATE INDEX jobs_rescue ON {prefix}jobs (id) WHERE reserved_at IS NOT NULL",
+        f"CREATE INDEX sqlq_schedules_due ON {prefix}sqlq_schedules (next_at, name) "
+        "WHERE next_at IS NOT NULL",
+        f"CREATE INDEX jobs_start_by ON {prefix}jobs (start_by, id) WHERE {in_time}",
+        f"CREATE INDEX jobs_admitted ON {prefix}jobs (limit_key) WHERE limit_key IS NOT NULL AND blocked_by "
+        "IS NULL",
+        f"CREATE INDEX jobs_line ON {prefix}jobs (limit_key, priority DESC, due_at, id) WHERE blocked_by = "
+        "'limit'",
+        f"CREATE INDEX jobs_line_by_id ON {prefix}jobs (limit_key, id) WHERE blocked_by = 'limit'",
+        *(
+            f"CREATE INDEX {table}_flow ON {prefix}{table} (flow_id, id) WHERE flow_id IS NOT NULL"
+            for table in ("jobs", "finished_jobs", "failed_jobs")
+        ),
+        *(
+            f"CREATE INDEX {table}_unblock ON {prefix}{table} ({ended_at}) WHERE flow_id IS NOT NULL OR "
+            "limit_key IS NOT NULL"
+            for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
+        ),
+        *(
+            f"CREATE INDEX {table}_unique_key ON {prefix}{table} (queue, unique_key) WHERE unique_until = "
+            "'pruned'"
+            for table in ("finished_jobs", "failed_jobs")
+        ),
+        f"CREATE INDEX failed_jobs_limit ON {prefix}failed_jobs (limit_key, id) WHERE limit_key IS NOT NULL",
+        f"CREATE INDEX sqlq_edges_parent ON {prefix}sqlq_edges (depends_on, job_id)",
+        f"CREATE INDEX sqlq_wakes_at ON {prefix}sqlq_wakes (at, id)",
         # Each ended job is in one of the two: by its age, or by the end of a retention of its own.
         *(
             f"CREATE INDEX {table}_{name} ON {prefix}{table} ({columns}) WHERE expires_at IS {rule}"
@@ -320,24 +500,30 @@ def _views(dialect: str, prefix: str) -> list[str]:
             else f"CAST(EXTRACT(EPOCH FROM ({end} - {start})) AS DOUBLE PRECISION)"
         )
 
+    far = "253339228800000" if sqlite else "timestamptz '9998-01-01 00:00:00+00:00'"
+    # A blocked job is due at no time.
+    available_at = time(f"NULLIF(available_at, {far})")
     no_time = time("NULL") if sqlite else "CAST(NULL AS TIMESTAMP WITH TIME ZONE)"
     waited = seconds("available_at", "reserved_at")
-    moments = f"{time('created_at')}, {time('available_at')}, {time('reserved_at')}, reserved_by"
+    moments = f"{time('created_at')}, {available_at}, {time('reserved_at')}, reserved_by"
 
     job_states = f"""
 CREATE VIEW {prefix}job_states AS
 SELECT id, queue, task,
        CASE WHEN reserved_at IS NOT NULL THEN 'running'
+            WHEN blocked_by IS NOT NULL THEN 'blocked'
             WHEN available_at <= {now} THEN 'available'
             ELSE 'scheduled' END AS state,
        priority, attempts, max_attempts,
-       {time("created_at")} AS created_at, {time("available_at")} AS available_at,
+       {time("created_at")} AS created_at, {available_at} AS available_at,
        {time("reserved_at")} AS reserved_at, reserved_by,
        {no_time} AS ended_at,
        CASE WHEN reserved_at IS NOT NULL THEN {waited}
             WHEN available_at <= {now} THEN {seconds("available_at", now)} END AS wait_seconds,
        CAST(NULL AS TEXT) AS error,
-       label, headers, progress, progress_of, progress_note
+       label, headers, progress, progress_of, progress_note,
+       schedule, {time("scheduled_for")} AS scheduled_for, {time("start_by")} AS start_by,
+       flow_id, limit_key, blocked_by, replay_of
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
@@ -345,7 +531,9 @@ SELECT id, queue, task,
        priority, attempts, max_attempts,
        {moments},
        {time("finished_at")}, {waited}, reason,
-       label, headers, progress, progress_of, progress_note
+       label, headers, progress, progress_of, progress_note,
+       schedule, {time("scheduled_for")}, {time("start_by")},
+       flow_id, limit_key, NULL, replay_of
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
@@ -353,7 +541,9 @@ SELECT id, queue, task, 'failed',
        {moments},
        {time("failed_at")}, {waited},
        CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END,
-       label, headers, progress, progress_of, progress_note
+       label, headers, progress, progress_of, progress_note,
+       schedule, {time("scheduled_for")}, {time("start_by")},
+       flow_id, limit_key, NULL, replay_of
   FROM {prefix}failed_jobs"""
 
     queue_stats = f"""
@@ -361,23 +551,26 @@ CREATE VIEW {prefix}queue_stats AS
 SELECT queue,
        CAST(SUM(available) AS BIGINT) AS available,
        CAST(SUM(scheduled) AS BIGINT) AS scheduled,
+       CAST(SUM(blocked) AS BIGINT) AS blocked,
        CAST(SUM(running) AS BIGINT) AS running,
        CAST(SUM(failed) AS BIGINT) AS failed,
        {time("MIN(oldest)")} AS oldest_available_at,
        {seconds("MIN(oldest)", now)} AS oldest_wait_seconds,
        CASE WHEN EXISTS (SELECT 1 FROM {prefix}sqlq_queues q
-                          WHERE q.queue = counted.queue AND q.paused_at IS NOT NULL)
+                          WHERE q.queue IN (counted.queue, '') AND q.paused_at IS NOT NULL)
             THEN 1 ELSE 0 END AS paused
   FROM (SELECT queue,
                COUNT(CASE WHEN reserved_at IS NULL AND available_at <= {now} THEN 1 END) AS available,
-               COUNT(CASE WHEN reserved_at IS NULL AND available_at > {now} THEN 1 END) AS scheduled,
+               COUNT(CASE WHEN reserved_at IS NULL AND blocked_by IS NULL AND available_at > {now}
+                          THEN 1 END) AS scheduled,
+               COUNT(blocked_by) AS blocked,
                COUNT(CASE WHEN reserved_at IS NOT NULL THEN 1 END) AS running,
                0 AS failed,
                MIN(CASE WHEN reserved_at IS NULL AND available_at <= {now} THEN available_at END) AS oldest
           FROM {prefix}jobs
          GROUP BY queue
         UNION ALL
-        SELECT queue, 0, 0, 0, COUNT(*), NULL
+        SELECT queue, 0, 0, 0, 0, COUNT(*), NULL
           FROM {prefix}failed_jobs
          GROUP BY queue) AS counted
  GROUP BY queue"""

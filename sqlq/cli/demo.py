@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sqlq.app import App
 
 ORDERS = 40
+TICKS = 2
 CONCURRENCY = 4
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
@@ -40,7 +41,8 @@ ENDED = ("finished", "failed", "cancelled")
 def demo(context: Context) -> None:
     """See the whole flow in a few seconds.
 
-    Enqueue in a transaction, a rollback, a delay, a retry, a failure, and the rows. Runs on an SQLite file
+    Enqueue in a transaction, a rollback, a delay, a retry, a failure, a chain with a group in it, a schedule,
+    and the rows. Runs on an SQLite file
     that is thrown away, or with -d on any database: in queues of its own, which it empties afterwards.
     """
     out = console()
@@ -93,13 +95,16 @@ def _tables(app: App) -> Iterator[None]:
 
 
 class _Shop:
-    """A shop with an order table of its own and four tasks."""
+    """A shop with an order table of its own and a handful of tasks."""
 
     def __init__(self, app: App, out: Console) -> None:
         run = uuid.uuid4().hex[:6]
         self._app = app
         self._out = out
-        self._queues = {name: f"demo.{name}.{run}" for name in ("mail", "card")}
+        self._queues = {name: f"demo.{name}.{run}" for name in ("mail", "card", "parcel")}
+        self._schedule = f"demo.count_stock.{run}"
+        self._flow_id: int | None = None
+        self._expected = 0
         self._orders = _orders_table(f"sqlq_demo_orders_{run}")
         self._mail = self._task("send_receipt", _send_receipt, queue=self._queues["mail"])
         self._remind = self._task("remind", _remind, queue=self._queues["mail"])
@@ -107,6 +112,11 @@ class _Shop:
         self._ship = self._task(
             "ship_abroad", _ship_abroad, queue=self._queues["card"], max_attempts=2, backoff="500ms"
         )
+        parcel = self._queues["parcel"]
+        self._pack = self._task("pack", _pack, queue=parcel)
+        self._post = self._task("post", _post, queue=parcel)
+        self._thank = self._task("thank", _thank, queue=parcel)
+        self._count = self._task("count_stock", _count_stock, queue=parcel)
 
     def _task(self, name: str, handler: Callable[..., Any], **options: Any) -> Any:
         return self._app.task(name=f"demo.{name}", **options)(handler)
@@ -168,6 +178,25 @@ class _Shop:
             ship = app.enqueue(self._ship.new(1), session=conn)
         self._say(f"job {later.id} is {later.state}: it is not to run for 2 s")
         self._say(f"job {charge.id} will fail the first time, and job {ship.id} each time")
+        self._wait_for_each_other(engine)
+        self._expected = sum(self._states().values()) + TICKS
+
+    def _wait_for_each_other(self, engine: Engine) -> None:
+        """Enqueue a chain with a group in it, and add a schedule."""
+        from sqlq.flow import chain
+
+        with engine.begin() as conn:
+            steps = chain(self._pack.map(["teapot", "cup"]), self._post, self._thank)
+            flow = self._app.enqueue(steps, session=conn)
+            job = self._count.new()
+            self._app.schedules.add(self._schedule, job, every="1s", repeats=TICKS, session=conn)
+        self._flow_id = flow.id
+        blocked = sum(job.state == "blocked" for job in flow.jobs)
+        self._say(
+            f"flow {flow.id} is a chain: a group that packs two boxes, and then post and thank; {blocked} of "
+            f"its {len(flow.jobs)} jobs are blocked until those before them have finished"
+        )
+        self._say(f"a schedule enqueues a job at each full second, {TICKS} times")
 
     def _work(self) -> None:
         """Run a worker until every job has ended, and show how it gets on."""
@@ -216,12 +245,13 @@ class _Shop:
             while True:
                 states = self._states()
                 total = sum(states.values())
-                for state in ("available", "scheduled", "running", *ENDED):
+                for state in ("blocked", "available", "scheduled", "running", *ENDED):
                     if state in states and state not in bars:
                         bars[state] = progress.add_task(state, total=total)
                     if state in bars:
                         progress.update(bars[state], completed=states.get(state, 0))
-                if states.keys() <= set(ENDED) or not patient():
+                is_over = states.keys() <= set(ENDED) and total >= self._expected
+                if is_over or not patient():
                     return states
                 pause.wait(LOOK_SECONDS)
 
@@ -244,6 +274,9 @@ class _Shop:
         )
         select = "SELECT id, task, attempts, error\n  FROM"
         self._query(engine, f"{select} {view}\n WHERE queue = '{self._queues['card']}' AND state = 'failed'")
+        flow = self._app.flow(self._flow_id or 0)
+        results = ", ".join(str(result) for result in flow.results.values())
+        self._say(f"\nflow {flow.id} is {flow.state}, and its steps returned: {results}")
         self._say("\nsqlq failed retry would run it again; here it goes with the rest of the demo")
 
     def _query(self, engine: Engine, sql: str) -> None:
@@ -263,6 +296,8 @@ class _Shop:
         from sqlq.store import records
 
         self._orders.drop(engine)
+        if any(each.name == self._schedule for each in self._app.schedules.list()):
+            self._app.schedules.remove(self._schedule)
         with self._app.database.begin() as conn:
             records.erase(conn, self._queues.values())
 
@@ -335,6 +370,22 @@ def _charge_card(order_id: int) -> str:
     if current_job().attempts == 1:
         raise TimeoutError("the card company did not answer")
     return "charged"
+
+
+def _pack(item: str) -> str:
+    return f"a box with a {item}"
+
+
+def _post(boxes: list[str]) -> str:
+    return f"{len(boxes)} boxes posted"
+
+
+def _thank(what: str) -> str:
+    return f"thanked for {what}"
+
+
+def _count_stock() -> None:
+    pass
 
 
 def _ship_abroad(order_id: int) -> None:

@@ -48,11 +48,16 @@ class _Enqueue(click.Command):
 @click.option(
     "--timeout", metavar="DURATION", help="Another timeout than the task's own; none for no timeout."
 )
+@click.option(
+    "--expires", metavar="DURATION", help="Cancelled if it was not started so long after it was due."
+)
 @click.option("--retention", metavar="DURATION", help="How long it is kept after its end; none for ever.")
 @click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
 @click.option("--headers", metavar="JSON", help='Headers, as a JSON object: \'{"tenant": "blue"}\'.')
 @click.option("--unique-key", metavar="KEY", help="At most one live job of this key in its queue.")
-@click.option("--unique-until", type=click.Choice(["finish", "start"]), help="How long the key is held.")
+@click.option(
+    "--unique-until", type=click.Choice(["finish", "start", "pruned"]), help="How long the key is held."
+)
 @json_option
 @click.pass_obj
 def enqueue(
@@ -69,11 +74,11 @@ def enqueue(
     \b
     sqlq enqueue -a shop.tasks:app shop.tasks.send_receipt 7 --delay 5m
     """
-    if options["unique_until"] == "start" and options["unique_key"] is None:
-        raise click.UsageError("--unique-until start is of use with --unique-key only")
+    if options["unique_until"] in ("start", "pruned") and options["unique_key"] is None:
+        raise click.UsageError(f"--unique-until {options['unique_until']} is of use with --unique-key only")
     app = context.app_with_tasks("enqueue checks the job against its task")
     found = app.tasks.find(task)
-    positional, by_name = [_argument(arg) for arg in args], _object(kwargs, "--kwargs", '{"copy": true}')
+    positional, by_name = [argument(arg) for arg in args], json_object(kwargs, "--kwargs", '{"copy": true}')
     _refuse_assignments(args, positional, found.handler)
     new = found.new_from_json(positional, by_name)
     _check_plain_types(found.handler, positional, by_name)
@@ -110,7 +115,7 @@ def _refuse_assignments(args: Sequence[str], values: Sequence[Any], handler: Cal
     for arg, value in zip(args, values, strict=True):
         name, equals, given = arg.partition("=")
         if equals and name in names and value == arg:
-            example = shlex.quote(json.dumps({name: _argument(given)}, ensure_ascii=False))
+            example = shlex.quote(json.dumps({name: argument(given)}, ensure_ascii=False))
             raise click.UsageError(
                 f"{arg} is read as text: give arguments by name as --kwargs {example}, or the text itself as "
                 f"{shlex.quote(json.dumps(arg, ensure_ascii=False))}"
@@ -160,7 +165,8 @@ def _check_plain_types(
             )
 
 
-def _argument(text: str) -> Any:
+def argument(text: str) -> Any:
+    """Return an argument of the command line: what it is as JSON, or the text itself."""
     try:
         return _read(text)
     except (ValueError, RecursionError):
@@ -171,10 +177,11 @@ def _set_to(option: str, value: Any) -> Any:
     """Return what `.set` takes for an option of the command."""
     if option in ("timeout", "retention") and value.strip().lower() == "none":
         return None
-    return _object(value, "--headers", '{"tenant": "blue"}') if option == "headers" else value
+    return json_object(value, "--headers", '{"tenant": "blue"}') if option == "headers" else value
 
 
-def _object(text: str | None, option: str, example: str) -> dict[str, Any]:
+def json_object(text: str | None, option: str, example: str) -> dict[str, Any]:
+    """Return the JSON object that an option says, which is empty where it says none."""
     if text is None:
         return {}
     try:

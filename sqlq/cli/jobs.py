@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.history import show_history
 from sqlq.cli.looks import (
     queue_name,
     show_block,
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from sqlq.job import JobDetails
     from sqlq.task import Task
 
-STATES = ("scheduled", "available", "running", "finished", "failed", "cancelled")
+STATES = ("blocked", "scheduled", "available", "running", "finished", "failed", "cancelled")
 MORE_COLUMNS = ("progress", "label")
 """Shown where one of the jobs has it."""
+LONGEST_CURSOR = 300
+"""Characters of a cursor that are shown; --json shows all."""
 STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 
 
@@ -103,10 +106,14 @@ def attempts(job: JobDetails, separator: str) -> str:
 
 def _time(job: JobDetails) -> str:
     """Say since when a job is in its state, or when it is due."""
-    if job.state == "scheduled":
+    if job.state == "blocked":
+        return f"by its {job.blocked_by}, since {ago(job.created_at)}"
+    if job.state == "scheduled" and job.available_at is not None:
         return f"due in {span((job.available_at - datetime.now(UTC)).total_seconds())}"
-    if job.state == "available":
+    if job.state == "available" and job.available_at is not None:
         return f"due {ago(job.available_at)}"
+    if job.started is False:
+        return f"not started, claimed {ago(job.reserved_at)}"
     return str(ago(job.reserved_at if job.state == "running" else job.ended_at))
 
 
@@ -122,7 +129,7 @@ def as_object(job: JobDetails) -> dict[str, Any]:
 def show(context: Context, id: int, as_json: bool) -> None:
     """Show all about one job, in whatever state it is.
 
-    Its arguments, result, times and errors, and what may be done with it next.
+    Its arguments, result and times, the history of its attempts, and what may be done with it next.
     """
     show_job(context, context.app().admin.get(id), as_json)
 
@@ -137,11 +144,7 @@ def show_job(context: Context, job: JobDetails, as_json: bool) -> None:
         show_field(name, value)
     if job.state == "failed":
         _show_error(job.exception, job.message, job.reason)
-    if job.errors:
-        click.echo()
-        show_heading("earlier attempts")
-        for record in job.errors:
-            _show_attempt(record)
+    show_history(context, job)
     if job.traceback:
         click.echo()
         show_heading("traceback")
@@ -159,13 +162,17 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
         yield "label", plain(str(job.label))
     yield "task", job.task
     yield "queue", queue_name(job.queue)
-    yield "arguments", json.dumps(job.payload, ensure_ascii=False)
+    yield "arguments", _said(job.payload)
+    if job.sealed is not None:
+        yield "sealed", job.sealed
     if job.headers:
         yield "headers", json.dumps(job.headers, ensure_ascii=False)
     if job.progress is not None:
         yield "progress", plain(str(job.progress))
+    if job.cursor is not None:
+        yield "cursor", _shortened(plain(json.dumps(job.cursor, ensure_ascii=False)))
     if job.result is not None:
-        yield "result", json.dumps(job.result, ensure_ascii=False)
+        yield "result", _said(job.result)
     if job.state != "failed" and job.error:
         yield "reason", job.error
     back = f", given back {counted(job.releases, 'time')}" if job.releases else ""
@@ -178,17 +185,34 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.priority:
         yield "priority", str(job.priority)
     if job.unique_key is not None:
-        until = "it starts" if job.unique_until == "start" else "it has ended"
+        until = {"start": "it starts", "pruned": "it is pruned"}.get(job.unique_until, "it has ended")
         yield "unique key", f"{plain(job.unique_key)} (until {until})"
     for then, follower in (("on success", job.on_success), ("on failure", job.on_failure)):
         if follower is not None:
             yield then, _follower(follower)
+    if job.schedule is not None and job.scheduled_for is not None:
+        yield "schedule", f"{plain(str(job.schedule))}, for {_moment(job.scheduled_for, said=False)}"
     yield "created", _moment(job.created_at)
-    if job.state == "scheduled":
-        yield "due", f"{_moment(job.available_at, said=False)} ({_time(job).removeprefix('due ')})"
-    else:
-        yield "due", _moment(job.available_at)
-    if job.reserved_at is not None:
+    if job.replay_of is not None:
+        yield "replay of", f"job {job.replay_of}"
+    if job.replayed_as is not None:
+        yield "replayed as", f"job {job.replayed_as}"
+    if job.flow_id is not None:
+        yield "flow", str(job.flow_id)
+    if job.limit_key is not None:
+        yield "limit", plain(job.limit_key)
+    if job.state == "blocked":
+        yield "waits", "for steps before it" if job.blocked_by == "flow" else "for its turn"
+    due = job.available_at or job.due_at
+    if due is not None and job.state == "scheduled":
+        yield "due", f"{_moment(due, said=False)} ({_time(job).removeprefix('due ')})"
+    elif due is not None:
+        yield "due", _moment(due)
+    if job.start_by is not None:
+        yield "start by", _moment(job.start_by)
+    if job.started is False and job.reserved_at is not None:
+        yield "claimed", f"{_moment(job.reserved_at)}, and not started yet"
+    elif job.reserved_at is not None:
         yield "last started", _moment(job.reserved_at)
     if job.state == "running":
         yield "worker", _worker(context, job)
@@ -196,6 +220,17 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
         yield "to cancel", f"asked to stop {_moment(job.cancel_requested_at)}"
     if job.ended_at is not None:
         yield job.state, _moment(job.ended_at)
+
+
+def _said(value: Any) -> str:
+    """Return arguments or a result as JSON; of sealed ones that these keys do not open, why."""
+    from sqlq.seal import Unopened
+
+    return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_CURSOR else f"{text[: LONGEST_CURSOR - 1]}…"
 
 
 def _moment(moment: datetime, *, said: bool = True) -> str:
@@ -278,29 +313,13 @@ def _show_error(exception: str | None, message: str | None, reason: str | None) 
         show_wrapped("", line, before="  ")
 
 
-def _show_attempt(record: Any) -> None:
-    """Print an error record, which another program may have written: nothing in it is certain."""
-    from sqlq.clock import written
-
-    at = str(record.get("at", "?"))
-    try:
-        at = written(datetime.fromisoformat(at))
-    except ValueError:
-        pass
-    said = {
-        name: plain(str(record.get(name) or "")) for name in ("attempt", "reason", "exception", "message")
-    }
-    text = ": ".join(part for part in (said["exception"], said["message"]) if part) or said["reason"] or "?"
-    if said["reason"] not in ("error", "", text):
-        text = f"{said['reason']}: {text}"
-    show_wrapped(f"{said['attempt'] or '?':>3}  {at}  ", text, before="  ")
-
-
 def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     """What may be done with a job, each as a command and what it does."""
     if job.state == "failed":
         yield command(f"failed retry {job.id}"), "run it again, with all its attempts"
         yield command(f"failed forget {job.id}"), "delete it"
+    if job.state == "blocked":
+        yield command(f"cancel {job.id}"), "end it without running it"
     if job.state in ("scheduled", "available"):
         queue = next((each for each in context.app().admin.status() if each.queue == job.queue), None)
         if queue is not None and queue.paused:

@@ -23,7 +23,7 @@ log = logging.getLogger("sqlq.worker")
 
 ERASE = "\r\x1b[2K"
 """Takes the line away that is on the terminal."""
-FIELDS = ("event", "job_id", "task", "queue", "attempt", "duration_ms")
+FIELDS = ("event", "job_id", "task", "queue", "attempt", "duration_ms", "trace_id", "span_id")
 """What a record may carry beside its message; keys of the JSON form."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -41,7 +42,7 @@ def cancel(
     """Cancel jobs: by id, --task or --queue.
 
     Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs
-    is asked to stop: its worker sees the request at its next heartbeat, within 10 seconds. With --force
+    is asked to stop: its worker sees the request within 2 seconds. With --force
     it is cancelled at once, too; its handler may go on, but nothing it returns or raises counts. Exits
     with 1 if one of the ids could not be cancelled.
     """
@@ -59,7 +60,7 @@ def cancel(
         if cancelled:
             click.echo(f"cancelled {counted(len(cancelled), 'job')}{of(task, queue)}: {listed(cancelled)}")
         if requested:
-            what = "its worker sees it at its next heartbeat; --force does not wait for it"
+            what = "its worker sees it within 2 seconds; --force does not wait for it"
             click.echo(
                 f"asked {counted(len(requested), 'running job')}{of(task, queue)} to stop: "
                 f"{listed(requested)}; {what}"
@@ -105,16 +106,29 @@ def _why_not(context: Context, id: int, word: Cancellation) -> str:
 
 
 @click.command()
-@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@click.argument("queues", metavar="[QUEUE...]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All queues, those made later included.")
+@click.option("--for", "lasting", metavar="DURATION", help="Resume by itself after so long, as in 10m.")
 @json_option
 @click.pass_obj
-def pause(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
+def pause(
+    context: Context, queues: tuple[str, ...], everything: bool, lasting: str | None, as_json: bool
+) -> None:
     """Let no worker claim from queues until they are resumed.
 
     What runs already runs on, and enqueueing goes on as ever. Workers that serve a paused queue by name wait
-    as if it were empty.
+    as if it were empty. A pause of a queue counts from the next claim on, that of all queues within 2
+    seconds. To pause workers, and not queues: sqlq workers pause.
     """
-    done = context.app().admin.pause(queues)
+    _require_queues(queues, everything)
+    length = None if lasting is None else _length(lasting)
+    ending = "" if lasting is None else f" for {lasting.strip()}"
+    if everything:
+        changed = context.app().admin.pause_all(lasting=length)
+        said = f"paused all queues{ending}" if changed else f"all queues are paused already{_now(ending)}"
+        _show_all(said, "paused", changed, as_json=as_json)
+        return
+    done = context.app().admin.pause(queues, lasting=length)
     if as_json:
         show_json(_switched(done, "paused"))
         return
@@ -125,21 +139,58 @@ def pause(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
             if each.known
             else "; nothing else is known of a queue of that name: no job is in it, and no worker names it"
         )
-        click.echo(f"paused {name}{unknown}" if each.changed else f"{name} is paused already")
+        again = f"{name} is paused already{_now(ending)}"
+        click.echo(f"paused {name}{ending}{unknown}" if each.changed else again)
 
 
 @click.command()
-@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@click.argument("queues", metavar="[QUEUE...]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="End a pause of all queues.")
 @json_option
 @click.pass_obj
-def resume(context: Context, queues: tuple[str, ...], as_json: bool) -> None:
-    """Let workers claim from these queues again."""
+def resume(context: Context, queues: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Let workers claim from these queues again.
+
+    With --all the pause of all queues ends; those that were paused by name stay so.
+    """
+    _require_queues(queues, everything)
+    if everything:
+        changed = context.app().admin.resume_all()
+        said = "resumed all queues that are not paused by name" if changed else "all queues are not paused"
+        _show_all(said, "resumed", changed, as_json=as_json)
+        return
     done = context.app().admin.resume(queues)
     if as_json:
         show_json(_switched(done, "resumed"))
         return
     for each in done:
         click.echo(f"resumed {plain(each.queue)}" if each.changed else f"{plain(each.queue)} is not paused")
+
+
+def _require_queues(queues: tuple[str, ...], everything: bool) -> None:
+    if bool(queues) == everything:
+        raise click.UsageError("name the queues, or give --all" + (", and not both" if queues else ""))
+
+
+def _length(lasting: str) -> timedelta:
+    from sqlq.clock import milliseconds
+
+    with naming_options("for"):
+        ms = milliseconds(lasting, "for")
+    if ms == 0:
+        raise click.UsageError("--for is zero: a pause has a length, or leave it out for one without end")
+    return timedelta(milliseconds=ms)
+
+
+def _now(ending: str) -> str:
+    return f", and from now on{ending}" if ending else ", and from now on without an end"
+
+
+def _show_all(said: str, word: str, changed: bool, *, as_json: bool) -> None:
+    if as_json:
+        show_json({"all": True, word: changed})
+    else:
+        click.echo(said)
 
 
 def _switched(done: list[Switched], word: str) -> list[dict[str, object]]:

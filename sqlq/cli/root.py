@@ -15,13 +15,20 @@ from sqlq.cli.demo import demo
 from sqlq.cli.doctor import doctor
 from sqlq.cli.enqueue import enqueue
 from sqlq.cli.failed import failed
+from sqlq.cli.flow import flow
 from sqlq.cli.health import health
 from sqlq.cli.jobs import jobs, show
+from sqlq.cli.keys import keys
+from sqlq.cli.limit import limit
+from sqlq.cli.metrics import metrics
 from sqlq.cli.migrate import migrate
 from sqlq.cli.operate import cancel, pause, prune, resume
+from sqlq.cli.replay import replay
+from sqlq.cli.result import result
+from sqlq.cli.schedule import schedule
 from sqlq.cli.status import status
 from sqlq.cli.work import work
-from sqlq.cli.workers import workers
+from sqlq.cli.workers import restart_all, workers
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -53,14 +60,22 @@ for command in (
     status,
     jobs,
     show,
+    result,
     workers,
+    restart_all,
     failed,
+    replay,
+    flow,
+    limit,
     cancel,
     pause,
     resume,
     prune,
+    schedule,
+    keys,
     doctor,
     health,
+    metrics,
     demo,
 ):
     sqlq.add_command(command)

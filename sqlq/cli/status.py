@@ -15,6 +15,7 @@ from sqlq.cli.output import Cell, Column, ago, counted, json_option, plain, show
 
 if TYPE_CHECKING:
     from sqlq.admin import QueueStatus, WorkerStatus
+    from sqlq.store.control import Pause, Pauses
 
 WATCH_SECONDS = 2.0
 
@@ -27,9 +28,9 @@ WATCH_SECONDS = 2.0
 def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
     """Show what each queue holds, and who serves it.
 
-    Jobs are counted by state: available, scheduled, running and failed; beside them stands how long the
-    oldest has waited. A count ends at 10,000, shown as 10,000+; --exact counts on. A queue that no live
-    worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
+    Jobs are counted by state: available, scheduled, blocked, running and failed; beside them stands how
+    long the oldest has waited. A count ends at 10,000, shown as 10,000+; --exact counts on. A queue that no
+    live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
     """
     if watch:
         _watch(context, exact, as_json)
@@ -39,6 +40,7 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
             {
                 "queues": [asdict(queue) for queue in found.queues],
                 "workers": [_worker_object(worker) for worker in found.workers],
+                "all_paused": None if found.pauses.all is None else found.pauses.all._asdict(),
             }
         )
     else:
@@ -48,11 +50,12 @@ def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
 class _Found(NamedTuple):
     queues: list[QueueStatus]
     workers: list[WorkerStatus]
+    pauses: Pauses
 
 
 def _look(context: Context, exact: bool) -> _Found:
     admin = context.app().admin
-    return _Found(admin.status(exact=exact), admin.workers())
+    return _Found(admin.status(exact=exact), admin.workers(), admin.pauses())
 
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
@@ -83,20 +86,23 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
 
 
 def _show(context: Context, found: _Found) -> None:
-    queues, workers = found
+    queues, workers, pauses = found
     if queues:
         columns = [Column("queue")] + [
             Column(name, right=True)
-            for name in ("available", "scheduled", "running", "failed", "oldest wait")
+            for name in ("available", "scheduled", "blocked", "running", "failed", "oldest wait")
         ]
         show_rows([*columns, Column("served")], [_row(queue) for queue in queues])
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
     from sqlq.commandline import command
 
-    if paused := [queue.queue for queue in queues if queue.paused]:
-        names = ", ".join(map(queue_name, paused))
-        click.echo(f"\npaused: {names}; go on with {command(f'resume {shlex.quote(paused[0])}')}")
+    if pauses.all is not None:
+        click.echo(f"\nall queues are paused{_until(pauses.all)}; go on with {command('resume --all')}")
+    if pauses.named:
+        names = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
+        first = shlex.quote(next(iter(pauses.named)))
+        click.echo(f"\npaused: {names}; go on with {command(f'resume {first}')}")
     click.echo()
     for worker in workers:
         show_wrapped(f"worker {plain(worker.host)} pid {worker.pid}: ", _said(worker))
@@ -111,13 +117,19 @@ def _show(context: Context, found: _Found) -> None:
         )
 
 
+def _until(pause: Pause) -> str:
+    from sqlq.clock import written
+
+    return "" if pause.until is None else f" until {written(pause.until)}"
+
+
 def _row(queue: QueueStatus) -> list[Cell]:
     waiting = queue.available + queue.scheduled > 0
     served: Cell = "paused" if queue.paused else "yes" if queue.served else "no worker"
     if served == "no worker" and waiting:
         served = ("no worker", "bold red")
     failed: Cell = (number(queue, "failed"), "red") if queue.failed else number(queue, "failed")
-    counts = [number(queue, name) for name in ("available", "scheduled", "running")]
+    counts = [number(queue, name) for name in ("available", "scheduled", "blocked", "running")]
     wait = None if queue.oldest_wait_seconds is None else span(queue.oldest_wait_seconds)
     return [queue_name(queue.queue), *counts, failed, wait, served]
 

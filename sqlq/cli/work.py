@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import click
 
 from sqlq.cli.context import Context
+from sqlq.cli.metrics import show, totals_for, work_options
 from sqlq.cli.output import counted, naming_options
+from sqlq.cli.title import entitle
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from sqlq.app import App
     from sqlq.worker.child import Supervised
     from sqlq.worker.isolates import Isolates
@@ -28,10 +32,14 @@ if TYPE_CHECKING:
     from sqlq.worker.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
+LARGEST_WEIGHT = 1_000
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What stops gracefully, and asked for twice at once."""
 AT_ONCE = (signal.SIGQUIT,)
-IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
+PAUSING = (signal.SIGUSR2, signal.SIGTSTP)
+"""What pauses. Ctrl-Z as well: a worker that it stopped would lose its leases, and its jobs run twice."""
+RESUMING = (signal.SIGCONT,)
+IGNORED = (signal.SIGUSR1,)
 FLUSH_SECONDS = 1.0
 REPEAT_SECONDS = 1.0
 """A signal that follows another so soon is the same request: `timeout`, for one, signals its child and the
@@ -45,8 +53,8 @@ group."""
     "queues",
     multiple=True,
     metavar="QUEUE",
-    help="Serve these queues, in this order: -q high,low, or -q high -q low. Without it all are served, "
-    "in rotation.",
+    help="Serve these queues, in this order: -q high,low, or -q high -q low; with weights in turns: "
+    "-q high=3 -q low=1. Without it all are served, in rotation.",
 )
 @click.option(
     "-c",
@@ -83,6 +91,15 @@ group."""
 @click.option("--drain", is_flag=True, help="Exit when nothing is available any more.")
 @click.option("--max-jobs", type=int, metavar="N", help="Replace a worker process after about so many jobs.")
 @click.option("--max-lifetime", metavar="DURATION", help="Replace a worker process after about so long.")
+@click.option("--isolate", is_flag=True, help="Run each job in a process of its own, kept for the next one.")
+@click.option("--isolate-jobs", type=int, metavar="N", help="End such a process after so many jobs.")
+@click.option(
+    "--max-rss", metavar="SIZE", help="Replace a worker process that uses more memory, as in 400MB."
+)
+@click.option("--max-idle", metavar="DURATION", help="Exit when nothing has come for so long.")
+@click.option(
+    "--name", metavar="NAME", help="What this worker is called, in sqlq workers and by those who operate it."
+)
 @click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -105,6 +122,7 @@ group."""
     metavar="DIRECTORY",
     help="With --reload: watch the code below this directory, instead of the current one.",
 )
+@work_options
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
@@ -115,7 +133,7 @@ group."""
     help="With --drain on a terminal: log a line for each job, instead of showing one line of progress.",
 )
 @click.option("--supervision", hidden=True)
-@click.option("--isolate", type=int, hidden=True)
+@click.option("--isolated-by", type=int, hidden=True)
 @click.pass_obj
 def work(
     context: Context,
@@ -126,11 +144,14 @@ def work(
     spare: bool,
     reload: bool,
     reload_dirs: tuple[Path, ...],
+    metrics_port: int | None,
+    metrics_host: str,
     log_format: Literal["text", "json"],
     log_level: str,
     lines: bool,
     supervision: str | None,
-    isolate: int | None,
+    isolated_by: int | None,
+    isolate_jobs: int | None,
     **options: Any,
 ) -> None:
     """Run jobs until stopped.
@@ -138,26 +159,52 @@ def work(
     A supervisor starts the worker processes, watches them, and replaces one that dies: its jobs go back at
     once. The first Ctrl-C (or SIGTERM) stops claiming, lets running jobs finish within the grace time, gives
     the rest back and exits; the second exits now, and other workers take over when the leases have run out.
-    Logs go to stderr.
+    SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
     """
     from sqlq.cli import logs
 
     _keep_numbers_of_closed()
-    options["queues"] = [name.strip() for given in queues for name in given.split(",")] or None
+    options["queues"] = _named_queues(queues)
     drawn = (
         options["drain"] and not lines and log_format == "text" and log_level != "debug" and _on_terminal()
     )
     set_up_logs = partial(logs.set_up, log_format, log_level, drawn=drawn)
-    if isolate is not None:
-        _isolate(context, isolate, set_up_logs)
+    if isolated_by is not None:
+        entitle(options["name"])("isolate")
+        _isolate(context, isolated_by, set_up_logs)
     elif supervision is not None:
-        _child(context, supervision, processes, spare, options, set_up_logs)
+        start_isolates = partial(_isolates, context, spare=spare, max_jobs=isolate_jobs)
+        is_metered = metrics_port is not None
+        _child(
+            *(context, supervision, processes, start_isolates, options, set_up_logs), is_metered=is_metered
+        )
     else:
+        if isolate_jobs is not None and isolate_jobs < 1:
+            raise click.UsageError(f"--isolate-jobs is {isolate_jobs}: it must be at least 1")
         checked = _checked(processes, options)
         watched = _watched(context, reload, reload_dirs, {"--drain": options["drain"], "--spare": spare})
         context.require_app("work runs the tasks of an App")
         set_up_logs()
-        _supervise(context, checked, processes, health_file, spare, drawn=drawn, watched=watched)
+        shown = (metrics_port, metrics_host)
+        _supervise(context, checked, processes, health_file, spare, shown, drawn=drawn, watched=watched)
+
+
+def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int] | None:
+    """Return the queues named in an order, or with their weights if one has a weight; those without have
+    1."""
+    names = [name.strip() for each in given for name in each.split(",")]
+    parts = [name.rpartition("=") for name in names]
+    if not any(equals for _, equals, _ in parts):
+        return names or None
+    weights: dict[str, int] = {}
+    for name, equals, weight in parts:
+        if equals and not (weight.isdecimal() and 1 <= int(weight) <= LARGEST_WEIGHT):
+            raise click.UsageError(
+                f"--queue has {name!r} with the weight {weight!r}: it is a whole number from 1 to "
+                f"{LARGEST_WEIGHT:,}, as in -q high=3 -q low=1"
+            )
+        weights[name if equals else weight] = int(weight) if equals else 1
+    return weights
 
 
 def _keep_numbers_of_closed() -> None:
@@ -202,6 +249,7 @@ def _supervise(
     processes: int,
     health_file: Path | None,
     spare: bool,
+    metrics: tuple[int | None, str],
     *,
     drawn: bool,
     watched: list[Path],
@@ -210,12 +258,18 @@ def _supervise(
     from sqlq.worker.supervisor import Supervisor, SupervisorOptions
 
     _refuse_unwritable(health_file)
+    entitle(options.name)("supervisor")
+    totals = totals_for(metrics[0])
     supervisor = Supervisor(
         [*context.program, *sys.argv[1:]],
         SupervisorOptions(
-            processes, options.lease_ms, options.grace_ms, health_file, spare, restarts=bool(watched)
+            *(processes, options.lease_ms, options.grace_ms, health_file, spare),
+            restarts=bool(watched),
+            max_idle_ms=options.max_idle_ms,
         ),
+        totals,
     )
+    show(totals, supervisor, *metrics)
     if watched:
         from sqlq.cli import reload
 
@@ -260,7 +314,7 @@ def _stop_on_signals(supervisor: Supervisor) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in (*STOPPING, *AT_ONCE, *IGNORED):
+    for number in (*STOPPING, *AT_ONCE, *PAUSING, *RESUMING, *IGNORED):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, frame: None)
 
@@ -270,6 +324,10 @@ def _stop_on_signals(supervisor: Supervisor) -> None:
             moment = time.monotonic()
             if received[0] in IGNORED:
                 log.info("the signal %s is passed over", signal.Signals(received[0]).name)
+            elif received[0] in PAUSING:
+                supervisor.pause()
+            elif received[0] in RESUMING:
+                supervisor.resume()
             if received[0] not in (*STOPPING, *AT_ONCE):
                 continue
             # guard: a-repeat-is-one-request
@@ -296,30 +354,45 @@ def _child(
     context: Context,
     supervision: str,
     processes: int,
-    spare: bool,
+    start_isolates: Callable[[int], Isolates],
     options: dict[str, Any],
     set_up_logs: Callable[[], None],
+    *,
+    is_metered: bool,
 ) -> NoReturn:
     from sqlq.worker.blackbox import BlackBox
     from sqlq.worker.child import Supervised
     from sqlq.worker.link import Link, ignore_signals
 
     ignore_signals()
-    link_fd, box_fd, generation, warm, stands_by = (int(part) for part in supervision.split(","))
-    supervised = Supervised(Link.inherited(link_fd), BlackBox(box_fd))
+    link_fd, box_fd, generation, warm, stands_by, began_ms, paused = map(int, supervision.split(","))
+    supervised = Supervised(
+        Link.inherited(link_fd),
+        BlackBox(box_fd),
+        began_at=began_ms / 1000,
+        is_alone=processes == 1,
+        is_metered=is_metered,
+    )
     os.close(box_fd)
-    isolates = _isolates(context, warm, spare)
+    show = entitle(options["name"])
+    show("worker starting")
+    supervised.show = lambda state: show(f"worker {state}")
+    isolates = start_isolates(warm)
     app = context.app_with_tasks("work runs the tasks of an App")
     set_up_logs()
     if generation == 0:
         supervised.announce = lambda: _announce(context, app, processes, options)
-    worker = app.worker(**options, supervision=supervised, isolates=isolates)
+    # the supervisor says when to end because nothing comes: it knows of all processes
+    worker = app.worker(**{**options, "max_idle": None}, supervision=supervised, isolates=isolates)
+    if paused:
+        worker.pause()  # guard: a-replacement-is-paused-too
     _collect_less()
     if stands_by and not _stand_by(app, supervised):
         isolates.close()
         sys.exit(0)
     try:
-        worker.run(patient=generation > 0)
+        with naming_options("max_rss"):
+            worker.run(patient=generation > 0)
     finally:
         supervised.ended(vars(worker.tally))
     if worker.left_running:
@@ -352,17 +425,19 @@ def _collect_less() -> None:
 
 
 def _announce(context: Context, app: App, processes: int, options: dict[str, Any]) -> None:
-    queues: list[str] | None = options["queues"]
-    named = f"queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}" if queues else "all queues"
+    queues: list[str] | dict[str, int] | None = options["queues"]
+    shown = [f"{n}={w}" for n, w in queues.items()] if isinstance(queues, dict) else queues
+    named = f"queue{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else "all queues"
     slots = counted(options["concurrency"], "slot") + (
         f" in each of {processes} processes" if processes > 1 else ""
     )
+    called = "" if options["name"] is None else f"{options['name']}: "
     log.info(
-        "working on %s: %s, %s, %s; Ctrl-C stops",
-        *(context.shown_url(), named, slots, counted(len(app.tasks), "task")),
+        "%sworking on %s: %s, %s, %s; Ctrl-C stops",
+        *(called, context.shown_url(), named, slots, counted(len(app.tasks), "task")),
         extra={"event": "started"},
     )
-    _warn_of_unknown_queues(app, queues or [])
+    _warn_of_unknown_queues(app, list(queues or []))
 
 
 def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
@@ -380,14 +455,18 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
         log.warning("no task of this App, no job and no other worker names the queue %s", name)
 
 
-def _isolates(context: Context, warm: int, spare: bool) -> Isolates:
+def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None) -> Isolates:
     from sqlq.worker.isolates import Isolates
     from sqlq.worker.link import spawn
 
     command = sys.argv[1:]
     at = command.index("--supervision")
     command = [*context.program, *command[:at], *command[at + 2 :]]
-    return Isolates(lambda fd: spawn([*command, "--isolate", str(fd)], (fd,)), warm, spare=spare)
+
+    def start(fd: int) -> Popen[bytes]:
+        return spawn([*command, "--isolated-by", str(fd)], (fd,))
+
+    return Isolates(start, warm, spare=spare, max_jobs=max_jobs)
 
 
 def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoReturn:

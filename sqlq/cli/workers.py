@@ -1,7 +1,8 @@
-"""`sqlq workers`: who works, since when, and what each holds."""
+"""`sqlq workers`: who works, since when, and what each holds; and what an operator asks of workers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped
-from sqlq.cli.output import ago, counted, json_option, show_json, span
+from sqlq.cli.output import ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
     from sqlq.admin import WorkerStatus
@@ -18,7 +19,7 @@ JOBS_SHOWN = 10
 """Of each worker; --json has all of them."""
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--all",
     "silent",
@@ -26,13 +27,18 @@ JOBS_SHOWN = 10
     help="Also workers that fell silent within the last day without signing off.",
 )
 @json_option
-@click.pass_obj
-def workers(context: Context, silent: bool, as_json: bool) -> None:
-    """Show the workers, and the jobs that each runs.
+@click.pass_context
+def workers(ctx: click.Context, silent: bool, as_json: bool) -> None:
+    """Show the workers and what they run; pause, stop or restart them.
 
-    Also host, process, version, last heartbeat and queues of each. A worker counts as alive for 90
+    Also state, host, process, version, last heartbeat and queues of each. A worker counts as alive for 90
     seconds after its last heartbeat.
     """
+    if ctx.invoked_subcommand is None:
+        _list(ctx.obj, silent, as_json)
+
+
+def _list(context: Context, silent: bool, as_json: bool) -> None:
     from sqlq.commandline import command
 
     entered = context.app().admin.workers(silent=True)
@@ -53,10 +59,14 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
 
 def _show(worker: WorkerStatus) -> None:
     """Print a worker, and under it a line for each job it holds, the longest held first."""
+    from sqlq.fleet import since_it_said
+
     heartbeat = f"{span(worker.silent_seconds)} ago"
     if not worker.alive:
         heartbeat = f"silent for {span(worker.silent_seconds)}"
     queues = "all" if worker.queues is None else ", ".join(map(queue_name, worker.queues))
+    told = worker.state in ("paused", "stopping")
+    since = f" for {span(since_it_said(worker))}" if told else ""
     said = [
         ("version", worker.version),
         ("heartbeat", heartbeat),
@@ -64,7 +74,8 @@ def _show(worker: WorkerStatus) -> None:
         ("queues", queues),
         ("slots", str(worker.concurrency)),
     ]
-    show_heading(f"{worker.host} pid {worker.pid}")
+    who = f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
+    show_heading(f"{who}: {worker.state}{since}" if worker.alive else who)
     if is_narrow():
         for name, value in said:
             show_wrapped(f"{name}: ", value, before=INDENT)
@@ -74,7 +85,7 @@ def _show(worker: WorkerStatus) -> None:
     ids = max((len(str(job.id)) for job in shown), default=0)
     spans = [str(ago(job.since)).removesuffix(" ago") for job in shown]
     for job, held in zip(shown, spans, strict=True):
-        task = f"{job.task} (queue {queue_name(job.queue)})"
+        task = f"{job.task} (queue {queue_name(job.queue)})" + ("" if job.started else ", not started yet")
         show_wrapped(f"job {job.id:<{ids}}  {held:>{max(map(len, spans))}}  ", task, before=INDENT)
     if len(worker.jobs) > JOBS_SHOWN:
         show_wrapped("", f"… and {counted(len(worker.jobs) - JOBS_SHOWN, 'more', 'more')}", before=INDENT)
@@ -82,6 +93,85 @@ def _show(worker: WorkerStatus) -> None:
 
 def _object(worker: WorkerStatus) -> dict[str, object]:
     jobs = [
-        {"id": job.id, "task": job.task, "queue": job.queue, "reserved_at": job.since} for job in worker.jobs
+        {"id": job.id, "task": job.task, "queue": job.queue, "reserved_at": job.since, "started": job.started}
+        for job in worker.jobs
     ]
     return {**asdict(worker), "jobs": jobs}
+
+
+# -- asking them ---------------------------------------------------------------------------------------------
+
+
+def _names(function: Callable[..., None]) -> click.Command:
+    """Make a command of a request: which workers are meant, and --json."""
+    for decorate in (
+        click.pass_obj,
+        json_option,
+        click.option("--all", "everyone", is_flag=True, help="All workers, on all hosts."),
+        click.argument("names", metavar="[NAME...]", nargs=-1),
+    ):
+        function = decorate(function)
+    return workers.command(function.__name__)(function)
+
+
+@_names
+def pause(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+    """Have workers claim nothing until they are resumed.
+
+    Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on, and
+    what they have not started is given back. All processes of a `sqlq work` are asked together.
+    """
+    _ask(context, "pause", "paused", names, everyone, as_json=as_json)
+
+
+@_names
+def resume(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+    """Have paused workers claim again, within 2 seconds."""
+    _ask(context, "resume", "resumed", names, everyone, as_json=as_json)
+
+
+@_names
+def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+    """Have workers end when what they run has ended, however long that takes.
+
+    They claim nothing more within 2 seconds, and exit with 0. A service manager may start them again.
+    """
+    _ask(context, "stop", "stopped", names, everyone, as_json=as_json)
+
+
+@_names
+def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
+    """Have worker processes replaced by new ones, which import your App anew, each when what it runs has
+    ended."""
+    _ask(context, "restart", "restarted", names, everyone, as_json=as_json)
+
+
+@click.command("restart")
+@json_option
+@click.pass_obj
+def restart_all(context: Context, as_json: bool) -> None:
+    """Have all workers on all hosts start anew, after a deploy.
+
+    Each worker process claims nothing more within 2 seconds, ends when what it runs has ended, and is
+    replaced by one that imports your App anew. The supervisors stay, and with them their options.
+    """
+    _ask(context, "restart", "restarted", (), True, as_json=as_json)  # noqa: FBT003 - as --all gives it
+
+
+def _ask(
+    context: Context, word: str, done: str, names: tuple[str, ...], everyone: bool, *, as_json: bool
+) -> None:
+    if bool(names) == everyone:
+        raise click.UsageError("name the workers, or give --all" + (", and not both" if names else ""))
+    ask = getattr(context.app().fleet, word)
+    asked = ask(all=True) if everyone else ask(names)
+    if as_json:
+        show_json([each._asdict() for each in asked])
+        return
+    for each in asked:
+        called = "" if each.name is None else f"{each.name} on "
+        click.echo(plain(f"asked {called}{each.host} pid {each.pid} to {word}"))
+    if asked:
+        click.echo(f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish")
+    else:
+        click.echo("no worker is running")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,13 +17,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries
 from django.utils import timezone
 from sqlalchemy import NullPool, create_engine
+from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 
 from sqlq.app import App
+from sqlq.clock import Duration
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.eager import EagerEnqueuer, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.schema import version
-from sqlq.schema.tables import TOKEN_SCHEMA
+from sqlq.schema.tables import TOKEN_SCHEMA, Moment, failed_jobs, finished_jobs, jobs
 from sqlq.session import AnySessionToAwait, connection_of
 from sqlq.settings import in_memory
 from sqlq.store import records
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
 
     from sqlq.admin import Admin
     from sqlq.enqueue import Enqueues
-    from sqlq.job import Job, JobDetails, NewJob
+    from sqlq.job import Job, JobDetails, JobOrFlow, NewJob
+    from sqlq.schedules import Schedules
     from sqlq.store.database import Address, Database
     from sqlq.worker.running import RunningJob
 
+J = TypeVar("J")
 R = TypeVar("R")
 
 
@@ -62,6 +65,7 @@ class DjangoApp(App):
             retention=given.retention,
             listen_url=given.listen_url,
             session=self.connection,
+            service=given.service,
         )
         if is_testing():
             self._move_to(self._address_in_django())
@@ -125,6 +129,12 @@ class DjangoApp(App):
         return found
 
     @property
+    def schedules(self) -> Schedules:
+        self._follow()
+        found: Schedules = App.__dict__["schedules"].__get__(self)
+        return found
+
+    @property
     def enqueuer(self) -> Enqueues:
         self._follow()
         return super().enqueuer
@@ -152,28 +162,33 @@ class DjangoApp(App):
         """Return everything about a job that the transaction on Django's connection sees, None for another.
         The tables are known to be there."""
         conn: Any = connection_of(self.connection())
-        found = records.details(_Reading(conn, self.database.schema_for(conn)), id)  # type: ignore[arg-type]  # executes alike
-        return None if found is None else _with_moments(found)
+        reading: Any = _Reading(conn, self.database.schema_for(conn))  # executes alike
+        return records.details(reading, id, self.seal)
 
     async def aget(self, id: int) -> JobDetails:
         """`get` for asynchronous code."""
         return await sync_to_async(self.get)(id)
 
     async def aenqueue(
-        self, job: NewJob[R], session: AnySessionToAwait = None, *, eager: bool | None = None
-    ) -> Job[R]:
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+    ) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
         if session is not None or self.runs_eagerly(eager):
             return await super().aenqueue(job, session, eager=eager)
         return await sync_to_async(self.enqueue)(job, eager=False)
 
     async def aenqueue_many(
-        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self,
+        jobs: Iterable[NewJob[R]],
+        session: AnySessionToAwait = None,
+        *,
+        spread: Duration | None = None,
+        eager: bool | None = None,
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
         if session is not None or self.runs_eagerly(eager):
-            return await super().aenqueue_many(jobs, session, eager=eager)
-        return await sync_to_async(self.enqueue_many)(jobs, eager=False)
+            return await super().aenqueue_many(jobs, session, spread=spread, eager=eager)
+        return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=False)
 
 
 def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
@@ -198,20 +213,29 @@ class _Reading:
         self._options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
 
     def execute(self, statement: Any) -> Any:
-        return self._conn.execute(statement, execution_options=self._options)
+        result = self._conn.execute(statement, execution_options=self._options)
+        names = tuple(result.keys())
+        rows = [
+            tuple(_as_elsewhere(name, value) for name, value in zip(names, row, strict=True))
+            for row in result
+        ]
+        return IteratorResult(SimpleResultMetaData(names), iter(rows))
 
 
-def _with_moments(details: JobDetails) -> JobDetails:
-    """Return details with moments as they are everywhere else. Of SQLite they come as milliseconds, and of
+_MOMENTS = {
+    "ended_at",
+    *(c.name for table in (jobs, finished_jobs, failed_jobs) for c in table.c if isinstance(c.type, Moment)),
+}
+
+
+def _as_elsewhere(name: str, value: Any) -> Any:
+    """Return a value with a moment as it is everywhere else. Of SQLite it comes as milliseconds, and of
     PostgreSQL, where USE_TZ is False, without the time zone that Django has given its connection."""
-    moments: dict[str, Any] = {}
-    for name in ("created_at", "available_at", "reserved_at", "ended_at", "cancel_requested_at"):
-        given: Any = getattr(details, name)
-        if isinstance(given, int):
-            moments[name] = datetime.fromtimestamp(given / 1000, UTC)
-        elif given is not None and timezone.is_naive(given):
-            moments[name] = timezone.make_aware(given)
-    return replace(details, **moments)
+    if name not in _MOMENTS or value is None:
+        return value
+    if isinstance(value, int):
+        return datetime.fromtimestamp(value / 1000, UTC)
+    return timezone.make_aware(value) if timezone.is_naive(value) else value
 
 
 def project_app() -> DjangoApp:

@@ -214,7 +214,7 @@ def _of_django(task: Task[..., Any] | None) -> Any:
 
 
 def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:
-    is_deferred = details.attempts == 0 and details.available_at > details.created_at
+    is_deferred = details.attempts == 0 and (details.available_at or details.created_at) > details.created_at
     try:
         return replace(
             task,

@@ -16,6 +16,7 @@ from sqlalchemy import URL
 
 from sqlq.clock import milliseconds
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.job import checked_name
 from sqlq.settings import listen_url, schema_name
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
@@ -27,15 +28,16 @@ there is, libpq knows."""
 class Configuration:
     """The dict SQLQ of the settings; each key may be left out.
 
-    `database` is the alias of the database that holds the jobs. `schema`, `retention` and `listen_url` are as
-    in `sqlq.App`. With `migrate_with_django`, `manage.py migrate` brings sqlq's tables up, too.
-    `task_modules` names the module of each installed app that has its tasks.
+    `database` is the alias of the database that holds the jobs. `schema`, `retention`, `listen_url` and
+    `service` are as in `sqlq.App`. With `migrate_with_django`, `manage.py migrate` brings sqlq's tables up,
+    too. `task_modules` names the module of each installed app that has its tasks.
     """
 
     database: str = "default"
     schema: str | None = None
     retention: str | None = "7d"
     listen_url: str | None = None
+    service: str | None = None
     migrate_with_django: bool = True
     task_modules: Sequence[str] = ("tasks",)
 
@@ -77,6 +79,8 @@ class Configuration:
         schema_name(self.schema)
         if self.listen_url is not None:
             listen_url(self.listen_url)
+        if self.service is not None:
+            checked_name(self.service, 'SQLQ["service"]', ConfigurationError)
 
 
 def place_of(alias: str) -> tuple[Any, ...]:

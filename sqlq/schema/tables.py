@@ -14,6 +14,7 @@ from sqlalchemy import (
     DOUBLE_PRECISION,
     TIMESTAMP,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     ColumnElement,
@@ -49,9 +50,15 @@ LONGEST_NAME = 255
 MOST_COUNTED = 1_000_000_000
 LARGEST_TOKEN = 4_000_000_000_000_000_000
 
-UNIQUE_UNTIL = ("finish", "start")
-FAILURE_REASONS = ("error", "timeout", "worker_lost", "unknown_task", "bad_payload")
+UNIQUE_UNTIL = ("finish", "start", "pruned")
+FAILURE_REASONS = ("error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature")
 OUTCOMES = ("completed", "cancelled")
+BLOCKED_BY = ("flow", "limit")
+ON_OUTCOMES = ("success", "failure", "ended")
+
+FAR = datetime(9998, 1, 1, tzinfo=UTC)
+"""When a blocked job is due: it lies behind every job that a claim may take, so that a claim neither takes
+nor reads it. (NULL would say so, too, and `available_at` takes none.)"""
 
 metadata = MetaData(schema=TOKEN_SCHEMA)
 
@@ -77,7 +84,7 @@ class Moment(TypeDecorator[datetime]):
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None or dialect.name != "sqlite":
             return value  # type: ignore[no-any-return]  # the driver's own datetime
-        return _EPOCH + int(value) * _MILLISECOND
+        return moment_of(value)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,6 +94,11 @@ _MILLISECOND = timedelta(milliseconds=1)
 def milliseconds_of(moment: datetime) -> int:
     """Return a moment as SQLite stores it."""
     return (moment - _EPOCH) // _MILLISECOND
+
+
+def moment_of(milliseconds: int) -> datetime:
+    """Return a moment that SQLite has stored."""
+    return _EPOCH + int(milliseconds) * _MILLISECOND
 
 
 SQLITE_NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
@@ -154,6 +166,23 @@ def _moment_after_sqlite(element: moment_after, compiler: Any, **kw: Any) -> str
     return f"{moment} + {ms}"
 
 
+class far(FunctionElement[datetime]):
+    """`FAR`, written out, so that a statement needs no parameter for it."""
+
+    type = Moment()
+    inherit_cache = True
+
+
+@compiles(far, "postgresql")
+def _far_postgresql(element: far, compiler: Any, **kw: Any) -> str:
+    return f"timestamptz '{FAR}'"
+
+
+@compiles(far, "sqlite")
+def _far_sqlite(element: far, compiler: Any, **kw: Any) -> str:
+    return str(milliseconds_of(FAR))
+
+
 class epoch_ms(FunctionElement[float]):
     """A moment as milliseconds since 1970 with their fractions: read much faster than a timestamp."""
 
@@ -212,7 +241,9 @@ DOMAINS = {
     "errors": ("TEXT", "length(VALUE) >= 2"),
     "until": ("VARCHAR(6)", _one_of("VALUE", UNIQUE_UNTIL)),
     "outcome": ("VARCHAR(9)", _one_of("VALUE", OUTCOMES)),
-    "reason": ("VARCHAR(12)", _one_of("VALUE", FAILURE_REASONS)),
+    "reason": ("VARCHAR(13)", _one_of("VALUE", FAILURE_REASONS)),
+    "blocked": ("VARCHAR(5)", _one_of("VALUE", BLOCKED_BY)),
+    "on_outcome": ("VARCHAR(7)", _one_of("VALUE", ON_OUTCOMES)),
 }
 """The types of columns that have a rule, each a domain `sqlq_…` on PostgreSQL.
 
@@ -294,6 +325,15 @@ jobs = Table(
     Column("progress", DOUBLE_PRECISION),
     Column("progress_of", DOUBLE_PRECISION),
     Column("progress_note", Text),
+    Column("schedule", **_name(nullable=True)),
+    Column("scheduled_for", Moment),
+    Column("cursor", Text),
+    Column("start_by", Moment),
+    Column("flow_id", BigInteger),
+    Column("limit_key", **_name(nullable=True)),
+    Column("blocked_by", String(5), **_in_domain("blocked")),
+    Column("due_at", Moment),
+    Column("replay_of", BigInteger),
     Column("created_at", Moment, nullable=False, server_default=now()),
     # Where the largest id there can be was once given by hand, SQLite gives no more. (0 and less are no job's
     # id.)
@@ -313,6 +353,9 @@ jobs = Table(
     ),
     _on_sqlite("length(errors) >= 2", "jobs_errors_are_an_array"),
     _on_sqlite(_one_of("unique_until", UNIQUE_UNTIL), "jobs_unique_until_known"),
+    _on_sqlite(_one_of("blocked_by", BLOCKED_BY), "jobs_blocked_by_known"),
+    # What is blocked no claim may find, and what is not blocked nobody would ever unblock.
+    _on_sqlite(f"(blocked_by IS NULL) = (available_at < {milliseconds_of(FAR)})", "jobs_blocked_is_far"),
     _on_sqlite(
         "(reserved_at IS NULL) = (reserved_by IS NULL) AND (reserved_at IS NULL) = (lease_expires_at IS "
         "NULL)",
@@ -325,6 +368,9 @@ jobs = Table(
         "lease_expires_at",
         "unknown_since",
         "cancel_requested_at",
+        "scheduled_for",
+        "start_by",
+        "due_at",
         "created_at",
     ),
     _integer_times(
@@ -334,6 +380,9 @@ jobs = Table(
         "lease_expires_at",
         "unknown_since",
         "cancel_requested_at",
+        "scheduled_for",
+        "start_by",
+        "due_at",
         "created_at",
     ),
     _integers(
@@ -346,6 +395,8 @@ jobs = Table(
         "retention_ms",
         "releases",
         "losses",
+        "flow_id",
+        "replay_of",
     ),
     sqlite_autoincrement=True,
 )
@@ -360,9 +411,9 @@ Index(
     sqlite_where=jobs.c.reserved_at.is_(None),
 )
 
-HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until = 'finish' OR lease_token = 0)"
-"""Which rows hold their unique key. With "start" the key is let go at the first claim, for which the token is
-the only lasting mark: it never returns to 0, so no retry can collide with a newer job."""
+HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
+"""Which live rows hold their unique key. With "start" the key is let go at the first claim, for which the
+token is the only lasting mark: it never returns to 0, so no retry can collide with a newer job."""
 
 Index(
     "jobs_unique_key",
@@ -378,6 +429,52 @@ Index(
     jobs.c.id,
     postgresql_where=jobs.c.reserved_at.is_not(None),
     sqlite_where=jobs.c.reserved_at.is_not(None),
+)
+
+IN_TIME_ONLY = "start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0"
+"""Which rows end when their time is over: those that wait and have not been started yet."""
+
+Index(
+    "jobs_start_by",
+    jobs.c.start_by,
+    jobs.c.id,
+    postgresql_where=text(IN_TIME_ONLY),
+    sqlite_where=text(IN_TIME_ONLY),
+)
+
+IN_FLOW = "flow_id IS NOT NULL"
+
+
+def _flow_index(table: Table) -> None:
+    """Index the jobs of each flow. Ordinary jobs are in none of these indexes."""
+    rule = text(IN_FLOW)
+    Index(f"{table.name}_flow", table.c.flow_id, table.c.id, postgresql_where=rule, sqlite_where=rule)
+
+
+_flow_index(jobs)
+
+ADMITTED = "limit_key IS NOT NULL AND blocked_by IS NULL"
+IN_LINE = "blocked_by = 'limit'"
+
+Index("jobs_admitted", jobs.c.limit_key, postgresql_where=text(ADMITTED), sqlite_where=text(ADMITTED))
+"""The slots of a limit that are taken: one row for each."""
+
+Index(
+    "jobs_line",
+    jobs.c.limit_key,
+    jobs.c.priority.desc(),
+    jobs.c.due_at,
+    jobs.c.id,
+    postgresql_where=text(IN_LINE),
+    sqlite_where=text(IN_LINE),
+)
+
+Index(
+    "jobs_line_by_id",
+    jobs.c.limit_key,
+    jobs.c.id,
+    postgresql_where=text(IN_LINE),
+    sqlite_where=text(IN_LINE),
 )
 
 attempts_allowed = func.coalesce(jobs.c.max_attempts, literal_column(str(MAX_ATTEMPTS)))
@@ -422,6 +519,13 @@ CARRIED = (
     "progress",
     "progress_of",
     "progress_note",
+    "schedule",
+    "scheduled_for",
+    "cursor",
+    "start_by",
+    "flow_id",
+    "limit_key",
+    "replay_of",
     "created_at",
 )
 """What a job takes along to finished_jobs or failed_jobs, and from failed_jobs back."""
@@ -435,6 +539,12 @@ def _carried() -> list[Column[Any]]:
         )
         for c in (jobs.c[name] for name in CARRIED)
     ]
+
+
+def _of_the_end() -> list[Column[Any]]:
+    """What is known of a job only when it has ended: how long after its claim its last attempt began, where
+    it was not its first claim, and as which job it was replayed."""
+    return [Column("start_ms", BigInteger), Column("replayed_as", BigInteger)]
 
 
 def _expires(ended_at: str) -> Column[Any]:
@@ -455,6 +565,27 @@ def _prune_indexes(table: Table, ended_at: str) -> None:
         Index(f"{table.name}_{name}", first, table.c.id, postgresql_where=rule, sqlite_where=rule)
 
 
+ENDED_IN_A_FLOW_OR_LIMIT = "flow_id IS NOT NULL OR limit_key IS NOT NULL"
+
+
+HOLDS_KEY_TO_THE_END = "unique_until = 'pruned'"
+"""Which ended rows still hold their unique key."""
+
+
+def _key_index(table: Table) -> None:
+    """Index ended jobs by the unique keys that they hold until they are pruned."""
+    rule = text(HOLDS_KEY_TO_THE_END)
+    columns = (table.c.queue, table.c.unique_key)
+    Index(f"{table.name}_unique_key", *columns, postgresql_where=rule, sqlite_where=rule)
+
+
+def _unblock_indexes(table: Table, ended_at: str) -> None:
+    """Index ended jobs that others may have waited for, by when they ended, and those of each flow."""
+    rule = text(ENDED_IN_A_FLOW_OR_LIMIT)
+    Index(f"{table.name}_unblock", table.c[ended_at], postgresql_where=rule, sqlite_where=rule)
+    _flow_index(table)
+
+
 finished_jobs = Table(
     "finished_jobs",
     metadata,
@@ -463,26 +594,55 @@ finished_jobs = Table(
     Column("result", Text),
     Column("reason", Text),
     Column("finished_at", Moment, nullable=False, server_default=now()),
+    *_of_the_end(),
     _expires("finished_at"),
     _on_sqlite(_one_of("outcome", OUTCOMES), "finished_jobs_outcome_known"),
-    _integer_times("finished_jobs", "available_at", "reserved_at", "created_at", "finished_at"),
+    _integer_times(
+        "finished_jobs",
+        "available_at",
+        "reserved_at",
+        "scheduled_for",
+        "start_by",
+        "created_at",
+        "finished_at",
+    ),
 )
 _prune_indexes(finished_jobs, "finished_at")
+_unblock_indexes(finished_jobs, "finished_at")
+_key_index(finished_jobs)
 
 failed_jobs = Table(
     "failed_jobs",
     metadata,
     *_carried(),
-    Column("reason", String(12), nullable=False, **_in_domain("reason")),
+    Column("reason", String(13), nullable=False, **_in_domain("reason")),
     Column("exception", Text),
     Column("message", Text),
     Column("traceback", Text),
     Column("failed_at", Moment, nullable=False, server_default=now()),
+    *_of_the_end(),
     _expires("failed_at"),
     _on_sqlite(_one_of("reason", FAILURE_REASONS), "failed_jobs_reason_known"),
-    _integer_times("failed_jobs", "available_at", "reserved_at", "created_at", "failed_at"),
+    _integer_times(
+        "failed_jobs", "available_at", "reserved_at", "scheduled_for", "start_by", "created_at", "failed_at"
+    ),
 )
 _prune_indexes(failed_jobs, "failed_at")
+_unblock_indexes(failed_jobs, "failed_at")
+_key_index(failed_jobs)
+
+HELD = "limit_key IS NOT NULL"
+
+Index(
+    "failed_jobs_limit",
+    failed_jobs.c.limit_key,
+    failed_jobs.c.id,
+    postgresql_where=text(HELD),
+    sqlite_where=text(HELD),
+)
+"""What holds the keys of those limits that a failed job holds."""
+
+_WORKER_MOMENTS = ("started_at", "seen_at", "state_at", "asked_at", "cancels_at")
 
 workers = Table(
     "sqlq_workers",
@@ -495,12 +655,19 @@ workers = Table(
     Column("queues", Text),
     Column("concurrency", Integer, nullable=False),
     Column("unstarted", Integer, nullable=False, server_default=text("0")),
+    Column("held_jobs", Text),
     Column("started_at", Moment, nullable=False, server_default=now()),
     Column("seen_at", Moment, nullable=False, server_default=now()),
-    _moments_in_range("sqlq_workers", "started_at", "seen_at"),
-    _integer_times("sqlq_workers", "started_at", "seen_at"),
+    Column("name", Text),
+    Column("state", Text, nullable=False, server_default="working"),
+    Column("state_at", Moment, nullable=False, server_default=now()),
+    Column("asked", Text),
+    Column("asked_at", Moment),
+    Column("cancels_at", Moment),
+    _moments_in_range("sqlq_workers", *_WORKER_MOMENTS),
+    _integer_times("sqlq_workers", *_WORKER_MOMENTS),
     _integers("sqlq_workers", "pid", "supervisor_pid", "concurrency", "unstarted"),
-    _texts("sqlq_workers", "id", "host", "version", "queues"),
+    _texts("sqlq_workers", "id", "host", "version", "queues", "held_jobs", "name", "state", "asked"),
 )
 
 queues = Table(
@@ -508,7 +675,134 @@ queues = Table(
     metadata,
     Column("queue", String(LONGEST_NAME), primary_key=True),
     Column("paused_at", Moment),
-    _moments_in_range("sqlq_queues", "paused_at"),
-    _integer_times("sqlq_queues", "paused_at"),
+    Column("paused_until", Moment),
+    _moments_in_range("sqlq_queues", "paused_at", "paused_until"),
+    _integer_times("sqlq_queues", "paused_at", "paused_until"),
     _texts("sqlq_queues", "queue"),
 )
+
+_SCHEDULE_MOMENTS = ("declared_at", "pinned_at", "paused_at", "retired_at", "last_at", "next_at", "error_at")
+
+schedules = Table(
+    "sqlq_schedules",
+    metadata,
+    Column("name", String(LONGEST_NAME), primary_key=True),
+    Column("service", String(LONGEST_NAME)),
+    Column("task", **_name()),
+    Column("queue", **_name()),
+    Column("payload", Text, nullable=False),
+    Column("options", Text, nullable=False, server_default="{}"),
+    Column("plan", Text, nullable=False),
+    Column("declared_plan", Text),
+    Column("declared_at", Moment),
+    Column("pinned_at", Moment),
+    Column("paused_at", Moment),
+    Column("retired_at", Moment),
+    Column("last_at", Moment, nullable=False, server_default=now()),
+    Column("next_at", Moment),
+    Column("ticks", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
+    Column("skipped", Integer, nullable=False, server_default=text("0"), **_in_domain("count")),
+    Column("recent_jobs", Text, nullable=False, server_default="[]"),
+    Column("error", Text),
+    Column("error_at", Moment),
+    Column("created_at", Moment, nullable=False, server_default=now()),
+    _on_sqlite(
+        f"ticks BETWEEN 0 AND {MOST_COUNTED} AND skipped BETWEEN 0 AND {MOST_COUNTED}",
+        "sqlq_schedules_counts_in_range",
+    ),
+    _moments_in_range("sqlq_schedules", *_SCHEDULE_MOMENTS, "created_at"),
+    _integer_times("sqlq_schedules", *_SCHEDULE_MOMENTS, "created_at"),
+    _integers("sqlq_schedules", "ticks", "skipped"),
+    _texts("sqlq_schedules", "name", "service", "task", "queue", "payload", "options", "plan", "recent_jobs"),
+)
+
+Index(
+    "sqlq_schedules_due",
+    schedules.c.next_at,
+    schedules.c.name,
+    postgresql_where=schedules.c.next_at.is_not(None),
+    sqlite_where=schedules.c.next_at.is_not(None),
+)
+flows = Table(
+    "sqlq_flows",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
+    Column("name", **_name(nullable=True)),
+    Column("created_at", Moment, nullable=False, server_default=now()),
+    _moments_in_range("sqlq_flows", "created_at"),
+    _integer_times("sqlq_flows", "created_at"),
+    _texts("sqlq_flows", "name"),
+    sqlite_autoincrement=True,
+)
+
+edges = Table(
+    "sqlq_edges",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("depends_on", BigInteger, primary_key=True, autoincrement=False),
+    Column("on_outcome", String(7), nullable=False, server_default="success", **_in_domain("on_outcome")),
+    Column("place", Integer, nullable=False, server_default=text("0")),
+    _on_sqlite(_one_of("on_outcome", ON_OUTCOMES), "sqlq_edges_on_outcome_known"),
+    _integers("sqlq_edges", "job_id", "depends_on", "place"),
+    sqlite_with_rowid=False,
+)
+"""What a step waits for: the job `depends_on`, which has to end so. `place` is its place among the steps
+before, whose results come in this order. An edge stays as it is for as long as its job has a row."""
+
+Index("sqlq_edges_parent", edges.c.depends_on, edges.c.job_id)
+
+
+def _definition() -> list[Column[Any]]:
+    """The columns of what a limit says; with a wake they travel as the job's task has them. `in_order`: one
+    job at a time, in the order of their ids; with `holds` none after one that has failed."""
+    return [
+        Column("max_running", Integer, **_in_domain("most")),
+        Column("rate", Integer, **_in_domain("most")),
+        Column("period_ms", BigInteger, **_in_domain("timeout")),
+        Column("in_order", Boolean(create_constraint=False), nullable=False, server_default=text("false")),
+        Column("holds", Boolean(create_constraint=False), nullable=False, server_default=text("false")),
+    ]
+
+
+limits = Table(
+    "sqlq_limits",
+    metadata,
+    Column("limit_key", String(LONGEST_NAME), primary_key=True),
+    *_definition(),
+    Column("next_free_at", Moment),
+    Column("pinned_at", Moment),
+    _on_sqlite(
+        f"max_running BETWEEN 1 AND {MOST_COUNTED} AND rate BETWEEN 1 AND {MOST_COUNTED}"
+        f" AND period_ms BETWEEN 0 AND {LONGEST_MS}",
+        "sqlq_limits_in_range",
+    ),
+    _moments_in_range("sqlq_limits", "next_free_at", "pinned_at"),
+    _integer_times("sqlq_limits", "next_free_at", "pinned_at"),
+    _integers("sqlq_limits", "max_running", "rate", "period_ms"),
+    _texts("sqlq_limits", "limit_key"),
+)
+"""One row for each key of a limit that was ever looked at; its lock is what admissions of the key take in
+turn. `pinned_at`: an operator has said it, and what a task says does not count."""
+
+wakes = Table(
+    "sqlq_wakes",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
+    Column("at", Moment, nullable=False, server_default=now()),
+    Column("limit_key", String(LONGEST_NAME), nullable=False),
+    *_definition(),
+    _on_sqlite(
+        f"max_running BETWEEN 1 AND {MOST_COUNTED} AND rate BETWEEN 1 AND {MOST_COUNTED}"
+        f" AND period_ms BETWEEN 0 AND {LONGEST_MS}",
+        "sqlq_wakes_in_range",
+    ),
+    _moments_in_range("sqlq_wakes", "at"),
+    _integer_times("sqlq_wakes", "at"),
+    _integers("sqlq_wakes", "max_running", "rate", "period_ms"),
+    _texts("sqlq_wakes", "limit_key"),
+    sqlite_autoincrement=True,
+)
+"""Which key to look at, and when: written in the transaction that blocks a job by its limit, since nothing
+else would ever look at a key of which nothing runs."""
+
+Index("sqlq_wakes_at", wakes.c.at, wakes.c.id)

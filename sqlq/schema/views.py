@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.tables import FAR, POSTGRESQL_NOW, SQLITE_NOW, milliseconds_of
 
 
 class _Words(NamedTuple):
@@ -18,6 +18,7 @@ class _Words(NamedTuple):
     now: str
     time: str
     seconds: str
+    far: str
 
 
 _WORDS = {
@@ -25,11 +26,13 @@ _WORDS = {
         now=POSTGRESQL_NOW,
         time="{0}",
         seconds="CAST(EXTRACT(EPOCH FROM ({1} - {0})) AS DOUBLE PRECISION)",
+        far=f"timestamptz '{FAR}'",
     ),
     "sqlite": _Words(
         now=SQLITE_NOW,
         time="strftime('%Y-%m-%dT%H:%M:%fZ', {0} / 1000.0, 'unixepoch')",
         seconds="(({1} - {0}) / 1000.0)",
+        far=str(milliseconds_of(FAR)),
     ),
 }
 
@@ -37,6 +40,7 @@ _JOB_STATES = """
 CREATE VIEW {prefix}job_states AS
 SELECT id, queue, task,
        CASE WHEN reserved_at IS NOT NULL THEN 'running'
+            WHEN blocked_by IS NOT NULL THEN 'blocked'
             WHEN available_at <= {now} THEN 'available'
             ELSE 'scheduled' END AS state,
        priority, attempts, max_attempts,
@@ -45,7 +49,9 @@ SELECT id, queue, task,
        CASE WHEN reserved_at IS NOT NULL THEN {waited}
             WHEN available_at <= {now} THEN {waiting} END AS wait_seconds,
        CAST(NULL AS TEXT) AS error,
-       label, headers, progress, progress_of, progress_note
+       label, headers, progress, progress_of, progress_note,
+       schedule, {scheduled_for} AS scheduled_for, {start_by} AS start_by,
+       flow_id, limit_key, blocked_by, replay_of
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
@@ -53,7 +59,9 @@ SELECT id, queue, task,
        priority, attempts, max_attempts,
        {created_at}, {available_at}, {reserved_at}, reserved_by,
        {finished_at}, {waited}, reason,
-       label, headers, progress, progress_of, progress_note
+       label, headers, progress, progress_of, progress_note,
+       schedule, {scheduled_for}, {start_by},
+       flow_id, limit_key, NULL, replay_of
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
@@ -61,7 +69,9 @@ SELECT id, queue, task, 'failed',
        {created_at}, {available_at}, {reserved_at}, reserved_by,
        {failed_at}, {waited},
        CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END,
-       label, headers, progress, progress_of, progress_note
+       label, headers, progress, progress_of, progress_note,
+       schedule, {scheduled_for}, {start_by},
+       flow_id, limit_key, NULL, replay_of
   FROM {prefix}failed_jobs
 """
 
@@ -70,23 +80,26 @@ CREATE VIEW {prefix}queue_stats AS
 SELECT queue,
        CAST(SUM(available) AS BIGINT) AS available,
        CAST(SUM(scheduled) AS BIGINT) AS scheduled,
+       CAST(SUM(blocked) AS BIGINT) AS blocked,
        CAST(SUM(running) AS BIGINT) AS running,
        CAST(SUM(failed) AS BIGINT) AS failed,
        {oldest} AS oldest_available_at,
        {oldest_wait} AS oldest_wait_seconds,
        CASE WHEN EXISTS (SELECT 1 FROM {prefix}sqlq_queues q
-                          WHERE q.queue = counted.queue AND q.paused_at IS NOT NULL)
+                          WHERE q.queue IN (counted.queue, '') AND q.paused_at IS NOT NULL)
             THEN 1 ELSE 0 END AS paused
   FROM (SELECT queue,
                COUNT(CASE WHEN reserved_at IS NULL AND available_at <= {now} THEN 1 END) AS available,
-               COUNT(CASE WHEN reserved_at IS NULL AND available_at > {now} THEN 1 END) AS scheduled,
+               COUNT(CASE WHEN reserved_at IS NULL AND blocked_by IS NULL AND available_at > {now}
+                          THEN 1 END) AS scheduled,
+               COUNT(blocked_by) AS blocked,
                COUNT(CASE WHEN reserved_at IS NOT NULL THEN 1 END) AS running,
                0 AS failed,
                MIN(CASE WHEN reserved_at IS NULL AND available_at <= {now} THEN available_at END) AS oldest
           FROM {prefix}jobs
          GROUP BY queue
         UNION ALL
-        SELECT queue, 0, 0, 0, COUNT(*), NULL
+        SELECT queue, 0, 0, 0, 0, COUNT(*), NULL
           FROM {prefix}failed_jobs
          GROUP BY queue) AS counted
  GROUP BY queue
@@ -119,8 +132,13 @@ def create_views(dialect: str, prefix: str = "", names: Sequence[str] = NAMES) -
             oldest_wait=words.seconds.format("MIN(oldest)", words.now),
             **{
                 column: time(column)
-                for column in ("created_at", "available_at", "reserved_at", "finished_at", "failed_at")
+                for column in (
+                    *("created_at", "reserved_at", "finished_at", "failed_at"),
+                    *("scheduled_for", "start_by"),
+                )
             },
+            # A blocked job is due at no time.
+            available_at=time(f"NULLIF(available_at, {words.far})"),
         ).strip()
         for name, template in (("job_states", _JOB_STATES), ("queue_stats", _QUEUE_STATS))
         if name in names

@@ -28,9 +28,17 @@ from sqlalchemy import (
 )
 
 from sqlq.schema.tables import TOKEN_SCHEMA, Moment, after, jobs, now, queues, workers
+from sqlq.settings import LEASE_MS
+from sqlq.store import control
+from sqlq.store.control import Pause, Pauses, Wanted
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.store.jobs import DIALECTS
+
+ALIVE_MS = 3 * LEASE_MS
+"""A worker is taken for alive this long after its last heartbeat. With the default lease it then missed nine
+in a row: a database that was away for a minute does not make every worker look dead, and one that died does
+not look alive for long."""
 
 
 def register(
@@ -43,9 +51,11 @@ def register(
     queues: Sequence[str] | None,
     concurrency: int,
     supervisor_pid: int | None = None,
+    name: str | None = None,
+    state: str = "working",
 ) -> None:
     """Enter a worker; `queues` None means that it serves all, `supervisor_pid` None that it has no
-    supervisor."""
+    supervisor. `state` is one of those of `store.control`."""
     named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
     conn.execute(
         insert(workers).values(
@@ -56,6 +66,8 @@ def register(
             version=version,
             queues=named,
             concurrency=concurrency,
+            name=name,
+            state=state,
         )
     )
 
@@ -137,6 +149,12 @@ def note_unstarted(conn: Connection, id: str, number: int) -> None:
     conn.execute(update(workers).where(workers.c.id == id).values(unstarted=number))
 
 
+def note_held(conn: Connection, id: str, jobs: Sequence[int]) -> None:
+    """Note which jobs a worker holds without having started them."""
+    named = json.dumps(list(jobs)) if jobs else None
+    conn.execute(update(workers).where(workers.c.id == id).values(held_jobs=named))
+
+
 def leave(conn: Connection, id: str) -> None:
     """Take a worker out."""
     conn.execute(delete(workers).where(workers.c.id == id))
@@ -183,6 +201,10 @@ class Look(NamedTuple):
     """How many hosts look, this one included; None where that was not asked."""
     expired: bool | None
     """Whether a lease has run out; None where that was not asked."""
+    tick_ms: float | None
+    """In how many milliseconds the next schedule is due; None where there is none."""
+    wanted: Wanted
+    """What operators ask of the workers."""
 
 
 def look(
@@ -192,16 +214,18 @@ def look(
     *,
     hosts_within_ms: int | None,
     leases: bool,
+    workers: Sequence[str] = (),
 ) -> Look:
     """Look, on a connection that may LISTEN, for all that a host wants to know about once a second
     (PostgreSQL)."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
         lambda statement, parameters: dialect.run(driver, statement, parameters),
-        *(database.schema, names, channel(database.schema), hosts_within_ms, leases),
+        *(database.schema, names, channel(database.schema), hosts_within_ms, leases, workers),
     )
-    *due, (_, _, listens, hosts, expired) = sorted(rows, key=lambda row: row[0] is None)
-    return Look({row[0]: float(row[1]) for row in due}, listens, hosts, expired)
+    *due, (_, tick_ms, listens, hosts, expired, *wanted) = sorted(rows, key=lambda row: row[0] is None)
+    due_ms = {row[0]: float(row[1]) for row in due}
+    return Look(due_ms, listens, hosts, expired, tick_ms, control.wanted(*wanted))
 
 
 _first = (
@@ -281,8 +305,18 @@ class WorkerRow:
     concurrency: int
     unstarted: int
     """How many jobs it has held for long without starting them."""
+    held_jobs: str | None
+    """Which jobs it holds and has not started yet, as JSON; None for none."""
     started_at: datetime
     seen_at: datetime
+    name: str | None
+    state: str
+    """starting, working, paused or stopping, as it says itself."""
+    state_at: datetime
+    asked: str | None
+    """What an operator has asked of it last."""
+    asked_at: datetime | None
+    cancels_at: datetime | None
 
 
 def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
@@ -290,6 +324,17 @@ def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
     recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
     query = select(workers).where(recent).order_by(workers.c.started_at, workers.c.id)
     return [_worker(row) for row in conn.execute(query, {"ago_ms": -within_ms})]
+
+
+def served(conn: Connection, *, within_ms: int = ALIVE_MS) -> list[str] | None:
+    """Return the queues that the workers serve that are alive; None where one of them serves all, or none is
+    alive that could tell."""
+    recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
+    query = select(workers.c.queues).where(recent).distinct()
+    found = list(conn.scalars(query, {"ago_ms": -within_ms}))
+    if not found or None in found:
+        return None
+    return sorted({name for text in found for name in _names(text)})
 
 
 def entered(conn: Connection) -> list[WorkerRow]:
@@ -303,23 +348,45 @@ def entered(conn: Connection) -> list[WorkerRow]:
 def _worker(row: Any) -> WorkerRow:
     """Return a worker as it has entered itself; one that names its queues as no worker does, serves none."""
     found = WorkerRow(*row)
-    try:
-        names = [] if found.queues is None else json.loads(found.queues)
-    except (ValueError, RecursionError):
-        names = None
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+    if found.queues is None or _names(found.queues):
         return found
     return replace(found, queues="[]")
 
 
+def _names(queues: str) -> list[str]:
+    try:
+        names = json.loads(queues)
+    except (ValueError, TypeError, RecursionError):
+        return []
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_list else []
+
+
+def held(conn: Connection) -> set[tuple[str, int]]:
+    """Return which worker holds which job without having started it, as each has noted."""
+    rows = conn.execute(select(workers.c.id, workers.c.held_jobs).where(workers.c.held_jobs.is_not(None)))
+    return {(owner, job) for owner, text in rows for job in held_in(text)}
+
+
+def held_in(text: str | None) -> list[int]:
+    """Return the jobs that a worker's row names."""
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return [id for id in found if isinstance(id, int)] if isinstance(found, list) else []
+
+
 class ReservedJob(NamedTuple):
-    """A job that a worker holds, from its claim until its outcome is written."""
+    """A job that a worker holds, from its claim until its outcome is written; whether it has `started` is
+    known a few seconds after its claim."""
 
     id: int
     task: str
     queue: str
     owner: str
     since: datetime
+    started: bool = True
 
 
 def reserved(conn: Connection) -> list[ReservedJob]:
@@ -331,14 +398,11 @@ def reserved(conn: Connection) -> list[ReservedJob]:
     return [ReservedJob(*row) for row in conn.execute(query.order_by(jobs.c.reserved_at, jobs.c.id))]
 
 
-def paused(conn: Connection) -> dict[str, datetime]:
-    """Return the paused queues, and since when they are."""
-    query = (
-        select(queues.c.queue, queues.c.paused_at)
-        .where(queues.c.paused_at.is_not(None))
-        .order_by(queues.c.queue)
-    )
-    return {row.queue: row.paused_at for row in conn.execute(query)}
+def paused(conn: Connection) -> Pauses:
+    """Return what is paused."""
+    query = select(queues.c.queue, queues.c.paused_at, queues.c.paused_until)
+    rows = conn.execute(query.where(queues.c.paused_at.is_not(None)).order_by(queues.c.queue))
+    return Pauses({row.queue: Pause(row.paused_at, row.paused_until) for row in rows})
 
 
 def moment(conn: Connection) -> datetime:

@@ -9,16 +9,20 @@ other.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Integer,
     MetaData,
     Select,
+    String,
     Table,
     bindparam,
     func,
@@ -26,8 +30,10 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from sqlq.schema.tables import TOKEN_SCHEMA, Moment, failed_jobs, jobs, now
+from sqlq.schema.tables import FAR, TOKEN_SCHEMA, Moment, failed_jobs, jobs, now
 from sqlq.store.cluster import moment, paused, waiting_queues
+from sqlq.store.dialect import Batch, Dialect
+from sqlq.store.jobs import DIALECTS
 
 MOST = 10_000
 """How far one count goes: "10,000+" says as much to a person as the number."""
@@ -45,6 +51,7 @@ class QueueStats:
     queue: str
     available: int
     scheduled: int
+    blocked: int
     running: int
     failed: int
     oldest_wait_seconds: float | None
@@ -58,14 +65,13 @@ def exact(conn: Connection) -> list[QueueStats]:
     return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
 
 
+_COUNTED = ("available", "scheduled", "blocked", "running", "failed")
+
 # a Table and not a table(): the schema_translate_map passes over the latter
 _QUEUE_STATS = Table(
     "queue_stats",
     MetaData(schema=TOKEN_SCHEMA),
-    *(
-        Column(name)
-        for name in ("queue", "available", "scheduled", "running", "failed", "oldest_wait_seconds", "paused")
-    ),
+    *(Column(name) for name in ("queue", *_COUNTED, "oldest_wait_seconds", "paused")),
 )
 
 
@@ -90,7 +96,7 @@ def capped(conn: Connection) -> list[QueueStats]:
     """
     found = levels(conn)
     each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
-    waiting = conn.execute(_WAITING, {"limit": each}).all() if found else []
+    waiting = _count_waiting(conn, found, each) if found else []
     others = {"running": conn.execute(_RUNNING, {"limit": MOST}).all()}
     others["failed"] = conn.execute(_FAILED, {"limit": MOST}).all()
     until, stopped = moment(conn), paused(conn)
@@ -98,9 +104,10 @@ def capped(conn: Connection) -> list[QueueStats]:
     held: dict[str, Counter[str]] = {}
     ended: set[tuple[str, str]] = set()
     oldest: dict[str, datetime] = {}
-    for queue, due, later, first in waiting:
-        held.setdefault(queue, Counter()).update(available=due, scheduled=later)
-        ended |= {(queue, name) for name, n in (("available", due), ("scheduled", later)) if n == each}
+    for queue, due, later, blocked, first in waiting:
+        numbers = {"available": due, "scheduled": later, "blocked": blocked}
+        held.setdefault(queue, Counter()).update(numbers)
+        ended |= {(queue, name) for name, n in numbers.items() if n == each}
         if due:
             oldest[queue] = min(first, oldest.get(queue, first))
     for name, rows_by_queue in others.items():
@@ -119,9 +126,6 @@ def capped(conn: Connection) -> list[QueueStats]:
         )
         for queue, number in sorted(held.items())
     ]
-
-
-_COUNTED = ("available", "scheduled", "running", "failed")
 
 
 def _levels() -> Any:
@@ -150,8 +154,19 @@ _LEVELS = (
 )
 
 
-def _waiting() -> Select[Any]:
-    level = _LEVELS.subquery("level")
+def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
+    dialect = DIALECTS[conn.dialect.name]
+    return conn.execute(_waiting(dialect), {"limit": each, **dialect.parameters(_LEVEL, found)}).all()
+
+
+_LEVEL = Batch(queue=String, priority=Integer)
+
+
+@cache
+def _waiting(dialect: Dialect) -> Select[Any]:
+    """Count at levels that are given: were they found here again, PostgreSQL would expect so many of them
+    that compiling the statement takes longer than running it."""
+    level = dialect.rows(_LEVEL)
     at_level = select(jobs.c.available_at).where(
         jobs.c.queue == level.c.queue, jobs.c.priority == level.c.priority, jobs.c.reserved_at.is_(None)
     )
@@ -165,12 +180,10 @@ def _waiting() -> Select[Any]:
     return select(
         level.c.queue,
         number(jobs.c.available_at <= now()),
-        number(jobs.c.available_at > now()),
+        number((jobs.c.available_at > now()) & (jobs.c.available_at < FAR)),
+        number(jobs.c.available_at >= FAR),
         type_coerce(at_level.limit(1).scalar_subquery(), Moment),
     )
-
-
-_WAITING = _waiting()
 
 
 def _by_queue(source: Table, *where: ColumnElement[bool]) -> Select[Any]:

@@ -27,6 +27,7 @@ from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
 from sqlq.schema.tables import TOKEN_SCHEMA
+from sqlq.seal import Seal
 from sqlq.settings import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
@@ -104,6 +105,8 @@ class Address:
     is_test: bool = False
     """Whether the App is there for the length of a test."""
     gate: Gate = field(default_factory=Gate, compare=False, repr=False)
+    seal: Seal | None = field(default=None, compare=False, repr=False)
+    """What payloads and results there are sealed and opened with."""
 
     @property
     def place(self) -> URL:
@@ -124,6 +127,7 @@ class Address:
         else:
             database = Database.open(self.place, self.schema, create=create, use=use)
         database.address = self
+        database.seal = self.seal
         return database
 
 
@@ -143,6 +147,7 @@ class Database:
         """How long an answer is waited for: in `begin`, `read` and `run`, and by callers that connect within
         it."""
         self.address: Address | None = None
+        self.seal: Seal | None = None
         self._schema = schema
         self._create = create
         _FORKABLE.add(self)
@@ -409,6 +414,14 @@ class Database:
             return self._on_driver(work)
         with self._turn:
             return self._on_driver(lambda ask: self.dialect.whole(ask, work))
+
+    def ask_alone(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+        """Run `work(ask)` as `run_past_sqlalchemy` does, and where a statement may be no transaction by
+        itself, in one that is begun."""
+        if self.takes_single_statements:
+            return self.run_past_sqlalchemy(work, reads=reads)
+        with self.begin() as conn:
+            return work(lambda statement, parameters: list(conn.exec_driver_sql(statement, parameters)))
 
     def _on_driver(self, work: Callable[[Ask], T]) -> T:
         def transaction() -> T:

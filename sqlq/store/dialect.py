@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import (
     CTE,
     URL,
+    BigInteger,
     ColumnElement,
     Connection,
     Delete,
     Engine,
     Insert,
     Table,
+    and_,
+    case,
     delete,
     insert,
     literal,
+    null,
     select,
     text,
 )
@@ -37,6 +41,7 @@ from sqlq.schema.tables import (
     attempts_allowed,
     epoch_ms,
     jobs,
+    moment_after,
     since_ms,
 )
 from sqlq.store.patience import Patience
@@ -44,6 +49,9 @@ from sqlq.store.patience import Patience
 Position: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
 and its id."""
+
+Place: TypeAlias = tuple[int, int]
+"""A flow, and a step of it, by their ids."""
 
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
@@ -53,6 +61,27 @@ Right: TypeAlias = tuple[int, int]
 
 
 T = TypeVar("T")
+
+
+class Verdict(NamedTuple):
+    """Of a portion of blocked steps: how many were `found`, and which are `free` now, or `cancelled`, since
+    they can never run."""
+
+    found: int
+    free: list[int]
+    cancelled: list[int]
+
+
+class Line(NamedTuple):
+    """The line of a limit, and what may be taken from it: `most` jobs, and no more than leaves `running` of
+    the key admitted. `in_order`: the one with the least id, and only if it is due; with `holds` none that
+    comes after one that has failed."""
+
+    key: str
+    running: int | None
+    most: int
+    in_order: bool
+    holds: bool
 
 
 def rights(rows: Iterable[Any]) -> set[Right]:
@@ -101,8 +130,25 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
     jobs.c.headers,
     jobs.c.backoff,
     jobs.c.retention_ms,
+    jobs.c.schedule,
+    epoch_ms(jobs.c.scheduled_for).label("scheduled_ms"),
+    jobs.c.cursor,
+    since_ms(jobs.c.start_by).label("late_ms"),
+    jobs.c.flow_id,
+    jobs.c.limit_key,
 )
 """The fields of `ClaimedJob`, in their order."""
+
+_REPLACED = (
+    *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
+    *("headers", "label", "backoff", "retention_ms", "start_by"),
+)
+"""What a job says of itself that takes another's place; its queue and unique key are the other's."""
+_FORGOTTEN = (
+    *("errors", "cursor", "progress", "progress_of", "progress_note"),
+    *("unknown_since", "cancel_requested_at"),
+)
+"""What the other had come to."""
 
 
 def claimed_columns(dialect: Any) -> str:
@@ -128,6 +174,8 @@ class Dialect:
     most_unwritten = 2_000
     """So many outcomes may wait to be written at a time before a worker starts no more jobs: after a crash
     all of these run again."""
+    shortest_us = 1
+    """The shortest time, in microseconds, between two moments that it keeps apart."""
     notifies = False
     """Whether a hint to idle workers is a statement, since they do not see commits by themselves."""
     insert: Callable[[Table], Any] = staticmethod(insert)
@@ -144,6 +192,37 @@ class Dialect:
         return statement.on_conflict_do_nothing(
             index_elements=["queue", "unique_key"],
             index_where=text(HOLDS_KEY),  # guard: unique-arbiter
+        )
+
+    is_new: ColumnElement[Any] = null()
+    """Says in the RETURNING of `replacing_waiting` whether a row was inserted; NULL where it takes a look
+    beforehand to know."""
+
+    def replacing_waiting(self, statement: Any, at_most_ms: int | None) -> Any:
+        """Return an insert that, where a job waits with its unique key, makes that job the new one: with all
+        that this says but for when it is due, and with no attempts. With `at_most_ms` it is due when the new
+        one is, if that is later, and no longer than this after it was first enqueued. What runs
+        or is blocked is left alone, and not returned.
+
+        The id, the token and the moment of its creation stay: a worker that held the job matches nothing.
+        """
+        values = {name: statement.excluded[name] for name in _REPLACED}
+        values |= {name: literal(0) for name in ("attempts", "releases", "losses")}
+        values |= {name: null() for name in _FORGOTTEN}
+        if at_most_ms is not None:
+            latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))
+            earlier = case(
+                (statement.excluded.available_at < latest, statement.excluded.available_at), else_=latest
+            )
+            # guard: postponed-to-a-limit
+            values["available_at"] = case((earlier > jobs.c.available_at, earlier), else_=jobs.c.available_at)
+        # guard: only-the-waiting-are-replaced
+        return statement.on_conflict_do_update(
+            index_elements=["queue", "unique_key"],
+            index_where=text(HOLDS_KEY),
+            set_=values,
+            # what is in line, or waits for others, is nobody's to move
+            where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
         )
 
     def for_parameters(self, style: Any) -> Any:
@@ -163,6 +242,8 @@ class Dialect:
         lease_ms: int,
         max_attempts: str,
         follow_ups: str | None = None,
+        *,
+        newest_first: bool = False,
     ) -> list[Sequence[Any]]:
         """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
         order.
@@ -209,12 +290,16 @@ class Dialect:
         channel: str,
         hosts_within_ms: int | None,
         leases: bool,
+        workers: Sequence[str] = (),
     ) -> list[Sequence[Any]]:
-        """Return what `due_in` does, as `(queue, ms, None, None, None)`, and one row more: `(None, None,
-        listens, hosts, expired)`.
+        """Return what `due_in` does, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
+        hosts, expired, asked, all_paused, pause_ms)`.
 
-        That says whether this connection LISTENs to the channel, how many hosts have sent a heartbeat within
-        this time, and with `leases` whether a lease has run out.
+        That says in how many milliseconds the next schedule is due, None where there is none; whether
+        this connection LISTENs to the channel, how many hosts have sent a heartbeat within
+        this time, and with `leases` whether a lease has run out. The rest is what operators ask, as
+        `store.control.wanted` reads it: of these workers, as JSON; whether all queues are paused; and in how
+        many milliseconds the next pause is over.
         """
         raise NotImplementedError
 
@@ -268,6 +353,46 @@ class Dialect:
         """Whether a write on this connection, as the pool has it, is committed as it is made: its driver has
         no transaction open, and begins none."""
         return False
+
+    # -- unblock ---------------------------------------------------------------------------------------------
+
+    def unblock(
+        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
+    ) -> Verdict:
+        """Judge at most `most` of the blocked steps that wait for these jobs, or with `are_steps` these steps
+        themselves, by what is committed: make those available whose edges all hold, and cancel those of which
+        one never can.
+
+        A step waits as long as a job before it is live, or has failed and may be retried where a success is
+        wanted. What stands in no table has ended, and nothing more is known of it. A step that another
+        transaction has locked is passed over.
+        """
+        raise NotImplementedError
+
+    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+        """Return the blocked steps that wait for these jobs."""
+        raise NotImplementedError
+
+    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+        """Return the blocked steps that wait for jobs that ended within this time."""
+        raise NotImplementedError
+
+    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
+        """Return flow, id, and whether it is blocked, of the next live steps after a place, in their
+        order."""
+        raise NotImplementedError
+
+    def has_flows(self, ask: Ask, schema: str | None) -> bool:
+        """Whether there is a flow."""
+        raise NotImplementedError
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+    ) -> Iterable[tuple[int, str]]:
+        """Return the jobs that may run of these lines, each with its key, and lock them where rows can be
+        locked; the locks on the keys are held. What is in a paused queue, or in one that is not `served`
+        where that is known, keeps its place."""
+        raise NotImplementedError
 
     # -- past SQLAlchemy -------------------------------------------------------------------------------------
 

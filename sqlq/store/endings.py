@@ -33,13 +33,16 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    true,
     update,
 )
 from sqlalchemy import insert as insert_into
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningDelete
 
+from sqlq import history
 from sqlq.endings import follow_up
+from sqlq.history import Course
 from sqlq.job import (
     Cancelled,
     Completed,
@@ -58,17 +61,22 @@ from sqlq.schema.tables import (
     after,
     attempts_allowed,
     failed_jobs,
+    far,
     finished_jobs,
     jobs,
     next_token,
     now,
     one_more,
 )
-from sqlq.settings import ERROR_BYTES
+from sqlq.seal import Seal
+from sqlq.settings import ERROR_BYTES, NOTES_BYTES
 from sqlq.store.dialect import NO_OPTIONS, Batch, Dialect, Right, held, rights
 from sqlq.store.jobs import DIALECTS, HOLD, insert
+from sqlq.store.wakes import Wake, write
 
 log = logging.getLogger("sqlq.worker")
+
+NO_KEYS: Mapping[int, str] = {}
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -93,13 +101,28 @@ def _end(
 
 
 def _put_back(
-    conn: Connection, batch: Batch, rows: Sequence[tuple[Any, ...]], changes: Changes
+    conn: Connection,
+    batch: Batch,
+    rows: Sequence[tuple[Any, ...]],
+    changes: Changes,
+    keys: Mapping[int, str] = NO_KEYS,
 ) -> set[Right]:
     """Let the jobs of a batch that their owner still holds wait for `delay_ms`, with `changes`; return the
-    rights to them."""
+    rights to them. Those that have `keys` of limits, by their ids, give their slots back and wait in line."""
     dialect = DIALECTS[conn.dialect.name]
-    back = conn.execute(_waiting_again(dialect, batch, changes), dialect.parameters(batch, rows))
-    return rights(back)
+    done: set[Right] = set()
+    ordinary = [row for row in rows if row[0] not in keys] if keys else rows
+    if ordinary:
+        statement = _waiting_again(dialect, batch, changes)
+        done |= rights(conn.execute(statement, dialect.parameters(batch, ordinary)))
+    limited = [row for row in rows if row[0] in keys] if keys else ()
+    if limited:
+        statement = _waiting_again(dialect, batch, changes, in_line=True)
+        back = rights(conn.execute(statement, dialect.parameters(batch, limited)))
+        waits = {Wake(keys[id], delay_ms=ms) for id, token, ms, *_ in limited if (id, token) in back}
+        write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
+        done |= back
+    return done
 
 
 def _follow(conn: Connection, follow_ups: Iterable[NewJob | None], schema: str | None) -> None:
@@ -123,9 +146,14 @@ def _drop(dialect: Dialect, batch: Batch, skip_locked: bool) -> ReturningDelete[
 
 
 @cache
-def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes) -> Update:
+def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Update:
     mine = held(dialect, batch)
-    values = {**_UNRESERVED, "available_at": after(mine.c.delay_ms), **changes(mine)}
+    due = after(mine.c.delay_ms)
+    # guard: a-put-back-holds-no-slot
+    waits = (
+        {"available_at": far(), "blocked_by": "limit", "due_at": due} if in_line else {"available_at": due}
+    )
+    values = {**_UNRESERVED, **waits, **changes(mine)}
     return update(jobs).values(**values).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
 
 
@@ -148,23 +176,29 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     """
     done_plainly: list[Right] = []
     finish: list[tuple[Any, ...]] = []
+    finish_later: list[tuple[Any, ...]] = []
     fail: list[tuple[Any, ...]] = []
     retry: list[tuple[Any, ...]] = []
     release: list[tuple[Any, ...]] = []
+    release_in_time: list[tuple[Any, ...]] = []
     for s in sorted(settlements, key=lambda s: s.id):
         match s.outcome:
-            case Completed(None, None):
+            case Completed(None, None) if s.course is None:
                 done_plainly.append((s.id, s.lease_token))
             case Completed(result, note):
-                finish.append((s.id, s.lease_token, "completed", result, note))
+                row = (s.id, s.lease_token, "completed", result, note)
+                _finished(row, s.course, finish, finish_later)
             case Cancelled(reason):
-                finish.append((s.id, s.lease_token, "cancelled", None, reason))
+                _finished((s.id, s.lease_token, "cancelled", None, reason), s.course, finish, finish_later)
             case Failed(why, error):
-                fail.append((s.id, s.lease_token, why, error.exception, error.message, error.traceback))
+                start_ms = None if s.course is None else s.course.start_ms
+                said = (error.exception, error.message, error.traceback, start_ms)
+                fail.append((s.id, s.lease_token, why, *said))
             case Retried(delay_ms, error, why):
-                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error)))
-            case Released(delay_ms, unknown_task):
-                release.append((s.id, s.lease_token, delay_ms, int(unknown_task)))
+                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error, s.course)))
+            case Released(delay_ms, unknown_task, in_time=in_time):
+                rows = release_in_time if in_time else release
+                rows.append((s.id, s.lease_token, delay_ms, int(unknown_task), _note_of(s, s.outcome)))
             case SelfCompleted():
                 raise AssertionError(
                     "whether its handler completed a job is for the database to say, not to write"
@@ -176,14 +210,18 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     for batch, rows, target in (
         (_COMPLETE, done_plainly, finished),
         (_FINISH, finish, finished),
+        (_FINISH_LATER, finish_later, finished),
         (_FAIL, fail, failed_jobs),
     ):
         if rows:
             done |= _end(conn, batch, rows, target)
+    keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
     if retry:
-        done |= _put_back(conn, _RETRY, retry, _retried)
+        done |= _put_back(conn, _RETRY, retry, _retried, keys)
     if release:
-        done |= _put_back(conn, _RELEASE, release, _released)
+        done |= _put_back(conn, _RELEASE, release, _released, keys)
+    if release_in_time:
+        done |= _put_back(conn, _RELEASE, release_in_time, _released_in_time, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
         _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), _schema(conn))
@@ -193,17 +231,46 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
 _COMPLETE = Batch({"outcome": "completed"}, id=BigInteger, token=BigInteger)
 """Without a result, as most jobs are."""
 _FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text)
-_FAIL = Batch(id=BigInteger, token=BigInteger, reason=Text, exception=Text, message=Text, traceback=Text)
+_FINISH_LATER = Batch(
+    id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text, start_ms=BigInteger
+)
+"""Of a job that was claimed before: its history is worth a column more."""
+_FAIL = Batch(
+    id=BigInteger,
+    token=BigInteger,
+    reason=Text,
+    exception=Text,
+    message=Text,
+    traceback=Text,
+    start_ms=BigInteger,
+)
 _RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
-_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer)
+_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer, record=Text)
 
 
-def _errors_and(record: Any) -> Any:
-    """The errors of earlier attempts and one more, as a JSON array in text; a full record keeps the
+def _finished(
+    row: tuple[Any, ...],
+    course: Course | None,
+    first: list[tuple[Any, ...]],
+    later: list[tuple[Any, ...]],
+) -> None:
+    if course is None:
+        first.append(row)
+    else:
+        later.append((*row, course.start_ms))
+
+
+def _note_of(s: Settlement, released: Released) -> str:
+    said: history.Note = "snoozed" if released.snoozed else "released"
+    return history.note(s.attempts or None, said, s.course or history.UNKNOWN, released.reason)
+
+
+def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
+    """The lines of earlier attempts and one more, as a JSON array in text; a full record keeps the
     oldest."""
     return case(
         (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
-        (func.length(jobs.c.errors) > ERROR_BYTES, jobs.c.errors),
+        (func.length(jobs.c.errors) > most, jobs.c.errors),
         else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1)
         .concat(", ")
         .concat(record)
@@ -219,10 +286,17 @@ def _released(mine: CTE) -> Mapping[str, Any]:
     return {
         "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
         "releases": one_more(jobs.c.releases),  # guard: release-is-counted
+        # a job that is snoozed a thousand times leaves room for its errors
+        "errors": _errors_and(mine.c.record, NOTES_BYTES),  # guard: notes-leave-room
         "unknown_since": case(
             (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
         ),
     }
+
+
+def _released_in_time(mine: CTE) -> Mapping[str, Any]:
+    """Of a job that has been started in its time: there is none any more that it could miss."""
+    return {**_released(mine), "start_by": null()}  # guard: what-began-in-time-goes-on
 
 
 # -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
@@ -236,18 +310,20 @@ def complete(
     schema: str | None,
     keep_finished: bool,
     follow_up: NewJob | None = None,
+    course: Course | None = None,
 ) -> bool:
     """Finish one job on a caller's connection, and say whether the right to it still held; if it did, enqueue
-    its follow-up.
+    its follow-up. `course` is for a job that was claimed before.
 
     A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on
     with.
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    rows = [(*right, "completed", done.result, done.note)]
+    row: tuple[Any, ...] = (*right, "completed", done.result, done.note)
+    batch, row = (_FINISH, row) if course is None else (_FINISH_LATER, (*row, course.start_ms))
     target = finished_jobs if keep_finished else None  # guard: complete-without-retention
     # guard: complete-waits
-    ended = bool(_end(conn, _FINISH, rows, target, skip_locked=False, options=options))
+    ended = bool(_end(conn, batch, [row], target, skip_locked=False, options=options))
     if ended:  # guard: a-late-complete-is-not-followed
         _follow(conn, [follow_up], schema)  # guard: complete-is-followed
     return ended
@@ -265,26 +341,28 @@ class Rescued(NamedTuple):
     attempts: int
     owner: str
     failed: bool
+    flow_id: int | None = None
+    limit_key: str | None = None
 
 
-def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
+def rescue(conn: Connection, *, limit: int = 500, seal: Seal | None = None) -> list[Rescued]:
     """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
 
     Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
     before anything else is written: from then on the old owner matches nothing.
     """
     expired = conn.execute(_REVOKE, {"most": limit}).all()
-    return _lose(conn, expired, "did not renew its lease")
+    return _lose(conn, expired, "did not renew its lease", seal)
 
 
-def lose(conn: Connection, wanted: Iterable[Right], why: str) -> list[Rescued]:
+def lose(conn: Connection, wanted: Iterable[Right], why: str, *, seal: Seal | None = None) -> list[Rescued]:
     """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it."""
     dialect = DIALECTS[conn.dialect.name]
     revoked = conn.execute(_revoke(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
-    return _lose(conn, revoked, why)
+    return _lose(conn, revoked, why, seal)
 
 
-def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
+def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None) -> list[Rescued]:
     alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
     spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
 
@@ -297,45 +375,59 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str) -> list[Rescued]:
                 r.id,
                 r.lease_token,
                 wait_after_loss_ms(r.losses),
-                error_record(r.attempts, "worker_lost", error(r)),
+                error_record(r.attempts, "worker_lost", error(r), _course_of_lost(r)),
             )
             for r in alive
         ]
-        _put_back(conn, _RETRY, again, _lost)
+        _put_back(conn, _RETRY, again, _lost, _keys_of(alive))
     over = [(row, Failed("worker_lost", error(row))) for row in spent]
-    failed = _fail(conn, [each for each in over if each[0].on_failure is None])
-    failed |= _fail_followed(conn, [each for each in over if each[0].on_failure is not None])
+    failed = _fail(conn, [each for each in over if each[0].on_failure is None], seal)
+    failed |= _fail_followed(conn, [each for each in over if each[0].on_failure is not None], seal)
+    wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
     return [
-        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent)
+        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent, r.flow_id, r.limit_key)
         for r in revoked
         if r not in spent or (r.id, r.lease_token) in failed
     ]
 
 
-def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> set[Right]:
+def _course_of_lost(row: Any) -> Course:
+    return Course(row.reserved_at, worker=row.reserved_by)
+
+
+def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
+    return {row.id: row.limit_key for row in rows if row.limit_key is not None}
+
+
+def wake(conn: Connection, keys: Iterable[str]) -> None:
+    """Have these keys looked at when this transaction commits: what it ends gives their slots back."""
+    write(conn, DIALECTS[conn.dialect.name], {Wake(key) for key in keys})
+
+
+def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> set[Right]:
     """End jobs that were taken from their owners, with what follows them; return the rights to them."""
     if not over:
         return set()
-    rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None) for r, f in over]
+    rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
     failed = _end(conn, _FAIL, rows, failed_jobs)
-    _follow(conn, (follow_up(row, failure) for row, failure in over), _schema(conn))
+    _follow(conn, (follow_up(row, failure, seal) for row, failure in over), _schema(conn))
     return failed
 
 
-def _fail_followed(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> set[Right]:
+def _fail_followed(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> set[Right]:
     """Do so where something may follow. What the database does not take, for want of a right or for a rule of
     the host's own, keeps none of the others back: the job stays as it is, and the next rescue finds it."""
     if not over:
         return set()
     try:
         with conn.begin_nested():  # guard: a-refused-follow-up-is-its-jobs-alone
-            return _fail(conn, over)  # guard: the-lost-are-followed
+            return _fail(conn, over, seal)  # guard: the-lost-are-followed
     except DBAPIError as refusal:
         dialect = DIALECTS[conn.dialect.name]
         if dialect.is_away(refusal) or dialect.rolled_back(refusal):
             raise
         if len(over) > 1:
-            return {right for each in over for right in _fail_followed(conn, [each])}
+            return {right for each in over for right in _fail_followed(conn, [each], seal)}
         ((row, _),) = over
         log.error(
             "job %d: it has failed, but the database refuses what follows it, and so its end: %s",
@@ -371,10 +463,13 @@ _REVOKED = (
     jobs.c.attempts,
     attempts_allowed.label("max_attempts"),
     jobs.c.losses,
+    jobs.c.reserved_at,
     jobs.c.reserved_by,
     jobs.c.label,
     jobs.c.headers,
     jobs.c.on_failure,
+    jobs.c.flow_id,
+    jobs.c.limit_key,
 )
 _REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
 
@@ -399,6 +494,22 @@ def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
         insert_into(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source.order_by(jobs.c.id))
     )
     conn.execute(delete(jobs).where(jobs.c.id.in_(locked)))
+
+
+def skip(conn: Connection, step: int, reason: str) -> bool:
+    """End a job that waits, or has failed, as one that has finished, without a result; say whether it was
+    there. A row that another transaction has locked is waited for."""
+    for table, waits in ((jobs, jobs.c.reserved_at.is_(None)), (failed_jobs, true())):
+        this = (table.c.id == step, waits)
+        found = conn.execute(select(table.c.limit_key).where(*this).with_for_update()).one_or_none()
+        if found is not None:
+            wake(conn, [key for key in found if key is not None])  # guard: skipping-lets-a-line-go-on
+            source = select(*(table.c[name] for name in CARRIED), literal("completed"), literal(reason))
+            columns = [*CARRIED, "outcome", "reason"]
+            conn.execute(insert_into(finished_jobs).from_select(columns, source.where(table.c.id == step)))
+            conn.execute(delete(table).where(table.c.id == step))
+            return True
+    return False
 
 
 def revoke(conn: Connection, locked: Sequence[int]) -> None:

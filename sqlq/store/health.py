@@ -326,7 +326,10 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
     return sorted(found, key=lambda unknown: -unknown.seconds)
 
 
-LOOKED_INTO = ("jobs", "finished_jobs", "failed_jobs", "sqlq_workers", "sqlq_queues", "sqlq_version")
+LOOKED_INTO = (
+    *("jobs", "finished_jobs", "failed_jobs", "sqlq_flows", "sqlq_edges", "sqlq_limits"),
+    *("sqlq_workers", "sqlq_queues", "sqlq_schedules", "sqlq_version"),
+)
 """What the commands that only look read."""
 _DENIED = re.compile(r"permission denied for (?:(schema)|relation|table|view) (\S+)")
 _PRIVILEGES = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, case, exists, func, null, select, text, update
+from sqlalchemy import BigInteger, Connection, case, exists, func, literal, null, select, text, update
 
-from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, now, queues
-from sqlq.store import cluster, endings
+from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues
+from sqlq.store import cluster, control, endings
 from sqlq.store.jobs import DIALECTS
-from sqlq.store.records import Selection, possible
+from sqlq.store.records import Gone, Selection, possible
 
 BATCH = 500
 """Jobs in one transaction: their rows stay locked until it ends."""
@@ -34,8 +34,12 @@ def live(conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int) -
 class CancelledBatch(NamedTuple):
     """Which jobs of a batch have ended as cancelled, and of which running ones that was requested."""
 
-    ended: list[int]
+    gone: Gone
     requested: list[int]
+
+    @property
+    def ended(self) -> list[int]:
+        return self.gone.ids
 
 
 def cancel(
@@ -52,21 +56,32 @@ def cancel(
     if wait_ms is not None and conn.dialect.name == "postgresql":
         conn.execute(text("SELECT set_config('lock_timeout', :wait, true)"), {"wait": f"{wait_ms}ms"})
     rows = conn.execute(
-        select(jobs.c.id, case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running"))
+        select(
+            jobs.c.id,
+            case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running"),
+            jobs.c.flow_id,
+            jobs.c.limit_key,
+        )
         .where(jobs.c.id.in_(ids))
         .order_by(jobs.c.id)
         .with_for_update(skip_locked=wait_ms is None)  # guard: cancel-passes-over-locked
     ).all()
+    ending = [row for row in rows if force or not row.running]
+    keys = [row.limit_key for row in ending if row.limit_key is not None]
+    endings.wake(conn, keys)  # guard: cancelled-slots-are-looked-at
     waiting = [row.id for row in rows if not row.running]
     running = [row.id for row in rows if row.running]
     endings.cancel(conn, waiting, WAITING_REASON)
     if force:
         endings.revoke(conn, running)
         endings.cancel(conn, running, RUNNING_REASON)
-        return CancelledBatch(sorted(waiting + running), [])
+        return CancelledBatch(Gone.of(rows), [])
     requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
     conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_requested_at=requested))
-    return CancelledBatch(waiting, running)
+    if running:
+        # guard: cancels-are-hinted-at
+        control.hint_at_cancels(conn, control.running_of(conn, running))
+    return CancelledBatch(Gone.of(row for row in rows if not row.running), running)
 
 
 class Found(NamedTuple):
@@ -88,34 +103,34 @@ def find(conn: Connection, ids: Sequence[int]) -> Found:
 # -- pausing -------------------------------------------------------------------------------------------------
 
 
-def pause(conn: Connection, name: str) -> bool:
-    """Let no worker claim from a queue until it is resumed; return whether it was not paused before.
+def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool:
+    """Let no worker claim from a queue until it is resumed, or for so long; return whether it was not paused
+    before. What was said last about the end counts.
 
-    Takes effect with the next claim: the claim statement itself looks at the pause.
+    Takes effect with the next claim: the claim statement itself looks at the pause. That of all queues is
+    seen by each worker within two seconds.
     """
     dialect = DIALECTS[conn.dialect.name]
+    until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
     added = (
         dialect.insert(queues)
-        .values(queue=name, paused_at=now())
+        .values(queue=name, paused_at=now(), paused_until=until)
         .on_conflict_do_nothing(index_elements=["queue"])
     )
     if conn.scalar(added.returning(queues.c.queue)) is not None:
         return True
-    return (
-        conn.execute(
-            update(queues).where(queues.c.queue == name, queues.c.paused_at.is_(None)).values(paused_at=now())
-        ).rowcount
-        == 1
-    )
+    row = queues.c.queue == name
+    before = conn.scalar(select(queues.c.paused_at).where(row).with_for_update())
+    since = func.coalesce(queues.c.paused_at, now())
+    conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
+    return before is None
 
 
 def resume(conn: Connection, name: str) -> bool:
     """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
     paused = queues.c.paused_at.is_not(None)
-    resumed = (
-        conn.execute(update(queues).where(queues.c.queue == name, paused).values(paused_at=null())).rowcount
-        == 1
-    )
+    again = update(queues).where(queues.c.queue == name, paused)
+    resumed = conn.execute(again.values(paused_at=null(), paused_until=null())).rowcount == 1
     if resumed:
         cluster.wake_others(conn)
     return resumed

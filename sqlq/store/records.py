@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -22,28 +23,40 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     literal,
     null,
+    or_,
     select,
     true,
     union_all,
 )
 from sqlalchemy.sql.selectable import FromClause
 
+from sqlq import history
+from sqlq.history import Course, HistoryLine
 from sqlq.job import ErrorText, JobDetails, Progress, State, error_line
 from sqlq.retry import error_record
 from sqlq.schema.tables import (
     CARRIED,
+    FAR,
     TOKEN_SCHEMA,
     after,
+    edges,
     failed_jobs,
+    far,
     finished_jobs,
+    flows,
     jobs,
     now,
 )
+from sqlq.seal import Seal, Unopened, looked_into
 from sqlq.settings import ERROR_BYTES
-from sqlq.store.jobs import DIALECTS, LIVE_STATE
+from sqlq.store import cluster
+from sqlq.store.jobs import DIALECTS
+from sqlq.store.rows import ENDED_STATE, LIVE_STATE
+from sqlq.store.wakes import Wake, write
 
 BATCH = 1_000
 CARRIED_BATCH = 100
@@ -60,11 +73,12 @@ def possible(ids: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which jobs are meant: some ids, a task's, a queue's, or, with none of these given, all."""
+    """Which jobs are meant: some ids, a task's, a queue's, a flow's, or, with none of these given, all."""
 
     ids: tuple[int, ...] = ()
     task: str | None = None
     queue: str | None = None
+    flow_id: int | None = None
 
     def where(self, source: FromClause) -> ColumnElement[bool]:
         chosen: ColumnElement[bool] = true()
@@ -74,14 +88,13 @@ class Selection:
             chosen &= source.c.task == self.task
         if self.queue is not None:
             chosen &= source.c.queue == self.queue
+        if self.flow_id is not None:
+            chosen &= source.c.flow_id == self.flow_id
         return chosen
 
 
 # -- looking -------------------------------------------------------------------------------------------------
 
-_ENDED_STATE = case(
-    (finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value
-)
 _DETAILS = {
     "result": null(),
     "reason": null(),
@@ -90,6 +103,10 @@ _DETAILS = {
     "traceback": null(),
     "cancel_requested_at": null(),
     "expires_at": null(),
+    "blocked_by": null(),
+    "due_at": null(),
+    "start_ms": null(),
+    "replayed_as": null(),
 }
 
 
@@ -102,11 +119,16 @@ def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
 
 
 _LIVE = _details(jobs, LIVE_STATE, null())
-_FINISHED = _details(finished_jobs, _ENDED_STATE, finished_jobs.c.finished_at)
+_FINISHED = _details(finished_jobs, ENDED_STATE, finished_jobs.c.finished_at)
 _FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
 
 _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
-    State.SCHEDULED: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at > now())),
+    State.BLOCKED: (_LIVE, jobs, jobs.c.blocked_by.is_not(None)),
+    State.SCHEDULED: (
+        _LIVE,
+        jobs,
+        jobs.c.reserved_at.is_(None) & jobs.c.blocked_by.is_(None) & (jobs.c.available_at > now()),
+    ),
     State.AVAILABLE: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at <= now())),
     State.RUNNING: (_LIVE, jobs, jobs.c.reserved_at.is_not(None)),
     State.FAILED: (_FAILED, failed_jobs, true()),
@@ -115,12 +137,12 @@ _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
 }
 
 
-def details(conn: Connection, id: int) -> JobDetails | None:
-    """Return everything about a job, in whichever table it is."""
+def details(conn: Connection, id: int, seal: Seal | None = None) -> JobDetails | None:
+    """Return everything about a job, in whichever table it is; `seal` opens what is sealed."""
     for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
         row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
         if row is not None:
-            return _job(row)
+            return _told_from_started(conn, [_job(row, seal)])[0]
     return None
 
 
@@ -132,9 +154,10 @@ def listing(
     task: str | None = None,
     limit: int = 100,
     within: int | None = None,
+    seal: Seal | None = None,
 ) -> Listing:
     """Return jobs, the newest first, at most `limit` of them; with `within` of so many of the newest in each
-    table, since what is asked for may be rare."""
+    table, since what is asked for may be rare. `seal` opens what is sealed."""
     sources = (
         [_SOURCES[state]]
         if state
@@ -142,7 +165,7 @@ def listing(
     )
     chosen = Selection(task=task, queue=queue)
     found: list[JobDetails] = []
-    rare = bool(queue or task) or state in (State.SCHEDULED, State.AVAILABLE, State.FINISHED, State.CANCELLED)
+    rare = bool(queue or task) or state not in (None, State.RUNNING, State.FAILED)
     if not rare:  # all are asked for, or an index has those that are
         within = None
     floors: list[int] = []
@@ -153,12 +176,52 @@ def listing(
         else:
             query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, limit)))
         rows = conn.execute(query.order_by(source.c.id.desc()).limit(limit)).mappings().all()
-        found += [_job(row) for row in rows]
+        found += [_job(row, seal) for row in rows]
         if floor is not None and len(rows) < limit:
             floors.append(floor)
-    found = sorted(found, key=lambda job: -job.id)[:limit]
+    found = _told_from_started(conn, sorted(found, key=lambda job: -job.id)[:limit])
     full_to = found[-1].id if len(found) == limit else 0
     return Listing(found, all(floor < full_to for floor in floors))
+
+
+def _told_from_started(conn: Connection, found: list[JobDetails]) -> list[JobDetails]:
+    """Return jobs such that one which its worker holds and has not started is told from one that runs."""
+    if not any(job.state is State.RUNNING for job in found):
+        return found
+    held = cluster.held(conn)
+    return [
+        replace(job, started=False, history=(*job.history[:-1], replace(job.history[-1], outcome="claimed")))
+        if job.state is State.RUNNING and (job.reserved_by, job.id) in held
+        else replace(job, started=True)
+        if job.state is State.RUNNING
+        else job
+        for job in found
+    ]
+
+
+class Ending(NamedTuple):
+    """The state of a job, the moment of its schedule, and its error."""
+
+    state: str
+    scheduled_for: datetime | None
+    error: str | None
+
+
+def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
+    """Return what has become of jobs, by id; those that are kept no longer are not among them."""
+    found: dict[int, Ending] = {}
+    for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
+        columns = query.selected_columns
+        short = query.with_only_columns(
+            *(columns[name] for name in ("id", "state", "scheduled_for", "reason", "exception", "message"))
+        )
+        for start in range(0, len(ids), BATCH):
+            chosen = source.c.id.in_(possible(ids[start : start + BATCH]))
+            for row in conn.execute(short.where(chosen)):
+                failed = row.state == State.FAILED
+                error = error_line(row.reason, row.exception, row.message) if failed else row.reason
+                found[row.id] = Ending(row.state, row.scheduled_for, error)
+    return found
 
 
 class Listing(NamedTuple):
@@ -226,19 +289,26 @@ FIRST_LINE_CHARACTERS = 200
 """Of a message; what differs behind them counts as the same error."""
 
 
-def _job(row: RowMapping) -> JobDetails:
+def _job(row: RowMapping, seal: Seal | None = None) -> JobDetails:
     found: dict[str, Any] = {str(name): value for name, value in row.items()}
+    payload = looked_into(seal, "payload", row.task, row.queue, row.payload)
     done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
+    started_at = history.started_at(row.reserved_at, found.pop("start_ms"))
+    records = _records(row.errors)
     found |= {
         "state": State(row.state),
-        "payload": _decoded(row.payload),
-        "result": None if row.result is None else _decoded(row.result),
-        "errors": _errors(row.errors),
-        "headers": {} if row.headers is None else _decoded(row.headers),
-        "on_success": None if row.on_success is None else _decoded(row.on_success),
-        "on_failure": None if row.on_failure is None else _decoded(row.on_failure),
+        "payload": _shown(payload.text),
+        "sealed": payload.sealed,
+        "result": None if row.result is None else result_shown(seal, row.task, row.queue, row.result),
+        "errors": [record for record in records if history.is_error(record)],
+        "history": history.lines(records, _last_line(row, started_at)),
+        "headers": {} if row.headers is None else decoded(row.headers),
+        "on_success": None if row.on_success is None else decoded(row.on_success),
+        "on_failure": None if row.on_failure is None else decoded(row.on_failure),
         "progress": _progress(done, of, note),
+        "cursor": None if row.cursor is None else decoded(row.cursor),
         "label": None if row.label is None else str(row.label),
+        "available_at": None if row.available_at == FAR else row.available_at,
     }
     return JobDetails(**found)
 
@@ -250,15 +320,41 @@ def _progress(done: Any, of: Any, note: Any) -> Progress | None:
     return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
 
 
-def _decoded(text: Any) -> Any:
+def result_shown(seal: Seal | None, task: str, queue: str, text: Any) -> Any:
+    """Return a result as it may be shown: decoded, or `Unopened`."""
+    return _shown(looked_into(seal, "result", task, queue, text).text)
+
+
+def _shown(text: Any) -> Any:
+    return text if isinstance(text, Unopened) else decoded(text)
+
+
+def decoded(text: Any) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return text
 
 
-def _errors(text: str | None) -> list[Any]:
-    found = _decoded(text) if text else []
+def _last_line(row: RowMapping, started_at: datetime | None) -> HistoryLine | None:
+    """Return the line of the attempt that goes on, or that has ended the job, which no record holds."""
+    state = State(row.state)
+    claimed = (row.attempts if row.reserved_at is not None else None, row.reserved_at, started_at)
+    if state is State.RUNNING:
+        return HistoryLine("running", *claimed, worker=row.reserved_by)
+    if state is State.FAILED:
+        outcome: history.LineOutcome = "lost" if row.reason == "worker_lost" else "failed"
+        said = (None, row.reason, row.exception, row.message)
+        return HistoryLine(outcome, *claimed, row.ended_at, row.reserved_by, *said)
+    if state in (State.FINISHED, State.CANCELLED):
+        outcome = "finished" if state is State.FINISHED else "cancelled"
+        return HistoryLine(outcome, *claimed, row.ended_at, row.reserved_by, message=row.reason)
+    return None
+
+
+def _records(text: str | None) -> list[Any]:
+    """Return the lines of a job's history as its row has them."""
+    found = decoded(text) if text else []
     return [
         record if isinstance(record, dict) else {"message": record}
         for record in (found if isinstance(found, list) else [found])
@@ -331,41 +427,75 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     if not rows:
         return [], []
     dialect = DIALECTS[conn.dialect.name]
-    statement = dialect.passing_over_live_keys(dialect.insert(jobs).values(available_at=now())).returning(
-        jobs.c.id
-    )
+    keys = {row.id: row.limit_key for row in rows if row.limit_key is not None}
+    insert = dialect.insert(jobs).values(**(_IN_LINE if keys else {"available_at": now()}))
+    statement = dialect.passing_over_live_keys(insert).returning(jobs.c.id)
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
-    moved = sorted(conn.scalars(statement, [_put_back(row) for row in ordered]))
+    given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]
+    moved = sorted(conn.scalars(statement, given))
+    write(conn, dialect, {Wake(keys[id]) for id in moved if id in keys})
     conn.execute(delete(failed_jobs).where(failed_jobs.c.id.in_(moved)))
     return moved, [row.id for row in rows if row.id not in set(moved)]
 
 
+_limited = bindparam("in_line", type_=Integer) == 1
+_IN_LINE = {
+    "available_at": case((_limited, far()), else_=now()),
+    "blocked_by": case((_limited, "limit"), else_=null()),  # guard: a-failed-retry-holds-no-slot
+    "due_at": case((_limited, now()), else_=null()),
+}
+
 # guard: retry-keeps-the-token
 _RESET = (
     *("attempts", "releases", "available_at", "reserved_at", "reserved_by", "errors"),
-    *("progress", "progress_of", "progress_note"),
+    *("progress", "progress_of", "progress_note", "start_by"),
 )
 
 
 def _put_back(row: Row[Any]) -> dict[str, Any]:
     kept = {name: getattr(row, name) for name in CARRIED if name not in _RESET}
-    return {**kept, "attempts": 0, "releases": 0, "errors": _errors_with_the_last(row)}
+    return {**kept, "attempts": 0, "releases": 0, "errors": _history_with_the_last(row)}
 
 
-def _errors_with_the_last(row: Row[Any]) -> str:
-    """The errors of earlier attempts and what the job failed of; a full record keeps the oldest, as in a
-    retry."""
-    if len(row.errors or "") > ERROR_BYTES:
-        return str(row.errors)
-    record = error_record(
-        row.attempts, row.reason, ErrorText(row.exception or "", row.message or ""), row.failed_at
-    )
-    return json.dumps([*_errors(row.errors), json.loads(record)], ensure_ascii=False)
+def _history_with_the_last(row: Row[Any]) -> str:
+    """The lines of earlier attempts, what the job failed of, and that an operator has put it back; a full
+    record keeps the oldest, as in a retry, and is told of operators for longer."""
+    found = _records(row.errors)
+    if len(row.errors or "") <= ERROR_BYTES:
+        started_at = history.started_at(row.reserved_at, row.start_ms)
+        course = Course(row.reserved_at, started_at, row.failed_at, row.reserved_by)
+        error = ErrorText(row.exception or "", row.message or "")
+        found.append(json.loads(error_record(row.attempts, row.reason, error, course)))
+    if len(row.errors or "") <= 2 * ERROR_BYTES:
+        found.append(json.loads(history.note(None, "put_back")))  # guard: a-put-back-is-seen
+    return json.dumps(found, ensure_ascii=False)
 
 
-def forget_failed(conn: Connection, chosen: Selection) -> list[int]:
-    """Delete a batch of failed jobs for good and return their ids, at most 1,000."""
+class Gone(NamedTuple):
+    """Jobs that have ended, or were deleted; those of them that were steps, and of which flows."""
+
+    ids: list[int]
+    steps: list[int]
+    flows: list[int]
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> Gone:
+        """Return what rows of id and flow_id say."""
+        ids: list[int] = []
+        of_flows: dict[int, int] = {}
+        for row in rows:
+            ids.append(row.id)
+            if row.flow_id is not None:
+                of_flows[row.id] = row.flow_id
+        return cls(sorted(ids), sorted(of_flows), sorted(set(of_flows.values())))
+
+    def __bool__(self) -> bool:
+        return bool(self.ids)
+
+
+def forget_failed(conn: Connection, chosen: Selection) -> Gone:
+    """Delete a batch of failed jobs for good and return them, at most 1,000."""
     ids = (
         select(failed_jobs.c.id)
         .where(chosen.where(failed_jobs))
@@ -373,15 +503,33 @@ def forget_failed(conn: Connection, chosen: Selection) -> list[int]:
         .limit(BATCH)
         .with_for_update(skip_locked=True)
     )
-    return sorted(
-        conn.scalars(delete(failed_jobs).where(failed_jobs.c.id.in_(ids)).returning(failed_jobs.c.id))
-    )
+    forgotten = delete(failed_jobs).where(failed_jobs.c.id.in_(ids))
+    rows = conn.execute(
+        forgotten.returning(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.limit_key)
+    ).all()
+    held = {Wake(row.limit_key) for row in rows if row.limit_key is not None}
+    write(conn, DIALECTS[conn.dialect.name], held)  # guard: forgetting-lets-a-line-go-on
+    gone = Gone.of(rows)
+    _clear_up_after(conn, gone)
+    return gone
+
+
+def _clear_up_after(conn: Connection, gone: Gone) -> None:
+    """Delete the edges of steps that are gone, and flows that were left without a step. What waits for a step
+    that is gone keeps its edge, and finds it in no table."""
+    if not gone.steps:
+        return
+    conn.execute(delete(edges).where(edges.c.job_id.in_(gone.steps)))
+    empty = (~exists().where(source.c.flow_id == flows.c.id) for source in (jobs, finished_jobs, failed_jobs))
+    conn.execute(delete(flows).where(flows.c.id.in_(gone.flows), *empty))
 
 
 def erase(conn: Connection, queues: Collection[str]) -> None:
-    """Delete every job of these queues, whatever its state; for queues that no other program uses."""
+    """Delete every job of these queues, whatever its state, and flows that are left without a step; for
+    queues that no other program uses."""
     for source in (jobs, finished_jobs, failed_jobs):
-        conn.execute(delete(source).where(source.c.queue.in_(queues)))
+        erased = delete(source).where(source.c.queue.in_(queues)).returning(source.c.id, source.c.flow_id)
+        _clear_up_after(conn, Gone.of(conn.execute(erased)))
 
 
 def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
@@ -417,5 +565,19 @@ def _prune(
 
 def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
     """Delete at most `most` of the chosen rows; one that is locked is left to the next turn."""
+    # guard: what-is-asked-for-is-kept
+    chosen = chosen.where(or_(source.c.flow_id.is_(None), ~_is_asked_for(source)))
     ids = chosen.limit(bindparam("most", type_=Integer)).with_for_update(skip_locked=True)
-    return conn.execute(delete(source).where(source.c.id.in_(ids)), parameters).rowcount
+    pruned = delete(source).where(source.c.id.in_(ids)).returning(source.c.id, source.c.flow_id)
+    gone = Gone.of(conn.execute(pruned, parameters))
+    _clear_up_after(conn, gone)
+    return len(gone.ids)
+
+
+def _is_asked_for(source: Table) -> ColumnElement[bool]:
+    """Whether an ended job is a step for which another waits, or whose result that may still take: since it
+    is live, or has failed and may be retried."""
+    waits = select(edges.c.job_id).where(edges.c.depends_on == source.c.id)
+    live = waits.where(exists().where(jobs.c.id == edges.c.job_id))
+    failed = failed_jobs.alias("failed_step")
+    return live.exists() | waits.where(exists().where(failed.c.id == edges.c.job_id)).exists()

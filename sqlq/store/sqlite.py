@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -21,8 +21,8 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 
 from sqlq.errors import ConfigurationError
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED, SQLITE_NOW, milliseconds_of
-from sqlq.store.dialect import Ask, Batch, Dialect, claimed_columns
+from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED, SQLITE_NOW, milliseconds_of
+from sqlq.store.dialect import Ask, Batch, Dialect, Line, Place, Verdict, claimed_columns
 from sqlq.store.patience import Patience
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class SQLite(Dialect):
     sees_commits = True
     claims_beyond = False
     most_unwritten = 200
+    shortest_us = 1_000
     insert = staticmethod(sqlite.insert)
 
     def for_parameters(self, style: Any) -> Any:
@@ -57,14 +58,19 @@ class SQLite(Dialect):
         lease_ms: int,
         max_attempts: str,
         follow_ups: str | None = None,
+        *,
+        newest_first: bool = False,
     ) -> list[Sequence[Any]]:
         due: list[int] = []
+        due_at_level = _DUE_LAST_AT_LEVEL if newest_first else _DUE_AT_LEVEL
         paused = {name for (name,) in ask(_PAUSED, ())}
         for name in names:
+            if len(due) >= limit:
+                break
             levels = [] if name in paused else ask(_TOP_LEVEL, (name,))  # guard: pause-sqlite
             while levels and len(due) < limit:
                 ((level,),) = levels
-                due += [id for (id,) in ask(_DUE_AT_LEVEL, (name, level, limit - len(due)))]
+                due += [id for (id,) in ask(due_at_level, (name, level, limit - len(due)))]
                 levels = ask(_NEXT_LEVEL, (name, level))
         if not due:
             return []
@@ -107,6 +113,53 @@ class SQLite(Dialect):
         done = work(ask)
         ask("COMMIT", ())
         return done
+
+    def unblock(
+        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
+    ) -> Verdict:
+        steps = (
+            list(ids)
+            if are_steps
+            else [id for (id,) in ask(f"{_WAITING_FOR} LIMIT ?", (json.dumps(ids), most))]
+        )
+        judged = ask(_VERDICT, (json.dumps(steps),)) if steps else []
+        free = [id for id, never in judged if not never]
+        cancelled = [id for id, never in judged if never]
+        if free:
+            ask(_WAKE, (json.dumps(free),))
+            ask(_FREE, (json.dumps(free),))
+        if cancelled:
+            ask(_CANCEL, (reason, json.dumps(cancelled)))
+            ask(
+                "DELETE FROM main.jobs WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(cancelled),)
+            )
+        return Verdict(len(steps), free, cancelled)
+
+    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+        return [id for (id,) in ask(_WAITING_FOR, (json.dumps(list(ended)),))]
+
+    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+        return [id for (id,) in ask(_WAITING_FOR_RECENT, (within_ms, within_ms))]
+
+    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
+        return ask(_STEPS_BEYOND, (*place, most))
+
+    def has_flows(self, ask: Ask, schema: str | None) -> bool:
+        return bool(ask("SELECT EXISTS (SELECT 1 FROM main.sqlq_flows)", ())[0][0])
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+    ) -> Iterable[tuple[int, str]]:
+        names = None if served is None else json.dumps(list(served))
+        for line in lines:
+            number = line.most
+            if line.running is not None:
+                admitted = conn.exec_driver_sql(_ADMITTED, (line.key, line.running)).scalar_one()
+                number = min(number, line.running - admitted)
+            if number > 0:
+                statement, given = (_HEAD, (line.holds,)) if line.in_order else (_FIRST, (number,))
+                for (id,) in conn.exec_driver_sql(statement, (line.key, names, names, *given)).all():
+                    yield id, line.key
 
     def commits_at_once(self, pooled: Any) -> bool:
         driver = pooled.driver_connection
@@ -225,6 +278,7 @@ SELECT id FROM main.jobs
  ORDER BY available_at, id
  LIMIT ?
 """
+_DUE_LAST_AT_LEVEL = _DUE_AT_LEVEL.replace("available_at, id", "available_at DESC, id DESC")
 _EACH_QUEUE = """
       SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL
       UNION ALL
@@ -267,6 +321,96 @@ _RESERVED = f"""
 RETURNING {claimed_columns(sqlite.dialect())}
 """
 _RESERVE, _RESERVE_FOLLOWED = _RESERVING + _RESERVED, _RESERVING + _FOLLOW_UPS + _RESERVED
+
+
+_WAITING_FOR = """
+SELECT DISTINCT job.id
+  FROM json_each(?) AS ended
+ CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.value
+ CROSS JOIN main.jobs AS job ON job.id = edge.job_id
+ WHERE job.blocked_by = 'flow'
+   AND (edge.on_outcome <> 'success' OR (
+        SELECT id FROM main.failed_jobs WHERE id = ended.value) IS NULL)"""
+_WAITING_FOR_RECENT = "UNION".join(
+    f"""
+SELECT job.id
+  FROM main.{table} AS ended
+ CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.id
+ CROSS JOIN main.jobs AS job ON job.id = edge.job_id
+ WHERE ended.{ended_at} > {SQLITE_NOW} - ?
+   AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL)
+   AND job.blocked_by = 'flow'
+   {those}
+"""
+    for table, ended_at, those in (
+        ("finished_jobs", "finished_at", ""),
+        ("failed_jobs", "failed_at", "AND edge.on_outcome <> 'success'"),
+    )
+)
+_STEPS_BEYOND = """
+SELECT flow_id, id, blocked_by IS 'flow' FROM main.jobs
+ WHERE flow_id IS NOT NULL AND (flow_id, id) > (?, ?)
+ ORDER BY flow_id, id
+ LIMIT ?
+"""
+_VERDICT = """
+WITH quiet AS MATERIALIZED (
+     SELECT job.id FROM json_each(?) AS step CROSS JOIN main.jobs AS job ON job.id = step.value
+      WHERE job.blocked_by = 'flow' AND job.reserved_at IS NULL
+        AND NOT EXISTS (
+            SELECT 1 FROM main.sqlq_edges AS edge CROSS JOIN main.jobs AS live ON live.id = edge.depends_on
+             WHERE edge.job_id = job.id ORDER BY edge.depends_on DESC LIMIT 1))
+SELECT quiet.id,
+       max(failed.id IS NULL AND edge.on_outcome <> 'ended'
+           AND (edge.on_outcome = 'failure' OR finished.outcome IS NOT 'completed')) AS never
+  FROM quiet
+  JOIN main.sqlq_edges AS edge ON edge.job_id = quiet.id
+  LEFT JOIN main.finished_jobs AS finished ON finished.id = edge.depends_on
+  LEFT JOIN main.failed_jobs AS failed ON failed.id = edge.depends_on
+ GROUP BY quiet.id
+HAVING never OR NOT max(failed.id IS NOT NULL AND edge.on_outcome = 'success')
+"""
+_FREE = f"""
+UPDATE main.jobs
+   SET available_at = CASE WHEN limit_key IS NULL THEN max({SQLITE_NOW}, coalesce(due_at, 0))
+                           ELSE available_at END,
+       blocked_by = CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
+       due_at = CASE WHEN limit_key IS NOT NULL THEN max({SQLITE_NOW}, coalesce(due_at, 0)) END
+ WHERE id IN (SELECT value FROM json_each(?))
+"""
+_WAKE = """
+INSERT INTO main.sqlq_wakes (limit_key)
+SELECT DISTINCT limit_key FROM main.jobs
+ WHERE id IN (SELECT value FROM json_each(?)) AND limit_key IS NOT NULL
+"""
+_CANCEL = f"""
+INSERT INTO main.finished_jobs ({", ".join(CARRIED)}, outcome, reason)
+SELECT {", ".join(CARRIED)}, 'cancelled', ? FROM main.jobs WHERE id IN (SELECT value FROM json_each(?))
+"""
+
+
+# guard: slots-are-counted-sqlite
+_ADMITTED = """
+SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE limit_key = ? AND blocked_by IS NULL LIMIT ?)
+"""
+# guard: only-what-is-served-is-admitted-sqlite
+_IS_SERVED = "(? IS NULL OR queue IN (SELECT value FROM json_each(?)))"
+_FIRST = f"""
+SELECT id FROM main.jobs
+ WHERE limit_key = ? AND blocked_by = 'limit' AND due_at <= {SQLITE_NOW} AND queue NOT IN ({_PAUSED})
+   AND {_IS_SERVED}
+ ORDER BY priority DESC, due_at, id
+ LIMIT ?
+"""
+# guard: the-head-of-a-line-sqlite
+_HEAD = f"""
+SELECT head.id
+  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
+         WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
+ WHERE head.due_at <= {SQLITE_NOW} AND head.queue NOT IN ({_PAUSED}) AND {_IS_SERVED}
+   AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
+                           WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
+"""
 
 
 def _text(data: bytes) -> str:

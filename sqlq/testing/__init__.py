@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlq.testing.asserts import Enqueued, assert_enqueued, assert_not_enqueued
-    from sqlq.testing.database import create_tables, drain, on_database
+    from sqlq.testing.database import create_tables, drain, on_database, tick
     from sqlq.testing.inlining import Inline, InlineJob, inline
     from sqlq.worker.settle import Tally
 
@@ -35,6 +35,7 @@ __all__ = [
     "drain",
     "inline",
     "on_database",
+    "tick",
 ]
 
 _ROOMS = {
@@ -48,6 +49,7 @@ _ROOMS = {
     "drain": "sqlq.testing.database",
     "inline": "sqlq.testing.inlining",
     "on_database": "sqlq.testing.database",
+    "tick": "sqlq.testing.database",
 }
 
 

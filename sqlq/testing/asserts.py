@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlq.app import App
 from sqlq.codec import decode
-from sqlq.errors import ArgumentsError, ConfigurationError
+from sqlq.errors import ArgumentsError, ConfigurationError, SealError
 from sqlq.schema import version
 from sqlq.session import SyncSession, connection_of
 from sqlq.settings import schema_name
@@ -111,7 +111,7 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
             version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
         )
         version.require(conn, schema)
-        return [_job(task, *row) for row in records.enqueued(conn, name, schema)]
+        return [_job(task, *_opened(row, app)) for row in records.enqueued(conn, name, schema)]
     if app is None:
         raise ConfigurationError(
             "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "
@@ -119,7 +119,17 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
         )
     with app.database.read() as conn:
         version.require(conn, app.database.schema)
-        return [_job(task, *row) for row in records.enqueued(conn, name, app.database.schema)]
+        found = records.enqueued(conn, name, app.database.schema)
+    return [_job(task, *_opened(row, app)) for row in found]
+
+
+def _opened(row: Sequence[Any], app: App | None) -> Sequence[Any]:
+    """Return a job's row with its payload opened, where the App has what it was sealed with."""
+    seal, (id, task, queue, payload, *rest) = None if app is None else app.seal, row
+    if seal is not None:
+        with suppress(SealError):
+            payload = seal.opened("payload", task, queue, payload)
+    return id, task, queue, payload, *rest
 
 
 def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: str, *rest: Any) -> Enqueued:
@@ -127,7 +137,7 @@ def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: s
     kwargs: dict[str, Any] | None
     try:
         args, kwargs = decode(payload)
-    except ArgumentsError:
+    except (ArgumentsError, SealError):
         args = kwargs = None
     else:
         if not isinstance(found, str):

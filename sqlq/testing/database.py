@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import URL
@@ -11,9 +12,12 @@ from sqlalchemy.exc import OperationalError
 
 from sqlq import settings
 from sqlq.app import App
+from sqlq.clock import aware
 from sqlq.errors import ConfigurationError, SqlqError
+from sqlq.job import JobDetails
 from sqlq.schema import version
 from sqlq.session import SyncSession, connection_of, note_write
+from sqlq.store import schedules
 from sqlq.worker.settle import Tally
 
 _current: list[App] = []
@@ -128,11 +132,42 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
     return app.worker(queues, drain=True).run()
 
 
-def _refuse_what_is_no_tests(app: App) -> None:
+def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDetails]:
+    """Enqueue what schedules have due as if it were `at`, and return the jobs, in the order of their moments.
+
+    What the App declares is written first, as a worker does that starts. With `since` all schedules begin
+    at that moment, as if workers had not run from then until `at`; without it each goes on from where the
+    last tick left it, and a new one from now. The jobs are available at once, whatever the clock says, so
+    that `drain` runs them. Raises `ConfigurationError` for a moment without a time zone, and as `drain` does.
+
+    >>> noon = datetime(2026, 3, 28, 12, tzinfo=UTC)  # doctest: +SKIP
+    >>> [job] = sqlq.testing.tick(app, noon + timedelta(days=1), since=noon)  # doctest: +SKIP
+    """
+    _refuse_what_is_no_tests(app, "tick() reads and writes schedules on connections of its own, which")
+    at, since = aware(at, "at"), None if since is None else aware(since, "since")
+    app.write_declared()
+    if since is not None:
+        begin = since
+        app.database.run(lambda conn: schedules.begin_at(conn, begin))
+    done = schedules.tick(app.database, at=at)
+    enqueued = list(done.jobs)
+    errors = done.errors
+    while done.seen:
+        done = schedules.tick(app.database, at=at)
+        enqueued += done.jobs
+        errors |= done.errors
+    if errors:
+        name, error = next(iter(errors.items()))
+        raise SqlqError(f"the schedule {name!r} could not be ticked: {error}")
+    enqueued.sort(key=lambda pair: (pair[0].scheduled_for, pair[1].id))
+    return [app.get(job.id) for _, job in enqueued]
+
+
+def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose threads") -> None:
     where = app.database.engine.url
     if settings.in_memory(where):
         raise ConfigurationError(
-            "drain() runs a worker, whose threads cannot share an SQLite database in memory: run the jobs "
+            f"{what} cannot share an SQLite database in memory: run the jobs "
             'with sqlq.testing.inline(app, at="commit"), or put the test on a file'
         )
     in_tests = [other for other in _current if other.address.is_test]

@@ -15,11 +15,13 @@ from sqlalchemy.util import await_only, concurrency
 from sqlq.app import App
 from sqlq.borrowed import Borrowed
 from sqlq.drivers import DriverConnection
-from sqlq.eager import Here, JobHere
+from sqlq.eager import FlowHere, Here, JobHere
 from sqlq.errors import ConfigurationError
+from sqlq.flow import EnqueuedFlow, Plan
 from sqlq.job import ClaimedJob, Job, NewJob, State
 from sqlq.retry import Cancel, Retry, Snooze
 from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
+from sqlq.store.results import Seen
 from sqlq.testing.commits import Commits
 from sqlq.testing.database import current
 
@@ -93,10 +95,15 @@ def inline(
 
 
 class _Kept(NamedTuple):
-    """A job that waits for a commit, and the scoped_session through which it was enqueued, if it was."""
+    """A job or flow that waits for a commit, and the scoped_session through which it was enqueued, if it
+    was."""
 
-    job: InlineJob
+    what: InlineJob | FlowHere
     scope: scoped_session[Any] | None
+
+    @property
+    def jobs(self) -> Sequence[JobHere]:
+        return self.what.jobs if isinstance(self.what, FlowHere) else [self.what]
 
 
 class InlineEnqueuer(Here):
@@ -104,7 +111,7 @@ class InlineEnqueuer(Here):
 
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
         super().__init__(app.tasks, lifespan)
-        self._ids = itertools.count(1)
+        self._ids, self._flow_ids = itertools.count(1), itertools.count(1)
         self._commits = Commits(self._committed, self._undone) if at_commit else None
         self._failed: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
@@ -137,6 +144,10 @@ class InlineEnqueuer(Here):
             done.append(found.answer(created=created))
         return done
 
+    def seen(self, id: int) -> Seen | None:
+        """Return what became of a job of the block; None for what is none."""
+        return next((job.seen() for job in self.ran.jobs if job.id == id), None)
+
     def close(self) -> None:
         """Run nothing any more of what waits for a commit."""
         if self._commits is not None:
@@ -147,6 +158,9 @@ class InlineEnqueuer(Here):
         not."""
         live = self._live(new)
         if live is not None:
+            live.replaced = new.on_conflict != "keep" and live.state is State.AVAILABLE
+            if live.replaced:
+                live.new = self._completed(new)
             return live, False
         job = InlineJob(next(self._ids), self._completed(new))
         self.ran.jobs.append(job)
@@ -164,8 +178,9 @@ class InlineEnqueuer(Here):
             return None
         for job in self.ran.jobs:
             live = job.state is State.AVAILABLE or (
-                job.state is State.RUNNING and job.new.unique_until == "finish"
+                job.state is State.RUNNING and job.new.unique_until != "start"
             )
+            live = live or "pruned" in (job.new.unique_until, new.unique_until)
             if live and (job.new.queue, job.new.unique_key) == (new.queue, new.unique_key):
                 return job
         return None
@@ -187,12 +202,49 @@ class InlineEnqueuer(Here):
     def follow(self, new: NewJob) -> JobHere:
         return self._take(new)[0]
 
+    def step(self, new: NewJob) -> JobHere:
+        return self._take(new)[0]
+
+    # -- flows -----------------------------------------------------------------------------------------------
+
+    def enqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
+        self.check(plan.jobs)
+        if hasattr(session, "run_sync"):
+            connection_of(session)  # refuses it, and says what to write
+        flow = FlowHere.of(plan, next(self._flow_ids), self.step)
+        if session is not None and self._commits is not None:
+            self._keep_flow(flow, session, self._commits)
+        else:
+            self.run_flow(flow)
+        return flow.answer()
+
+    async def aenqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
+        self.check(plan.jobs)
+        if session is not None and self._commits is not None:
+            kept: EnqueuedFlow = await asynchronous(session).run_sync(
+                lambda sync: self.enqueue_flow(plan, sync)
+            )
+            return kept
+        flow = FlowHere.of(plan, next(self._flow_ids), self.step)
+        await self.arun_flow(flow)
+        return flow.answer()
+
+    def _keep_flow(self, flow: FlowHere, session: Any, commits: Commits[_Kept]) -> None:
+        conn = connection_to_write(session)
+        if isinstance(conn, Borrowed):
+            self._keep_for_driver([_Kept(flow, None)], conn.driver)
+            return
+        commits.add(itself(session), _Kept(flow, session if hasattr(session, "registry") else None))
+        note_write(session)
+
     # -- at a commit -----------------------------------------------------------------------------------------
 
     def _keep(self, new: Sequence[NewJob], session: Any, commits: Commits[_Kept]) -> list[Job]:
         conn = connection_to_write(session)
         if isinstance(conn, Borrowed):
-            return self._keep_for_driver(new, conn.driver)
+            taken = [self._take(job) for job in new]
+            self._keep_for_driver([_Kept(job, None) for job, created in taken if created], conn.driver)
+            return [job.answer(created=created) for job, created in taken]
         scope = session if hasattr(session, "registry") else None
         owner = itself(session)
         done = []
@@ -204,10 +256,8 @@ class InlineEnqueuer(Here):
         note_write(session)
         return done
 
-    def _keep_for_driver(self, new: Sequence[NewJob], driver: DriverConnection) -> list[Job]:
+    def _keep_for_driver(self, kept: list[_Kept], driver: DriverConnection) -> None:
         """Keep jobs for the commit on a driver's connection, where its library tells of that."""
-        taken = [self._take(job) for job in new]
-        kept = [_Kept(job, None) for job, created in taken if created]
         if driver.commits_at_once():
             self._committed(kept)
         elif not driver.on_commit(lambda: self._committed(kept)):
@@ -216,30 +266,33 @@ class InlineEnqueuer(Here):
                 f"nobody tells of a commit on a connection of {driver.driver}: use inline(app), without "
                 'at="commit", where the job runs at once'
             )
-        return [job.answer(created=created) for job, created in taken]
 
     def _undone(self, kept: list[_Kept]) -> None:
-        undone = [job for job, _ in kept]
+        undone = [job for each in kept for job in each.jobs]
         self.ran.jobs[:] = [job for job in self.ran.jobs if job not in undone]
 
     def _committed(self, kept: list[_Kept]) -> None:
         if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
             await_only(self._arun_committed(kept))
         else:
-            for job, scope in kept:
-                with self._failing_later(job), _session_of_its_own(scope):
-                    self.run(job)
+            for each in kept:
+                with self._failing_later(each), _session_of_its_own(each.scope):
+                    if isinstance(each.what, FlowHere):
+                        self.run_flow(each.what)
+                    else:
+                        self.run(each.what)
 
     async def _arun_committed(self, kept: list[_Kept]) -> None:
-        for job, _ in kept:
-            with self._failing_later(job):
-                await self.arun(job)
+        for each in kept:
+            with self._failing_later(each):
+                await (self.arun_flow(each.what) if isinstance(each.what, FlowHere) else self.arun(each.what))
 
     @contextmanager
-    def _failing_later(self, job: InlineJob) -> Iterator[None]:
+    def _failing_later(self, kept: _Kept) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # guard: a-commit-raises-nothing
+            job = next((job for job in kept.jobs if job.error is error), kept.jobs[0])
             error.add_note(f"raised by job {job.id}, {job.new.task}, which ran inline after a commit")
             self._failed.append(error)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlq.clock import readable
@@ -16,6 +16,7 @@ from sqlq.events import JobEvent
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.link import Link, unpacked
+from sqlq.worker.meter import Meter
 
 log = logging.getLogger("sqlq.worker")
 
@@ -35,6 +36,9 @@ worker is entered."""
 Look = Callable[[], None]
 """Ends the rest of a loop, because there may be work."""
 
+Asked = Callable[[str], None]
+"""Hears for which jobs somebody waits, in a waiter's own words."""
+
 Report = Callable[[], "dict[str, Any]"]
 """Says how far a worker has come: `tally`, and how many jobs are `running`."""
 
@@ -42,18 +46,34 @@ Report = Callable[[], "dict[str, Any]"]
 Told = Callable[[JobEvent], None]
 """Hears what became of a job whose worker died."""
 
+Hear = Callable[["dict[str, Any]"], None]
+"""Hears what operators want of this worker."""
+
 
 class Unsupervised:
     """No supervisor, and so nothing to tell."""
 
     supervised = False
+    is_alone = True
+    """Whether no supervisor will ever look for jobs for this worker."""
     box: BlackBox | None = None
+    began_at: float | None = None
+    """When the supervisor began, by the monotonic clock that all processes of a machine share."""
 
     def listen(
-        self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict, look: Look = lambda: None
+        self,
+        *,
+        stop: Stop,
+        renewed: Renewed,
+        told: Told,
+        report: Report = dict,
+        look: Look = lambda: None,
+        asked: Asked = lambda words: None,
+        control: Hear = lambda message: None,
     ) -> None:
         """Hear the supervisor from now on: when to stop, when to look for jobs, which leases it has renewed,
-        and what it has made of the jobs of workers that died; `report` is told it each second."""
+        for which jobs somebody waits, what operators want, and what it has made of the jobs of workers that
+        died; `report` is told it each second."""
 
     def ready(self, **facts: Any) -> None:
         """Say that this worker is up, and what the supervisor needs to know to stand in for it."""
@@ -61,6 +81,11 @@ class Unsupervised:
     def leaving(self, why: str, *, replace: bool) -> None:
         """Say that this worker claims no more and ends when what it runs has ended, and whether another
         should take its place."""
+
+    def paused(self, paused: bool) -> bool:
+        """Say that an operator has paused this worker by its row, or resumed it, which counts for all of its
+        supervisor; return whether there is one."""
+        return False
 
     def pulse(self, *, rests: bool = False) -> None:
         """Say that the loop turns, and whether it claims nothing until it is called."""
@@ -73,6 +98,10 @@ class Unsupervised:
         never."""
         return 0.0
 
+    def meter(self, tasks: Mapping[str, Any]) -> Meter | None:
+        """Return what counts for this worker; None where nobody asks for numbers."""
+        return None
+
 
 class Supervised(Unsupervised):
     """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the
@@ -80,17 +109,39 @@ class Supervised(Unsupervised):
 
     supervised = True
 
-    def __init__(self, link: Link, box: BlackBox) -> None:
+    def __init__(
+        self,
+        link: Link,
+        box: BlackBox,
+        *,
+        began_at: float | None = None,
+        is_alone: bool = False,
+        is_metered: bool = False,
+    ) -> None:
+        self.is_alone = is_alone
+        self._is_metered = is_metered
+        self._meter: Meter | None = None
         self._link = link
         self.box: BlackBox = box
+        self.began_at = began_at
         self._over = False
         self._report: Report = dict
         self._report_at = self._more_at = 0.0
         self.announce: Callable[[], None] = lambda: None
         """Called when the worker is ready, before it starts anything."""
+        self.show: Callable[[str], None] = lambda state: None
+        """Called each second with what the worker is at."""
 
     def listen(
-        self, *, stop: Stop, renewed: Renewed, told: Told, report: Report = dict, look: Look = lambda: None
+        self,
+        *,
+        stop: Stop,
+        renewed: Renewed,
+        told: Told,
+        report: Report = dict,
+        look: Look = lambda: None,
+        asked: Asked = lambda words: None,
+        control: Hear = lambda message: None,
     ) -> None:
         self._report = report
 
@@ -98,8 +149,12 @@ class Supervised(Unsupervised):
             while (message := self._link.receive()) is not None:
                 if "look" in message:
                     look()
+                elif "asked" in message:
+                    asked(message["asked"])
                 elif "stop" in message:
                     stop(None)
+                elif "control" in message:
+                    control(message["control"])
                 elif "events" in message:
                     for event in message["events"]:
                         told(unpacked(event))
@@ -135,6 +190,8 @@ class Supervised(Unsupervised):
     def ended(self, tally: dict[str, int]) -> None:
         """Say what became of the attempts, as the last word."""
         self._over = True
+        if self._meter is not None:
+            self._meter.last(lambda numbers: self._link.send(metrics=numbers))
         self._link.send(ended=tally)
 
     def more(self) -> None:
@@ -145,9 +202,23 @@ class Supervised(Unsupervised):
     def looked_at(self) -> float:
         return self.box.looked_at()
 
+    def paused(self, paused: bool) -> bool:
+        self._link.offer(paused=paused)
+        return True
+
     def pulse(self, *, rests: bool = False) -> None:
         self.box.pulse(rests=rests)
         if time.monotonic() >= self._report_at:
             self._report_at = time.monotonic() + REPORT_SECONDS
-            self._link.offer(droppable=True, report=self._report())
+            report = self._report()
+            self._link.offer(droppable=True, report=report)
+            if self._meter is not None:
+                self._meter.flush()
+            if "state" in report:
+                self.show(report["state"])
         self._link.flush()
+
+    def meter(self, tasks: Mapping[str, Any]) -> Meter | None:
+        if self._is_metered:
+            self._meter = Meter(lambda numbers: self._link.offer(droppable=True, metrics=numbers), tasks)
+        return self._meter

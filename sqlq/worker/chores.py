@@ -19,11 +19,13 @@ from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.clock import since_boot
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS
-from sqlq.store import cluster, endings, records
+from sqlq.store import cluster, endings, expiry, limits, records, unblock
 from sqlq.store.database import Database
+from sqlq.store.dialect import Place
 from sqlq.worker.outage import Outage
 from sqlq.worker.vacuum import VacuumWatch
 
@@ -31,11 +33,19 @@ log = logging.getLogger("sqlq.worker")
 
 PRUNE_SECONDS = 60.0
 PRUNE_BATCH = 1_000
+EXPIRE_BATCH = 500
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
 CANCELLED_KEPT_MS = 24 * 3_600_000
 SCHEMA_SECONDS = 60.0
 UNSTARTED_SECONDS = 30.0
+NO_FLOWS_SECONDS = ALL_STEPS_SECONDS = 60.0
+RECENT_MS = 3 * RESCUE_MS
+"""How far back a sweep looks: further than the time between two, so that one may be late."""
+SWEPT_AT_ONCE = 1_000
+SWEEP_SHARE = 50
+BEFORE_ALL = (0, 0)
+NEVER = float("inf")
 FAILED_SECONDS = 7.0
 """After so long a chore is tried again that failed for a reason other than the database being away."""
 
@@ -79,6 +89,14 @@ class Chores:
         self._hasten(partial(is_, chore))
         self._changed.set()
 
+    def at(self, chore: Chore, moment: float) -> None:
+        """Have a chore done at a moment of the monotonic clock, unless it is due before, from any thread."""
+        with self._lock:
+            self._due = sorted(
+                (min(moment, entry[0]) if entry[2] is chore else entry[0], *entry[1:]) for entry in self._due
+            )
+        self._changed.set()
+
     def join(self, seconds: float) -> None:
         """Wait for the turn under way, at most so long."""
         self._thread.join(seconds)
@@ -90,6 +108,7 @@ class Chores:
             moment, _, chore, outage = self._due[0]
             if self._ended.is_set() or time.monotonic() < moment:
                 continue
+            self._put(partial(is_, chore), NEVER)  # so that a call while it runs is not forgotten
             try:
                 wait = chore.run()
                 outage.over()
@@ -100,7 +119,7 @@ class Chores:
             except Exception:
                 log.exception("%s failed; trying again", chore.doing)
                 wait = FAILED_SECONDS
-            self._put(partial(is_, chore), time.monotonic() + wait)
+            self.at(chore, time.monotonic() + wait)
 
     def _hasten(self, which: Callable[[Chore], bool]) -> None:
         self._put(which, time.monotonic())
@@ -129,7 +148,12 @@ def jittered(seconds: float) -> float:
 
 
 class Rescue:
-    """Takes jobs from workers that did not renew their leases."""
+    """Takes jobs from workers that did not renew their leases.
+
+    Who was away itself, because the machine slept or the database did not answer, may be about to take jobs
+    from workers that were away for the same reason, and still run them. So it gives them half a lease to
+    renew first.
+    """
 
     doing = "rescuing jobs"
 
@@ -142,26 +166,39 @@ class Rescue:
         *,
         looked_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
-        """`looked_at` returns when a lookout, which has this chore called where it finds any, has looked for
-        expired leases last."""
+        """`looked_at` returns when somebody else who has this done, or does it, has last looked for expired
+        leases."""
         self._database = database
         self._tell = tell
         self._every = min(RESCUE_MS, lease_ms / 4) / 1000
+        self._patience = lease_ms / 2000
+        self._here_at: float | None = None
+        """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
+        self._waits_until = float("-inf")
         self._rescued = rescued
         self._looked_at = looked_at
         self.is_called = False
 
     def run(self) -> float:
+        moment = since_boot()
+        if self._here_at is not None and moment - self._here_at > self._patience:
+            self._waits_until = moment + self._patience  # guard: who-was-away-waits
         is_looked_after = time.monotonic() - self._looked_at() < 2 * self._every
         if is_looked_after and not self.is_called:
-            return jittered(self._every)
-        with self._database.begin() as conn:
-            rescued = endings.rescue(conn)
-        self.is_called = False
-        self._tell(rescued, "did not renew its lease")
-        if rescued:
-            self._rescued()
-        return jittered(self._every)
+            wait = self._every
+        elif moment < self._waits_until:
+            wait = min(self._every, self._waits_until - moment)
+        else:
+            with self._database.begin() as conn:
+                rescued = endings.rescue(conn, seal=self._database.seal)
+            self.is_called = False
+            unblock.after_losses(self._database.for_claims, rescued)
+            self._tell(rescued, "did not renew its lease")
+            if rescued:
+                self._rescued()
+            wait = self._every
+        self._here_at = moment
+        return jittered(wait)
 
 
 class Prune:
@@ -192,6 +229,23 @@ class Prune:
         return 0.0 if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
 
+class Expire:
+    """Cancels jobs that were not started in time: one batch a turn, at once the next where there may be
+    more."""
+
+    doing = "cancelling jobs that were not started in time"
+
+    def __init__(self, database: Database, tell: Callable[[Iterable[expiry.Expired]], object]) -> None:
+        self._database = database
+        self._tell = tell
+
+    def run(self) -> float:
+        with self._database.begin() as conn:
+            expired = expiry.expire(conn, limit=EXPIRE_BATCH)
+        self._tell(expired)
+        return 0.0 if len(expired) == EXPIRE_BATCH else jittered(RESCUE_MS / 1000)
+
+
 class Sweep:
     """Takes out the entries of workers that fell silent a day ago."""
 
@@ -204,6 +258,74 @@ class Sweep:
         with self._database.begin() as conn:
             cluster.sweep(conn, silent_ms=SILENT_MS)
         return jittered(SWEEP_SECONDS)
+
+
+class Unblock:
+    """Unblocks what an unblock has left that did not come, since its process died: what ended lately each few
+    seconds, and now and then all steps there are, some at a time, in at most a fiftieth of the time.
+
+    Where there are no flows it asks for some once a minute, and does nothing else.
+    """
+
+    doing = "sweeping for jobs to unblock"
+
+    def __init__(self, database: Database, freed: Callable[[], None]) -> None:
+        self._database = database
+        self._freed = freed
+        self.is_in_use = False
+        self._place: Place | None = None
+        """Where the sweep over all steps goes on; None between two of them."""
+        self._all_at = self._recent_at = float("-inf")
+
+    def run(self) -> float:
+        claims = self._database.for_claims
+        if not self.is_in_use and not unblock.are_in_use(self._database):
+            return jittered(NO_FLOWS_SECONDS)
+        self.is_in_use = True
+        began = time.monotonic()
+        free = 0
+        if began >= self._recent_at:
+            free += unblock.sweep_recent(claims, RECENT_MS).free  # guard: what-ended-lately-is-swept
+            self._recent_at = began + jittered(RESCUE_MS / 1000)
+        if began >= self._all_at:
+            free += self._sweep_some(claims)
+        if free:
+            self._freed()
+        return max(0.0, min(self._recent_at, self._all_at) - time.monotonic())
+
+    def _sweep_some(self, claims: Database) -> int:
+        began = time.monotonic()
+        done, self._place = unblock.sweep_all(claims, self._place or BEFORE_ALL, SWEPT_AT_ONCE)
+        self._all_at = time.monotonic() + SWEEP_SHARE * (time.monotonic() - began)
+        if self._place is None:
+            self._all_at = max(self._all_at, began + jittered(ALL_STEPS_SECONDS))
+            self.is_in_use = False  # ask anew whether there are flows at all
+        return done.free
+
+
+class Admit:
+    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues; a few hundred
+    keys at a time, in at most a fiftieth of the time. Where no job is under a limit it asks no more than
+    that."""
+
+    doing = "sweeping for jobs to admit"
+
+    def __init__(self, database: Database, freed: Callable[[], None]) -> None:
+        self._database = database
+        self._freed = freed
+        self._place: str | None = None
+        """The key after which the sweep goes on; None between two of them."""
+
+    def run(self) -> float:
+        began = time.monotonic()
+        if not limits.are_in_use(self._database):
+            return jittered(RESCUE_MS / 1000)
+        # guard: lines-are-swept
+        done, self._place = limits.sweep(self._database.for_claims, self._place or "")
+        if done.number:
+            self._freed()
+        rest = SWEEP_SHARE * (time.monotonic() - began)
+        return rest if self._place is not None else max(rest, jittered(RESCUE_MS / 1000))
 
 
 class Unstarted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Ask, Position
 from sqlq.task import Task
+from sqlq.worker.turns import Turns
 
 AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
@@ -100,7 +102,8 @@ class Frontier:
 
 
 class Claimer:
-    """Claims for one worker; `queues` None means every queue there is, in rotation."""
+    """Claims for one worker; `queues` None means every queue there is, in rotation. With `weights` the queues
+    named have turns as well."""
 
     def __init__(
         self,
@@ -112,7 +115,13 @@ class Claimer:
         *,
         tasks: Mapping[str, Task[..., Any]] = NO_TASKS,
         drain: bool = False,
+        weights: Mapping[str, int] | None = None,
+        newest_first: frozenset[str] = frozenset(),
     ) -> None:
+        self._newest_first = newest_first
+        self._turns = None if weights is None else Turns(weights)
+        self._had_turn: set[str] = set()
+        """Queues that came first in a claim since the last one that had to begin anew."""
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if queues is None else list(dict.fromkeys(queues))
@@ -167,10 +176,31 @@ class Claimer:
         return claimed
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
+        if self._newest_first.isdisjoint(names):
+            return self._claim_oldest(names, limit)
+        claimed: list[ClaimedJob] = []
+        for newest, group in groupby(names, self._newest_first.__contains__):
+            claim = self._claim_newest if newest else self._claim_oldest
+            if len(claimed) < limit:
+                claimed += claim(list(group), limit - len(claimed))
+        return claimed
+
+    def _claim_newest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
+        """Claim what is due last first; always from the head, which is where new jobs come in."""
+
+        def work(ask: Ask) -> list[ClaimedJob]:
+            dialect, schema = self._database.dialect, self._database.schema
+            given = (self._owner, self._lease_ms, self._max_attempts(), self._follow_ups)
+            found = dialect.claim(ask, schema, names, limit, *given, newest_first=True)
+            return jobs.claimed(found, names, limit, newest_first=True)
+
+        return self._database.ask_alone(work)
+
+    def _claim_oldest(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         if not names:
             return []
         database = self._database
-        if not self._frontier.begins_anew():
+        if self._may_go_on(names[0]):
             claimed = self._go_on(names, limit)
             if claimed or not self._drain:  # guard: drain-claims-anew
                 return claimed
@@ -197,6 +227,17 @@ class Claimer:
         if dialect.claims_beyond:
             self._frontier.began_anew(claimed, time.monotonic() - begun)
         return claimed
+
+    def _may_go_on(self, first: str) -> bool:
+        """Whether this claim begins where the last one ended; not the first of a queue whose turn it is, of
+        which no place may be known."""
+        if self._frontier.begins_anew():
+            self._had_turn.clear()
+            return False
+        if self._turns is None or first in self._had_turn:
+            return True
+        self._had_turn.add(first)  # guard: a-turn-finds-its-queue
+        return False
 
     def _go_on(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         positions = self._frontier.positions(names)
@@ -245,8 +286,10 @@ class Claimer:
         return self._tasks_say
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
-        """Queues that are not named in an order have each their turn, so that a busy one starves no
-        other."""
+        """Queues that are not named in an order have each their turn, by their weights if they have some, so
+        that a busy one starves no other."""
+        if self._turns is not None:
+            return self._turns.order(names)
         if not names or self._fixed is not None:
             return list(names)
         ordered = sorted(names, key=repr)  # SQLite lets in bytes, too

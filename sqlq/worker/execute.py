@@ -25,8 +25,16 @@ from sqlq import backoff, headers
 from sqlq.clock import readable
 from sqlq.codec import MisfitError
 from sqlq.endings import check_follow_ups
-from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, JobTimeoutError, UnknownTaskError
+from sqlq.errors import (
+    ArgumentsError,
+    ConfigurationError,
+    ExecutionError,
+    JobTimeoutError,
+    SealError,
+    UnknownTaskError,
+)
 from sqlq.job import (
+    NOT_IN_TIME,
     Cancelled,
     ClaimedJob,
     ErrorText,
@@ -48,11 +56,17 @@ from sqlq.retry import (
 )
 from sqlq.settings import UNKNOWN_TASK_MS
 from sqlq.task import Task
-from sqlq.worker.running import RunningJob, completion
+from sqlq.worker import checkpoint
+from sqlq.worker.result import completion
+from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
 
 BY_OPERATOR = "cancelled by an operator"
+UNWRITTEN_GROWTH = (
+    "steps were added to the flow, but the job was not completed in a transaction with them: add them inside "
+    "`with current_job().completing(…)`"
+)
 Starting = Callable[[RunningJob], None]
 """Told that a handler is about to run."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -98,10 +112,12 @@ def _prepared(running: RunningJob) -> Outcome | None:
     """Read the arguments of a job's handler and begin the attempt; return the outcome of a job that is not
     run here.
 
-    Raises `ArgumentsError` for a payload that no handler can be called with.
+    Raises `ArgumentsError` for a payload that no handler can be called with, and for a cursor that is none.
     """
     job, task = running.claimed, running.task_found
     if task is None or running.cancel_requested or job.attempts > job.max_attempts:
+        return _not_runnable(running)
+    if job.late_ms is not None and running.is_too_late:
         return _not_runnable(running)
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
@@ -111,6 +127,8 @@ def _prepared(running: RunningJob) -> Outcome | None:
         return _misfit(job, str(misfit))  # guard: misfits-are-put-back
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
+    if job.cursor is not None:
+        checkpoint.decode(job.cursor)  # guard: cursors-are-read-first
     running.begin()
     return None
 
@@ -232,6 +250,9 @@ def _ended(running: RunningJob, result: Any) -> Outcome:
         )
         otherwise = late(running) or failed(running.claimed, error, _policy(running))
         return SelfCompleted(otherwise)  # guard: complete-must-commit
+    if running.growth is not None and running.growth.steps:  # guard: growth-is-not-dropped
+        error = ErrorText("sqlq.errors.SqlqError", UNWRITTEN_GROWTH)
+        return late(running) or failed(running.claimed, error, _policy(running))
     if running.heeded:  # guard: stopped-is-not-finished
         return late(running) or _stopped(running)
     return late(running) or completion(result, running.claimed, running.task_found)
@@ -265,6 +286,8 @@ def _failed(running: RunningJob, error: BaseException) -> Outcome:
 def _judged(running: RunningJob, error: BaseException) -> Outcome:
     if isinstance(error, ArgumentsError) and running.started is None:  # guard: bad-payload-fails
         return Failed("bad_payload", describe(error))
+    if isinstance(error, SealError) and running.started is None:  # guard: sealed-without-a-key-fails
+        return Failed("bad_signature", describe(error))
     # a CancelledError that no part of sqlq asked for is the handler's own doing, and an error like others
     if (
         running.asked_to_stop
@@ -312,6 +335,8 @@ def _not_runnable(running: RunningJob) -> Outcome:
     job = running.claimed
     if running.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(BY_OPERATOR)
+    if running.is_too_late:  # guard: too-late-is-not-started
+        return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:
         return Failed(
             "error",

@@ -155,7 +155,11 @@ class Executors:
         """Take the next job into a slot, if there is one that may start now."""
         if not (self._starting and self._may_start()):  # guard: unwritten-outcomes-are-bounded
             return None
-        if self._for_isolates and self._isolates is not None and self._isolates.reserve():
+        if (
+            self._for_isolates
+            and self._isolates is not None
+            and self._isolates.reserve(alone=self._for_isolates[0].alone)
+        ):
             job = self._for_isolates.popleft()
         elif self._ready:
             job = self._ready.popleft()

@@ -1,9 +1,10 @@
 """What a supervisor does for all its workers together, beside their leases: it looks for jobs, and does the
 chores.
 
-On PostgreSQL alone, where each look and each chore of each worker would be a statement. A worker sees in the
-memory that it shares with its supervisor when the last look was; when that is long ago, or there never was
-one, it looks, and does its chores, itself.
+On PostgreSQL alone, where each look and each chore of each worker would be a statement, and for several
+workers: a single one hears sooner what it hears itself. A worker sees in the memory that it shares with its
+supervisor when the last look was; when that is long ago, or there never was one, it looks, and does its
+chores, itself.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlq.settings import RESCUE_MS
+from sqlq.store.control import ALL, Request, Wanted
 from sqlq.store.database import Database
 from sqlq.store.endings import Rescued
-from sqlq.worker.chores import Chore, Chores, Prune, Rescue, Sweep
+from sqlq.worker.chores import Admit, Chore, Chores, Expire, Prune, Rescue, Sweep, Unblock
+from sqlq.worker.control import EndPauses
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.lookout import NEVER, Lookout
+from sqlq.worker.scheduler import Ticks
 from sqlq.worker.tell import Teller
 
 if TYPE_CHECKING:
@@ -44,6 +48,9 @@ class Host:
         self._sent: Child | None = None
         self._turns = 0
         self._tried: list[Child] = []
+        self._requests: dict[str, Request] = {}
+        """What each worker was told last of what operators want of it."""
+        self._all_paused = False
         self._wait = FIRST_CHECK_SECONDS
 
     def begin(self, facts: dict[str, Any]) -> None:
@@ -65,7 +72,32 @@ class Host:
             rescue.is_called = True
             self._chores.call(rescue)
 
-        duties: list[Chore] = [rescue, Sweep(database), Prune(database, facts["retention_ms"])]
+        ticks = Ticks(database, looked_at=lambda: lookout.leases_looked_at)
+
+        def expected(moment: float) -> None:
+            ticks.expect(moment)
+            self._chores.at(ticks, moment)
+
+        ends = EndPauses(
+            database, lambda names: self._pause_all(paused=ALL not in names and self._all_paused)
+        )
+
+        def wanted(wanted: Wanted) -> None:
+            self._relay(wanted)
+            if wanted.pause_ms is not None:
+                self._chores.at(ends, ends.expect(wanted.pause_ms))
+
+        scheduling: list[Chore] = [] if facts.get("drain") else [ticks]
+        duties: list[Chore] = [
+            rescue,
+            *scheduling,
+            Sweep(database),
+            Prune(database, facts["retention_ms"]),
+            Expire(database, lambda jobs: self._keeper.tell(self._teller.expired(jobs))),
+            Unblock(database, lambda: self._send([])),
+            Admit(database, lambda: self._send([])),
+            ends,
+        ]
         self._chores = Chores(duties, quiet=True)
         self._lookout = lookout = Lookout(
             database,
@@ -73,8 +105,12 @@ class Host:
             self._go,
             looked=self._looked,
             expired=expired,
+            ticks=expected,
+            asked=self._asked,
             rescue_ms=min(RESCUE_MS, facts["lease_ms"] / 4),
             quiet=True,
+            workers=lambda: [child.worker for child in self._children() if child.worker is not None],
+            wanted=wanted,
         )
         self._lookout.start()
         self._chores.start()
@@ -145,6 +181,28 @@ class Host:
         for child in self._children():
             if self._is_kept(child):  # guard: another-database-is-not-watched
                 child.box.looked(moment)
+
+    def _asked(self, words: str) -> None:
+        for child in self._children():
+            if self._is_kept(child):
+                child.link.offer(asked=words)  # guard: children-hear-who-waits
+
+    def _relay(self, wanted: Wanted) -> None:
+        """Tell each worker what is new of what operators want of it."""
+        children = {child.worker: child for child in self._children() if child.worker is not None}
+        self._requests = {id: known for id, known in self._requests.items() if id in children}
+        for request in wanted.requests:
+            child = children.get(request.worker)
+            if child is not None and request != self._requests.get(request.worker):
+                self._requests[request.worker] = request
+                child.link.offer(control={"request": list(request)})
+        self._pause_all(paused=wanted.all_paused)
+
+    def _pause_all(self, *, paused: bool) -> None:
+        if paused != self._all_paused:
+            self._all_paused = paused
+            for child in self._children():
+                child.link.offer(control={"all_paused": paused})
 
     def _tell(self, rescued: Iterable[Rescued], why: str) -> None:
         self._keeper.tell(self._teller.rescued(rescued, why))

@@ -9,6 +9,7 @@ do.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import queue
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NoReturn
@@ -37,6 +39,8 @@ log = logging.getLogger("sqlq.worker")
 NOT_STARTED_MS = 5_000
 """How long a job waits whose process did not come up: that is seldom over at once."""
 LAST_SECONDS = 5.0
+LEAVE_SECONDS = 10.0
+"""How long a process that has had its jobs may take to leave its lifespan."""
 LOOK_SECONDS = 0.1
 
 Spawn = Callable[[int], "subprocess.Popen[bytes]"]
@@ -51,6 +55,9 @@ class Isolate:
         with there:
             self.process = spawn(there.fileno())
         self.running: RunningJob | None = None
+        self.jobs = 0
+        """How many it has been given."""
+        self.leaves_since: float | None = None
         self._up = False
 
     def is_up(self) -> bool:
@@ -79,10 +86,17 @@ class Isolates:
     """
 
     def __init__(
-        self, spawn: Spawn, warm: int = 0, *, spare: bool = False, at_a_time: int | None = None
+        self,
+        spawn: Spawn,
+        warm: int = 0,
+        *,
+        spare: bool = False,
+        at_a_time: int | None = None,
+        max_jobs: int | None = None,
     ) -> None:
         """`warm` says how many are started now, before a job asks for one. With `spare` there is always one
-        more than jobs have asked for, once one did."""
+        more than jobs have asked for, once one did. Each ends after `max_jobs`."""
+        self._max_jobs = max_jobs
         self._spawn = spawn
         self._spare = spare
         self._at_a_time = at_a_time or cores()
@@ -98,12 +112,13 @@ class Isolates:
         for _ in range(warm):
             self._idle.append(self._start())
 
-    def reserve(self) -> bool:
-        """Let a job in, if a process waits for one or may be started now; `execute` follows, or
-        `cancel_reservation`."""
+    def reserve(self, *, alone: bool = False) -> bool:
+        """Let a job in, if a process waits for one, or with `alone` one that has run nothing, or may be
+        started now; `execute` follows, or `cancel_reservation`."""
         with self._lock:
             starting = sum(not isolate.is_up() for isolate in self._all)
-            room = len(self._idle) + max(0, self._at_a_time - starting) - self._reserved
+            idle = sum(not (alone and isolate.jobs) for isolate in self._idle)
+            room = idle + max(0, self._at_a_time - starting) - self._reserved
             if room <= 0 and not self._closed:  # guard: starts-are-bounded
                 return False
             self._reserved += 1
@@ -139,7 +154,11 @@ class Isolates:
             return self._died(running, isolate)
         with self._lock:
             isolate.running = None
-            self._idle.append(isolate)
+            if running.alone or isolate.jobs == self._max_jobs:  # guard: isolates-end-after-their-jobs
+                self._leave(isolate)
+            else:
+                self._idle.append(isolate)
+            self._bury()
         self.on_room()
         return late(running) or outcome
 
@@ -148,7 +167,10 @@ class Isolates:
         target = running.target
         assert target is not None
         isolate.link.send(
-            job=packed(running.claimed), schema=target.schema, keep_finished=target.keep_finished
+            job=packed(running.claimed),
+            claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
+            schema=target.schema,
+            keep_finished=target.keep_finished,
         )
         running.on_cancel(lambda: isolate.link.send(cancel=running.right))
         while (reply := isolate.receive()) is not None:
@@ -157,6 +179,8 @@ class Isolates:
                 running.has_said(unpacked(said))
             if "outcome" in reply:
                 outcome: Outcome = unpacked(reply["outcome"])
+                # guard: isolates-tell-their-trace
+                running.trace_id, running.span_id = reply.get("trace", (None, None))
                 return outcome
             if "up" in reply:
                 self._keep_a_spare()
@@ -184,9 +208,30 @@ class Isolates:
                 self._all.discard(dead)
                 dead.link.close()
             self._idle.sort(key=Isolate.is_up)  # the last one is taken
-            isolate = self._idle.pop() if self._idle else self._start()
+            # guard: alone-is-fresh
+            fit = [idle for idle in self._idle if not (running.alone and idle.jobs)]
+            isolate = fit[-1] if fit else self._start()
+            if fit:
+                self._idle.remove(isolate)
             isolate.running = running
+            isolate.jobs += 1
             return isolate
+
+    def _leave(self, isolate: Isolate) -> None:
+        """Let a process leave its lifespan, and end."""
+        isolate.leaves_since = time.monotonic()
+        self._leaving.append(isolate)
+        isolate.link.offer(leave=True)
+
+    def _bury(self) -> None:
+        """Forget the processes that were let leave and have ended, and kill those that do not end."""
+        for isolate in list(self._leaving):
+            if isolate.process.poll() is not None:
+                self._leaving.remove(isolate)
+                self._all.discard(isolate)
+                isolate.link.close()
+            elif time.monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
+                isolate.process.kill()
 
     def _kill(self, isolate: Isolate, running: RunningJob) -> None:
         with self._lock:  # by now it may run the next job
@@ -227,17 +272,19 @@ class Isolates:
         wait_ms = wait_after_loss_ms(running.claimed.losses)
         return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
 
-    def leave(self) -> None:
-        """Let those that run nothing leave their lifespan, and end."""
+    def leave(self, *, fresh: bool = True) -> None:
+        """Let those that run nothing leave their lifespan, and end; without `fresh` only those that have run
+        a job."""
         with self._lock:
             self._closed = True
-            self._leaving, self._idle = self._idle, []
-        for isolate in self._leaving:
-            isolate.link.offer(leave=True)
+            idle, self._idle = self._idle, []
+            for isolate in idle:
+                if fresh or isolate.jobs:
+                    self._leave(isolate)
 
     def await_left(self, may_wait: Callable[[], bool]) -> None:
         """Wait until those have ended that were let leave, while one may wait."""
-        for isolate in self._leaving:
+        for isolate in list(self._leaving):
             while isolate.process.poll() is None and may_wait():
                 try:
                     isolate.process.wait(LOOK_SECONDS)
@@ -300,6 +347,7 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
                 float("inf"),
                 CompletionTarget(message["schema"], message["keep_finished"]),
             )
+            running.claimed_at = message["claimed_at"]
             running.lifespan = value
             running.on_progress = pace.note
             current[:] = [running]
@@ -309,7 +357,15 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
             current.clear()
             to_stop.clear()
             running.ended = True
-            link.send(outcome=packed(outcome), progress=packed(running.said), right=running.right)
+            link.send(
+                outcome=packed(outcome),
+                progress=packed(running.said),
+                right=running.right,
+                trace=(running.trace_id, running.span_id),
+            )
+    # tracers and the like send then what they have gathered; the worker waits, and ends what takes too long
+    # guard: isolates-call-what-is-called-at-exit
+    atexit._run_exitfuncs()  # noqa: SLF001 - there is no other way beside sys.exit, which waits for threads
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
@@ -18,12 +19,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.endings import settlement
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
+from sqlq.history import Course
 from sqlq.retry import given_back
-from sqlq.store import cluster, endings, jobs
+from sqlq.seal import Seal
+from sqlq.store import cluster, endings, jobs, unblock
 from sqlq.store.database import STANDS_IN, Address, Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import heartbeat_seconds
 from sqlq.worker.link import Link, packed
+from sqlq.worker.meter import Totals
 from sqlq.worker.tell import Teller
 
 log = logging.getLogger("sqlq.worker")
@@ -44,8 +48,9 @@ class LeaseKeeper:
     fail.
     """
 
-    def __init__(self, lease_ms: int) -> None:
+    def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
         self._lease_ms = lease_ms
+        self._totals = totals
         self._every = heartbeat_seconds(lease_ms)
         self._lock = threading.Lock()
         self._kept: dict[str, Link] = {}
@@ -65,14 +70,22 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
 
     def keep(
-        self, worker: str, link: Link, url: str, schema: str | None, listen_url: str | None = None
+        self,
+        worker: str,
+        link: Link,
+        url: str,
+        schema: str | None,
+        listen_url: str | None = None,
+        seal: dict[str, Any] | None = None,
     ) -> None:
-        """Renew the leases of this worker at once and from now on, and tell it so over the link."""
+        """Renew the leases of this worker at once and from now on, and tell it so over the link. With its
+        `seal` what follows the jobs of dead workers is sealed as it would have done it."""
         with self._lock:
             if self._database is None:
                 listen = None if listen_url is None else make_url(listen_url)
                 self._database = Address(make_url(url), None, schema, listen).open(use=STANDS_IN)
                 self._thread.start()
+            self._database.seal = Seal.of_facts(seal)  # guard: the-supervisor-seals
             self._kept[worker] = link
             self._next_beat = time.monotonic()
         self._changed.set()
@@ -94,7 +107,10 @@ class LeaseKeeper:
         return worker in self._known
 
     def tell(self, events: list[JobEvent]) -> None:
-        """Have a worker tell its listeners of events, now or when there is one."""
+        """Have a worker tell its listeners of events, now or when there is one, and count them here."""
+        if self._totals is not None:
+            for event in events:
+                self._totals.event(event)  # guard: deaths-are-counted
         with self._lock:
             self._untold = (self._untold + events)[-MOST_UNTOLD:]
             link = next(iter(self._kept.values()), None)
@@ -193,16 +209,19 @@ class LeaseKeeper:
             ]
             unstarted = [job for job in held if (job.id, job.lease_token) not in set(lost)]
             if unstarted:
+                since = {job.id: job.since for job in cluster.reserved(conn)}
+                courses = {job.id: Course(since.get(job.id), worker=worker) for job in unstarted}
                 endings.settle(
                     conn,
-                    [settlement(job, given_back(job)) for job in unstarted],
+                    [settlement(job, given_back(job), courses[job.id]) for job in unstarted],
                 )
-            taken = endings.lose(conn, lost, why) if lost else []
+            taken = endings.lose(conn, lost, why, seal=database.seal) if lost else []
             left = cluster.still_holds(conn, worker)
             if not left:
                 cluster.leave(conn, worker)
             if held:
                 cluster.wake_others(conn)
+        unblock.after_losses(database, taken)
         self.tell(self._teller.rescued(taken, why))
         ended = Counter("failed" if job.failed else "retried" for job in taken)
         self.tally = self.tally + ended + Counter(released=len(unstarted))  # guard: lost-jobs-are-counted

@@ -115,6 +115,15 @@ class Leases:
             old = [job for job in self._held.values() if job.claimed_at < claimed_before]
         return [job for job in old if job.started is None and job.kill is None and not job.ended]
 
+    def not_started(self, claimed_before: float) -> list[RunningJob] | None:
+        """Return what was claimed before a moment and has not started, for whatever reason; None where
+        nothing is held."""
+        with self._lock:
+            if not self._held:
+                return None
+            old = [job for job in self._held.values() if job.claimed_at < claimed_before]
+        return [job for job in old if job.started is None and not job.ended]
+
     def __len__(self) -> int:
         return len(self._held)
 
@@ -146,7 +155,8 @@ class Leases:
         unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
             endings.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unstarted])
-            lost = endings.lose(conn, started, "could not write its outcome") if started else []
+            why = "could not write its outcome"
+            lost = endings.lose(conn, started, why, seal=self._database.seal) if started else []
         with self._lock:
             self._abandoned -= started
         if unstarted:
@@ -191,17 +201,28 @@ class Leases:
             if job is None:
                 continue
             job.trusted_until = self.trusted_until(sent_at)
-            if cancel_requested and not job.cancel_requested:  # guard: cancel-is-noted
-                job.cancel_requested = True
-                log.warning(
-                    "job %d: an operator cancels it; its handler is asked to stop",
-                    job.id,
-                    extra=job.fields("cancel_requested"),
-                )
-                self._deadlines.ask_to_stop(job)
+            if cancel_requested:
+                self._cancel(job)
         missing = [right for right in held if right not in renewed]
         if missing:
             self._look_at(missing, held)
+
+    def cancel(self, rights: Iterable[Right]) -> None:
+        """Ask the handlers of these jobs to stop, as an operator wants it, as far as they are held here."""
+        with self._lock:
+            held = [self._held[right] for right in rights if right in self._held]
+        for job in held:
+            self._cancel(job)
+
+    def _cancel(self, job: RunningJob) -> None:
+        if not job.cancel_noted:  # guard: cancel-is-noted
+            job.cancel_requested = job.cancel_noted = True
+            log.warning(
+                "job %d: an operator cancels it; its handler is asked to stop",
+                job.id,
+                extra=job.fields("cancel_requested"),
+            )
+            self._deadlines.ask_to_stop(job)
 
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, RunningJob]) -> None:
         """A row that was not renewed is locked by another transaction (not known), settled by us just now, or

@@ -71,15 +71,17 @@ class Link:
             except OSError:
                 pass
 
-    def offer(self, *, droppable: bool = False, **message: Any) -> None:
+    def offer(self, *, droppable: bool = False, **message: Any) -> bool:
         """Send a message without waiting, because the other side may be stopped; what does not fit follows
         with the next `offer` or `flush`. A droppable message is left out while earlier ones have not been
-        taken."""
+        taken; then this returns False."""
         with self._lock:
             self._flush()
-            if not (droppable and self._unsent):  # guard: droppable-offers
-                self._unsent += _line(message)
-                self._flush()
+            if droppable and self._unsent:  # guard: droppable-offers
+                return False
+            self._unsent += _line(message)
+            self._flush()
+            return True
 
     def flush(self) -> None:
         """Send what earlier offers left."""
@@ -129,6 +131,7 @@ GROUP_SIGNALS = (
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
+    signal.SIGTSTP,
 )
 """What a terminal, systemd or a person may send to all processes of a group; meant for the supervisor."""
 

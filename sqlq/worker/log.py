@@ -86,7 +86,7 @@ def _file_of(function: object) -> str | None:
 def hear(event: JobEvent) -> None:
     """Write the line of an event: as an error, with its exception for error reporters, when the job has
     failed for good."""
-    fields = {
+    fields: dict[str, object] = {
         "job_id": event.id,
         "task": event.task,
         "queue": event.queue,
@@ -95,10 +95,20 @@ def hear(event: JobEvent) -> None:
     }
     if event.label is not None:
         fields["label"] = event.label
+    if event.trace_id is not None:
+        fields |= {"trace_id": event.trace_id, "span_id": event.span_id}
     if event.seconds is not None:
         fields["duration_ms"] = milliseconds(event.seconds)
     raised = event.exception if event.name == "failed" else None
-    log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
+    try:
+        log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
+    except Exception as error:  # guard: a-log-handler-may-raise
+        # a handler of the host's that could not show the exception can show what it is called
+        log.log(
+            LEVELS[event.name],
+            *("%s; a log handler raised %s at its traceback", _said(event), type(error).__name__),
+            extra=fields,
+        )
 
 
 def milliseconds(seconds: float) -> float:
@@ -122,7 +132,8 @@ def _said(event: JobEvent) -> str:
         case "finished":
             return f"{about} finished in {took}"
         case "cancelled":
-            return f"{about} cancelled after {took}{': ' + _first_line(event.reason) if event.reason else ''}"
+            why = f": {_first_line(event.reason)}" if event.reason else ""
+            return f"{about} cancelled after {took}{why}" if event.attempt else f"{about} cancelled{why}"
         case "failed" if event.worker is not None and error is not None:
             return f"{about}: {error.message}; failed, its attempts are spent"
         case "rescued":

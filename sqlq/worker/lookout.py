@@ -4,8 +4,9 @@
     due next ─┼─► Lookout ──► one worker that has room ──► claims; whoever finds more than it can take says so
     a second ─┘
 
-A worker in a program of its own has a lookout in its process. The workers of `sqlq work` share that of their
-supervisor; each has one of its own besides, which stands by and takes over when the supervisor's looks cease.
+A worker in a program of its own has a lookout in its process, and so has the only one of a `sqlq work`.
+Several share that of their supervisor; each has one of its own besides, which stands by and takes over when
+the supervisor's looks cease.
 A worker whose lookout looks does not look itself while it has nothing to do.
 
 A hint, and a moment at which a job is due, reach every host at once, and one would do. So hosts draw lots: a
@@ -30,8 +31,10 @@ from sqlalchemy import Connection
 from sqlq.clock import readable
 from sqlq.settings import HEARTBEAT_MS, RESCUE_MS
 from sqlq.store import cluster
+from sqlq.store.control import Wanted
 from sqlq.store.database import Database
 from sqlq.store.postgresql import leads_to_one_server
+from sqlq.store.results import WAITS
 from sqlq.worker.outage import Outage
 
 log = logging.getLogger("sqlq.worker")
@@ -85,20 +88,30 @@ class Lookout:
         *,
         looked: Callable[[], None] = lambda: None,
         expired: Callable[[], None] = lambda: None,
+        ticks: Callable[[float], None] = lambda moment: None,
+        asked: Callable[[str], None] = lambda words: None,
         rescue_ms: float = RESCUE_MS,
         stands_by: Callable[[], bool] = lambda: False,
         quiet: bool = False,
+        workers: Callable[[], Sequence[str]] = tuple,
+        wanted: Callable[[Wanted], None] = lambda wanted: None,
     ) -> None:
-        """`looked` hears of each look that was answered, `expired` that a lease has run out. While it
-        `stands_by` it does nothing; `quiet` where others speak of a database that is away.
+        """`looked` hears of each look that was answered, `expired` that a lease has run out, `ticks` when the
+        next schedule is due, by the monotonic clock, `asked` what those say who wait for jobs, and `wanted`
+        what operators want of these `workers`. While it `stands_by` it does nothing; `quiet` where others
+        speak of a database that is away.
         """
         self._database = database
         self._queues = queues
         self._go = go
         self._looked = looked
         self._expired = expired
+        self._ticks = ticks
+        self._asked = asked
         self._rescue_seconds = rescue_ms / 1000
         self._stands_by = stands_by
+        self._workers = workers
+        self._wanted = wanted
         self._outage = Outage("looking for jobs", quiet=quiet)
         self.leases_looked_at = float("-inf")
         """When it was last asked whether leases have run out, by the monotonic clock."""
@@ -179,8 +192,8 @@ class Lookout:
                 until = min(self._look_at, self._go_at, self._check_at)
                 selector.select(max(0.0, until - time.monotonic()))
                 # also what came together with an answer, for which the selector sees nothing
-                if listens and any(True for _ in driver.notifies(timeout=0)):
-                    self._hinted()
+                if listens:
+                    self._heard([found.payload for found in driver.notifies(timeout=0)])
 
     def _still_hears(self, ear: Connection) -> bool:
         """Whether a connection that only LISTENs does so; asked rarely."""
@@ -231,7 +244,9 @@ class Lookout:
             self._queues,
             hosts_within_ms=HOSTS_WITHIN_MS if asks_hosts else None,
             leases=asks_leases,
+            workers=self._workers(),
         )
+        self._wanted(found.wanted)
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
         if asks_leases:
@@ -240,6 +255,8 @@ class Lookout:
             self.leases_looked_at = moment
             if found.expired:
                 self._expired()
+        if found.tick_ms is not None:
+            self._ticks(moment + found.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks
         self._looked()
         waits = [ms / 1000 for ms in found.due.values()]
         if any(wait <= 0 for wait in waits):
@@ -250,6 +267,13 @@ class Lookout:
         if later:
             self._go_or_look(moment + min(later))
         return found
+
+    def _heard(self, said: Sequence[str]) -> None:
+        for words in said:
+            if words.startswith(WAITS):
+                self._asked(words)
+        if any(not words.startswith(WAITS) for words in said):
+            self._hinted()
 
     def _hinted(self) -> None:
         self._go_or_look(time.monotonic())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlq.clock import Duration, milliseconds
 from sqlq.errors import ConfigurationError
-from sqlq.job import checked_queue
+from sqlq.job import checked_name, checked_queue
+from sqlq.worker.bounds import checked_bytes
+from sqlq.worker.turns import checked_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,20 @@ class WorkerOptions:
     max_jobs: int | None
     max_lifetime_ms: int | None
     retention_ms: int | None
+    name: str | None = None
+    max_rss: int | None = None
+    """In bytes."""
+    max_idle_ms: int | None = None
+    weights: dict[str, int] | None = None
+    """How many turns each queue has of those of all; None where queues come in the order given."""
+    isolate: bool = False
+    """Whether every job runs in a process of its own, whatever its task says."""
 
     @classmethod
     def of(
         cls,
         *,
-        queues: Sequence[str] | None,
+        queues: Sequence[str] | Mapping[str, int] | None,
         concurrency: int,
         lease: Duration,
         grace: Duration,
@@ -36,9 +46,14 @@ class WorkerOptions:
         max_jobs: int | None,
         max_lifetime: Duration | None = None,
         retention_ms: int | None,
+        name: str | None = None,
+        max_rss: str | int | None = None,
+        max_idle: Duration | None = None,
+        isolate: bool = False,
     ) -> WorkerOptions:
         if isinstance(queues, str):
             raise ConfigurationError(f"queues is the text {queues!r}: give a list, as in queues=[{queues!r}]")
+        weights = checked_weights(queues) if isinstance(queues, Mapping) else None
         names = None if queues is None else tuple(checked_queue(name, ConfigurationError) for name in queues)
         if names == ():
             raise ConfigurationError(
@@ -60,6 +75,9 @@ class WorkerOptions:
             raise ConfigurationError(
                 "max_lifetime is zero: a worker could claim nothing in it; leave it out for no limit"
             )
+        max_idle_ms = None if max_idle is None else milliseconds(max_idle, "max_idle")
+        if max_idle_ms == 0:
+            raise ConfigurationError("max_idle is zero: leave it out for no limit, or drain to end at once")
         return cls(
             names,
             concurrency,
@@ -69,6 +87,11 @@ class WorkerOptions:
             max_jobs,
             max_lifetime_ms,
             retention_ms,
+            None if name is None else checked_name(name, "name", ConfigurationError),
+            None if max_rss is None else checked_bytes(max_rss, "max_rss"),
+            max_idle_ms,
+            weights,
+            isolate,
         )
 
     def jittered(self) -> WorkerOptions:

@@ -28,20 +28,27 @@ class Outage:
     _said_at: ClassVar[dict[str, float]] = {}
     """When each kind of trouble was last spoken of."""
     _since: float | None = None
+    _number = 0
+    """How many outages are over."""
 
     def __init__(self, doing: str, *, quiet: bool = False) -> None:
         """`quiet` where others, who meet the same, speak of it."""
         self._doing = doing
         self._quiet = quiet
         self._failures = 0
+        self._met_number = 0
 
     def met(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
 
         A connection that broke is followed at once by the first other try, of which nothing is said: pooled
         connections are not asked for a sign of life before they are used, since that would cost each claim
-        and settle a round trip.
+        and settle a round trip. The same holds after an outage: a loop may still have a connection that was
+        made in it, to a standby for example, and what that one says is no news.
         """
+        with Outage._lock:
+            if self._met_number != Outage._number:  # guard: an-outage-is-told-once
+                self._failures, self._met_number = 0, Outage._number
         self._failures += 1
         # a driver's own error: LISTEN's connection broke
         if self._failures == 1 and getattr(error, "connection_invalidated", True):
@@ -84,6 +91,7 @@ class Outage:
             if Outage._since is not None:
                 away_ms = (time.monotonic() - Outage._since) * 1000
                 Outage._since = None
+                Outage._number += 1
                 Outage._said_at.clear()
                 log.warning(
                     "the database is back after %s", readable(away_ms), extra={"event": "database_back"}

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -15,33 +15,41 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq import headers
 from sqlq.endings import follow_up
-from sqlq.errors import ConfigurationError, LeaseLostError
-from sqlq.job import ClaimedJob, Completed, Progress
+from sqlq.errors import ConfigurationError, ExecutionError, LeaseLostError
+from sqlq.flow import Growth
+from sqlq.history import Course
+from sqlq.job import ClaimedJob, NewJob, Progress
 from sqlq.retry import scrubbed
 from sqlq.schema.tables import TOKEN_SCHEMA
+from sqlq.seal import Seal
 from sqlq.session import (
     AnyAsyncDriverConnection,
     AnyAsyncSession,
     AnyDriverConnection,
     SyncSession,
-    asynchronous,
+    atransaction_in,
+    awaited,
     connection_to_complete,
-    driver_of,
     note_write,
-    transaction_of,
+    transaction_in,
 )
-from sqlq.settings import NOTE_CHARACTERS, RESULT_BYTES
-from sqlq.store import endings, jobs, progress
+from sqlq.settings import NOTE_CHARACTERS
+from sqlq.store import checkpoint, endings, flows, jobs, progress
 from sqlq.store.dialect import Right
+from sqlq.store.flows import Before
 from sqlq.store.progress import Note
+from sqlq.worker import checkpoint as checkpoints
+from sqlq.worker.checkpoint import Step
+from sqlq.worker.result import completion
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 log = logging.getLogger("sqlq.worker")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _current: ContextVar[RunningJob | None] = ContextVar("sqlq_current_job", default=None)
 
@@ -115,6 +124,9 @@ class RunningJob:
     """Whether the worker has settled this attempt without waiting for its handler."""
     told_lost = False
     """Whether listeners know that the job has another owner."""
+    trace_id: str | None = None
+    span_id: str | None = None
+    """What names this attempt in a trace, as hexadecimal text; set by what surrounds it, for log lines."""
     on_start: Callable[[RunningJob], None] | None = None
     """Told when the handler is about to run, here or in a process of its own."""
     kill: Callable[[], None] | None = None
@@ -127,8 +139,16 @@ class RunningJob:
     keeps_noted = False
     """Whether the job's row says how long it is kept, where its task does."""
     _warned = False
+    before: Sequence[Before] | None = None
+    """The steps before it, where that is known without asking the database."""
+    growth: Growth | None = None
+    """What its handler has added to its flow."""
     on_progress: Callable[[RunningJob], None] | None = None
     """Told when there is something new to write."""
+    on_saved: Callable[[Connection, str], None] | None = None
+    """Told of a new cursor, as JSON, and of the connection in whose transaction it counts."""
+    cancel_noted = False
+    """Whether the worker knows that an operator asked for the job's end."""
 
     def __init__(
         self,
@@ -150,6 +170,8 @@ class RunningJob:
         self.target = target
         """None where there is no row to complete: in `sqlq.testing.inline`."""
         self.isolated = isolated
+        self.alone = False
+        """Whether its process is to have run nothing before, and runs nothing after it."""
         """Whether the handler runs in a process of its own."""
         self.is_async = task is not None and task.is_async and not isolated
         """Whether it runs on this process's event loop."""
@@ -196,6 +218,20 @@ class RunningJob:
         return self.claimed.lease_token
 
     @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that enqueued the job; None for one that was enqueued otherwise."""
+        return self.claimed.schedule
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The moment of its schedule for which the job was enqueued, in UTC; None for a job of no schedule.
+
+        It is the planned moment, whenever the job runs: late, a second time, or a day after an outage.
+        """
+        ms = self.claimed.scheduled_ms
+        return None if ms is None else _EPOCH + timedelta(milliseconds=ms)
+
+    @property
     def label(self) -> str | None:
         # SQLite lets in bytes, which the log could not say
         return None if self.claimed.label is None else str(self.claimed.label)  # guard: labels-are-text
@@ -225,6 +261,12 @@ class RunningJob:
     def says_retention(self) -> bool:
         """Whether its row, or its task, says how long it is kept: also where finished jobs are not."""
         return self.claimed.retention_ms is not None or self.keeps_ms is not None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its row is kept when it has finished, also where finished jobs are not: others may still
+        ask how it ended."""
+        return self.says_retention or self.claimed.flow_id is not None  # guard: steps-are-kept
 
     @property
     def carried(self) -> Mapping[str, Any]:
@@ -276,6 +318,81 @@ class RunningJob:
         if self.on_progress is not None:
             self.on_progress(self)
 
+    # -- its flow --------------------------------------------------------------------------------------------
+
+    @property
+    def flow_id(self) -> int | None:
+        """The flow of which it is a step; None for a job that is in none."""
+        return self.claimed.flow_id
+
+    @property
+    def flow(self) -> Growth:
+        """The flow of which it is a step: steps added to it are written in the transaction in which this job
+        completes itself (`completing`, `complete`), so that a flow grows exactly once.
+
+        They wait for this job, and may take its result: `flow.step.result`. A handler that adds steps and
+        does not complete its job has failed, and is tried again. Raises `ConfigurationError` for a job that
+        is in no flow.
+
+        >>> job = sqlq.current_job()  # doctest: +SKIP
+        >>> with job.completing(engine) as session:  # doctest: +SKIP
+        ...     job.flow.add(index.map(pages_of(session)))
+        """
+        if self.claimed.flow_id is None:
+            raise ConfigurationError(
+                f"job {self.id} is a step of no flow: enqueue jobs with app.enqueue, or a flow of their own"
+            )
+        if self.growth is None:
+            self.growth = Growth(
+                self.claimed.flow_id, NewJob(self.task, self.claimed.payload, self.queue, self.max_attempts)
+            )
+        return self.growth
+
+    @cached_property
+    def results(self) -> list[Any]:
+        """What the steps before this one have returned, in the order in which they were named: as their
+        return annotations say, where this App knows their tasks. None for a step that has no result, as one
+        that failed.
+
+        Asks the database when it is first looked at. Raises `ConfigurationError` for a job that is in no
+        flow.
+
+        >>> sqlq.current_job().results  # doctest: +SKIP
+        [Receipt(number=12), 3]
+        """
+        if self.claimed.flow_id is None:
+            raise ConfigurationError(f"job {self.id} is a step of no flow, and comes after no other")
+        steps = self.before
+        if steps is None:
+            with self.app.database.read() as conn:
+                steps = flows.before(conn, [self.id], self._seal).get(self.id, [])
+        return [self._result_of(step) for step in steps]
+
+    @property
+    def _seal(self) -> Seal | None:
+        """What its App seals with."""
+        app = None if self.task_found is None else self.task_found.app
+        return None if app is None else app.seal
+
+    def _result_of(self, step: Before) -> Any:
+        if step.result is None:
+            return None
+        task = None if step.task is None else self.app.tasks.get(step.task)
+        form = json.loads(step.result)
+        if task is None or (conversion := task.result_conversion) is None:
+            return form
+        return conversion.decode(form, f"the result of job {step.id}")
+
+    def _grow(self, conn: Any, schema: str | None) -> None:
+        """Write what the handler has added to the flow."""
+        if self.growth is not None and self.growth.steps:
+            assert self.claimed.flow_id is not None
+            grown = self.app.planned(self.growth)
+            if (seal := self._seal) is not None:
+                grown = grown._replace(jobs=[seal.job(job) for job in grown.jobs])  # guard: growth-is-sealed
+            # guard: growth-goes-with-the-ending
+            flows.grow(conn, grown, schema, self.claimed.flow_id, self.id)
+
     # -- exactly-once effects --------------------------------------------------------------------------------
 
     def complete(self, session: SyncSession, result: Any = None) -> None:
@@ -297,19 +414,14 @@ class RunningJob:
         ...     sqlq.current_job().complete(session)
         """
         conn = connection_to_complete(session)
-        done = completion(result, self.claimed, self.task_found)
+        done, seal = completion(result, self.claimed, self.task_found), self._seal
+        if self.growth is not None:
+            self.growth.is_closed = True
         if self.target is None:
             self.completed = True
             note_write(session)
             return
-        level = jobs.stricter_isolation(conn)
-        if level is not None:  # guard: complete-read-committed
-            raise ConfigurationError(
-                f"complete() was called in a transaction at {level}, where the heartbeats of this job make "
-                "the commit fail: "
-                "use READ COMMITTED for it, as in session.connection(execution_options={'isolation_level': "
-                "'READ COMMITTED'})"
-            )
+        self._refuse_stricter(conn, "complete()")
         self.completed = True
         if self.said is not None or self.keeps_ms is not None:
             notes = [self.note()]
@@ -323,26 +435,19 @@ class RunningJob:
         if not endings.complete(
             conn,
             self.right,
-            done,
+            done if seal is None else seal.completed(self.task, self.queue, done),  # guard: complete-seals
             schema=self.target.schema,
-            keep_finished=self.target.keep_finished or self.says_retention,
-            follow_up=follow_up(self.claimed, done),
+            keep_finished=self.target.keep_finished or self.is_kept,
+            follow_up=follow_up(self.claimed, done, seal),
+            course=None if self.is_first_claim else Course(*self.moments(self.seconds())),
         ):
-            raise LeaseLostError(
-                f"job {self.id} belongs to another owner by now: this attempt came too late, and its "
-                "transaction must roll back"
-            )
+            raise self._lost()
+        self._grow(conn, self.target.schema)
         note_write(session)
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
         """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        target: Any = session
-        if driver_of(target) is None and not any(hasattr(target, name) for name in ("run_sync", "registry")):
-            raise ConfigurationError(
-                f"acomplete takes an AsyncSession or AsyncConnection, not a {type(target).__name__}: use "
-                "complete for that"
-            )
-        await asynchronous(target).run_sync(lambda sync: self.complete(sync, result))
+        await awaited(session, "acomplete", "complete").run_sync(lambda sync: self.complete(sync, result))
 
     @overload
     def completing(
@@ -363,14 +468,7 @@ class RunningJob:
 
     @contextmanager
     def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
-        from sqlalchemy.orm import Session
-
-        if (driver := driver_of(sessions)) is not None:
-            with transaction_of(driver):
-                yield sessions
-                self.complete(sessions, result)
-            return
-        with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
+        with transaction_in(sessions, "completing", "complete") as session:
             yield session
             self.complete(session, result)
 
@@ -388,21 +486,125 @@ class RunningJob:
 
     @asynccontextmanager
     async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
-        from sqlalchemy.ext.asyncio import AsyncSession
-
-        if (driver := driver_of(sessions)) is not None:
-            async with transaction_of(driver):
-                yield sessions
-                await self.acomplete(sessions, result)
-            return
-        async with (
-            AsyncSession(sessions) if not callable(sessions) else sessions() as session,
-            session.begin(),
-        ):
+        async with atransaction_in(sessions, "completing", "complete") as session:
             yield session
             await self.acomplete(session, result)
 
+    # -- slices and steps ------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> Any:
+        """What the last checkpoint has saved, of this attempt or an earlier one; None before the first. In a
+        job with steps, what sqlq has saved of them."""
+        return checkpoints.decode(self.claimed.cursor)
+
+    def checkpoint(self, session: SyncSession, cursor: Any) -> None:
+        """Save how far this job has come, in the transaction of a slice of its work: the slice's writes and
+        the cursor commit together, or neither does. The next attempt, whatever this one ends of, finds it as
+        `cursor` and goes on there, so that each slice has its effects once.
+
+        `cursor` is JSON of at most 64 KiB: where the next slice begins. `session` is anything `complete`
+        takes. Best the last write before the commit, since the job's row is locked from here on. It shows
+        that the job gets on: an attempt that ends with `sqlq.Snooze` after it does not count, however many
+        there are. A handler in a thread that an operator wants to end sees that here (`cancelled`).
+
+        Raises `LeaseLostError` when the job belongs to another owner by now, and `ExecutionError` when the
+        transaction of an earlier checkpoint was rolled back, so that a slice would be left out: let both
+        through, so that this transaction rolls back, too. Raises `ArgumentsError` for a cursor that is not
+        JSON, `EnqueueError` for a connection that has no transaction, and `ConfigurationError` after
+        `complete`, in a job with steps, and in a transaction stricter than READ COMMITTED.
+
+        >>> job = sqlq.current_job()  # doctest: +SKIP
+        >>> while ids := next_merchants(after=job.cursor or 0):  # doctest: +SKIP
+        ...     with Session(engine) as session, session.begin():
+        ...         session.add_all(Coupon(merchant_id=id) for id in ids)
+        ...         job.checkpoint(session, ids[-1])
+        """
+        text = checkpoints.encode(cursor)
+        if self.claimed.cursor is not None and checkpoints.steps_in(self.claimed.cursor) is not None:
+            raise ConfigurationError(
+                f"job {self.id} has steps: write step.checkpoint(session, cursor) in one of them"
+            )
+        self.save(session, text)
+
+    async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
+        """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
+        run = awaited(session, "acheckpoint", "checkpoint")
+        await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
+
+    def step(self, name: str) -> Step:
+        """Return a part of this job by its name, which is done once, whatever number of attempts the job
+        takes: its effects and the word that it is done commit together, by `step.finish(session)` or
+        `step.finishing(engine)`. A long one saves how far it has come by `step.checkpoint(session, cursor)`.
+        A job has steps or checkpoints, not both; raises `ConfigurationError` for both.
+
+        >>> bill = sqlq.current_job().step("bill")  # doctest: +SKIP
+        >>> if not bill.done:  # doctest: +SKIP
+        ...     with bill.finishing(engine) as session:
+        ...         session.add(Bill(order_id=order_id))
+        """
+        return Step(self, name)
+
+    def save(self, session: SyncSession, text: str) -> None:
+        """Save a cursor, as JSON text, in the transaction of a session; see `checkpoint`."""
+        if self.completed:  # guard: no-checkpoint-after-complete
+            raise ConfigurationError(
+                f"job {self.id} was completed in this attempt: a checkpoint comes before complete()"
+            )
+        conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
+        if self.target is not None:
+            self._refuse_stricter(conn, "checkpoint()")
+            # guard: checkpoint-by-the-owner
+            found = checkpoint.save(conn, self.right, self.claimed.cursor, text, schema=self.target.schema)
+            if found is None:
+                raise self._not_saved(conn, self.target.schema)
+            if found:
+                self._found_cancelled()
+        if text != self.claimed.cursor:
+            self.claimed = self.claimed._replace(cursor=text, releases=0)  # guard: a-circle-is-bounded
+        if self.on_saved is not None:
+            self.on_saved(conn, text)
+        note_write(session)
+
+    def _not_saved(self, conn: Connection, schema: str | None) -> Exception:
+        if not checkpoint.is_held(conn, self.right, schema=schema):
+            return self._lost()
+        return ExecutionError(
+            f"the transaction of an earlier checkpoint of job {self.id} was rolled back, so that this one "
+            "would leave a slice out: let this error through, and the next attempt goes on from what is saved"
+        )
+
+    def _lost(self) -> LeaseLostError:
+        return LeaseLostError(
+            f"job {self.id} belongs to another owner by now: this attempt came too late, and its transaction "
+            "must roll back"
+        )
+
+    def _refuse_stricter(self, conn: Connection, call: str) -> None:
+        level = jobs.stricter_isolation(conn)
+        if level is not None:  # guard: complete-read-committed
+            raise ConfigurationError(
+                f"{call} was called in a transaction at {level}, where the heartbeats of this job make the "
+                "commit fail: use READ COMMITTED for it, as in "
+                "session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
+            )
+
+    def _found_cancelled(self) -> None:
+        """Let a handler in a thread see at the end of its slice what the next heartbeat would tell it. A
+        coroutine is left to that: to be cancelled now would undo the slice."""
+        if self.cancelled_at is None and not self.is_async:
+            self.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
+            self.cancelled_at = time.monotonic()
+
     # -- for the worker --------------------------------------------------------------------------------------
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether the time is over in which the job had to be started, and it never was."""
+        late_ms = self.claimed.late_ms
+        if late_ms is None or self.attempts > 1:  # guard: what-was-started-does-not-expire
+            return False
+        return late_ms + 1000 * (time.monotonic() - self.claimed_at) >= 0
 
     def on_cancel(self, stop: Callable[[], object] | None) -> None:
         """Say what makes the handler stop; called at once where that was asked for already."""
@@ -445,9 +647,29 @@ class RunningJob:
     def seconds(self) -> float:
         return 0.0 if self.started is None else time.monotonic() - self.started
 
+    @property
+    def is_first_claim(self) -> bool:
+        """Whether no worker had claimed the job before: its history is this attempt."""
+        return self.claimed.lease_token <= 1
+
+    def moments(self, seconds: float) -> tuple[datetime, datetime | None, datetime]:
+        """Return when the attempt was claimed, started and ended, of one that ran so many seconds; by this
+        machine's clock, and in spite of its being set."""
+        now, clock = datetime.now(UTC), time.monotonic()
+        started = None if self.started is None else now - timedelta(seconds=clock - self.started)
+        ended = now if started is None else started + timedelta(seconds=seconds)
+        return now - timedelta(seconds=clock - self.claimed_at), started, ended
+
     def labels(self) -> dict[str, object]:
         """What names this job and attempt in a log line."""
-        names = {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempts}
+        names: dict[str, object] = {
+            "job_id": self.id,
+            "task": self.task,
+            "queue": self.queue,
+            "attempt": self.attempts,
+        }
+        if self.trace_id is not None:
+            names |= {"trace_id": self.trace_id, "span_id": self.span_id}
         return names if self.claimed.label is None else {**names, "label": self.label}
 
     def fields(self, event: str) -> dict[str, object]:
@@ -461,51 +683,3 @@ def _progress(done: Any, of: Any, note: Any) -> Progress:
         raise ValueError(f"{done!r} of {of!r} are no numbers")
     text = None if note is None else scrubbed(str(note)[:NOTE_CHARACTERS], 4 * NOTE_CHARACTERS)
     return Progress(numbers[0], None if of is None else numbers[1], text)
-
-
-def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Completed:
-    """Return the outcome of a handler that returned `result`, as JSON: as its return annotation says, if it
-    says something.
-
-    The job is done whatever it returned: of a result that is not JSON, or too large, null is stored with a
-    note that says why, which the row and the log keep.
-    """
-    if result is None:
-        return Completed()
-    try:
-        if task is not None and (conversion := task.result_conversion) is not None:
-            result = conversion.shown(result)
-        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
-        if "\\u0000" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            text = json.dumps(_storable(result), ensure_ascii=False, allow_nan=False)
-    except Exception as error:
-        why = f"is not JSON ({scrubbed(str(error), 200)})"
-    else:
-        size = len(text.encode())
-        if size <= RESULT_BYTES:
-            return Completed(text)
-        why = f"takes {size:,} bytes as JSON, more than {RESULT_BYTES:,}"
-    log.warning(
-        "job %d: %s finished, but its result %s; null is stored",
-        *(job.id, job.task, why),
-        extra={
-            "job_id": job.id,
-            "task": job.task,
-            "queue": job.queue,
-            "attempt": job.attempts,
-            "event": "result_dropped",
-        },
-    )
-    return Completed(None, f"its result {why}; null is stored")
-
-
-def _storable(value: Any) -> Any:
-    match value:
-        case str():
-            return scrubbed(value, max(len(value) * 4, 64))
-        case dict():
-            return {(_storable(k) if isinstance(k, str) else k): _storable(v) for k, v in value.items()}
-        case list() | tuple():
-            return [_storable(v) for v in value]
-        case _:
-            return value

@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.endings import settlement
+from sqlq.history import Course
 from sqlq.job import (
     Cancelled,
     Completed,
@@ -29,14 +30,16 @@ from sqlq.job import (
     SelfCompleted,
     Settlement,
 )
-from sqlq.store import cluster, endings, jobs
+from sqlq.store import endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
+from sqlq.worker.answers import Answers
 from sqlq.worker.lease import Leases
 from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
 from sqlq.worker.tell import NAMES, Teller
+from sqlq.worker.unblocker import tell_idle
 
 log = logging.getLogger("sqlq.worker")
 
@@ -82,17 +85,27 @@ class Settler:
         leases: Leases,
         teller: Teller,
         progress: ProgressWriter,
+        answers: Answers,
         *,
+        worker: tuple[str, str],
         keep_finished: bool,
         due_again: Callable[[float], None],
+        ended: Callable[[list[int]], None],
+        freed: Callable[[set[str]], None],
         settled: Callable[[], None],
     ) -> None:
+        """`worker` is its id, and its host and process for people. `ended` is told of steps of flows whose
+        ends are committed, `freed` of the keys of limits of which slots are."""
         self._database = database
         self._leases = leases
         self._teller = teller
         self._progress = progress
+        self._answers = answers
+        self._worker = worker
         self._keep_finished = keep_finished
         self._due_again = due_again
+        self._tell_of_steps = ended
+        self._tell_of_keys = freed
         self._after_settling = settled
         self._outcomes: SimpleQueue[Item | None] = SimpleQueue()
         self._pending: dict[Right, Item] = {}
@@ -180,7 +193,7 @@ class Settler:
         try:
             done: set[Right] = set()
             for keep, items in self._by_retention(pending.values()):
-                done |= self._settle([settlement(job.claimed, outcome) for job, outcome, _ in items], keep)
+                done |= self._settle([self._settlement(*item) for item in items], keep)
             self._resolve(pending, done)
         finally:
             pending |= held_up
@@ -191,20 +204,20 @@ class Settler:
         """Part jobs by whether their rows are kept when they have finished."""
         if self._keep_finished:
             return [(True, list(items))] if items else []
-        parts = [(keep, [item for item in items if item[0].says_retention is keep]) for keep in (False, True)]
+        parts = [(keep, [item for item in items if item[0].is_kept is keep]) for keep in (False, True)]
         return [(keep, part) for keep, part in parts if part]
 
     def _settle(self, settlements: list[Settlement], keep: bool) -> set[Right]:
-        """Write settlements and return the rights that were still good: those that a job follows in one
-        transaction, the others in statements that commit one by one, since each job is in one of them
-        only."""
+        """Write settlements and return the rights that were still good: those that a job follows, or that put
+        one into a line, in one transaction; the others in statements that commit one by one, since each job
+        is in one of them only."""
         # guard: a-follow-up-goes-with-the-ending
-        followed = [s for s in settlements if s.follow_up is not None]
+        followed = [s for s in settlements if s.is_one]
         if not followed:
             with self._database.single_statements() as conn:
                 return endings.settle(conn, settlements, keep_finished=keep)
         # where there is one writer, two transactions would only cost more
-        others = [] if self._database.dialect.one_writer else [s for s in settlements if s.follow_up is None]
+        others = [] if self._database.dialect.one_writer else [s for s in settlements if not s.is_one]
         done = self._settle(others, keep) if others else set()
         with self._database.begin() as conn:
             together = followed if others else settlements
@@ -237,36 +250,56 @@ class Settler:
     def _end(
         self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, jobs.Fate]
     ) -> None:
+        if self._answers.are_wanted:
+            # guard: who-waits-is-answered
+            self._answers.ended(
+                id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))
+            )
         followed = False
-        for right in ended:
-            job, outcome, seconds = pending.pop(right)
-            followed = followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
-            if fates.get(right) is jobs.Fate.LOST:  # guard: lost-is-not-settled
-                self.tally.lost += 1
-                log.error(
-                    "job %d: the lease was lost before %s ended; its outcome (%s) does not count",
-                    *(job.id, job.task, NAMES[type(outcome)]),
-                    extra=job.fields("lost"),
+        steps: list[int] = []
+        keys: set[str] = set()
+        try:
+            for right in ended:
+                job, outcome, seconds = pending.pop(right)
+                if job.claimed.limit_key is not None:
+                    keys.add(job.claimed.limit_key)
+                if job.claimed.flow_id is not None and not isinstance(outcome, (Retried, Released)):
+                    steps.append(job.id)  # also one that was lost: whoever has ended it may be gone
+                followed = (
+                    followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
                 )
-                self._teller.lost(job, "the lease was lost before the attempt ended")
-            else:
-                self._settled(job, outcome, seconds)
-        self._leases.drop(ended)
-        if ended:
-            self._after_settling()
-            self._teller.told()
+                if fates.get(right) is jobs.Fate.LOST:  # guard: lost-is-not-settled
+                    self._lost(job, outcome)
+                else:
+                    self._settled(job, outcome, seconds)
+        finally:  # guard: what-is-settled-is-let-go
+            try:
+                if steps:
+                    self._tell_of_steps(steps)  # guard: steps-are-unblocked-after-the-settle
+                if keys:
+                    self._tell_of_keys(keys)  # guard: slots-are-filled-after-the-settle
+            finally:  # also where they could not begin their threads
+                self._leases.drop(ended)
+                if ended:
+                    self._after_settling()
+                    self._teller.told()
         if followed:
             self._wake_for_follow_ups()
+
+    def _lost(self, job: RunningJob, outcome: Outcome) -> None:
+        self.tally.lost += 1
+        log.error(
+            "job %d: the lease was lost before %s ended; its outcome (%s) does not count",
+            *(job.id, job.task, NAMES[type(outcome)]),
+            extra=job.fields("lost"),
+        )
+        self._teller.lost(job, "the lease was lost before the attempt ended")
 
     def _wake_for_follow_ups(self) -> None:
         """Have this worker, and idle ones, look at once for what follows jobs that have ended. By themselves
         they would find it within a second."""
         self._due_again(time.monotonic())
-        if self._database.dialect.notifies:
-            try:
-                cluster.notify(self._database)
-            except Exception as error:
-                log.debug("a hint to idle workers was not sent: %s", error)
+        tell_idle(self._database)
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
         """The database refuses something in the batch: write row by row, and what it refuses alone without
@@ -276,8 +309,9 @@ class Settler:
             for version in (outcome, _plain(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        keep = self._keep_finished or job.says_retention
-                        done = endings.settle(conn, [settlement(job.claimed, version)], keep_finished=keep)
+                        keep = self._keep_finished or job.is_kept
+                        written = [self._settlement(job, version, seconds)]
+                        done = endings.settle(conn, written, keep_finished=keep)
                 except DBAPIError as refusal:
                     if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
                         raise
@@ -296,6 +330,15 @@ class Settler:
             else:  # nothing of it can be written; the attempt counts as lost, and another may follow
                 del pending[right]
                 self._leases.abandon(right)
+
+    def _settlement(self, job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
+        """Return what there is to write of an attempt that ended with this outcome, after so many seconds."""
+        seal = self._database.seal
+        if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
+            return settlement(job.claimed, outcome, seal=seal)
+        if type(outcome) is Released and job.claimed.late_ms is not None and job.started is not None:
+            outcome = replace(outcome, in_time=True)
+        return settlement(job.claimed, outcome, Course(*job.moments(seconds), *self._worker), seal=seal)
 
     def _settled(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)

@@ -22,10 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlq.clock import readable
 from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.control import PAUSES, RESUMES
 from sqlq.worker.host import Host
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link, Message, spawn
+from sqlq.worker.meter import Totals
 
 log = logging.getLogger("sqlq.worker")
 
@@ -56,6 +59,8 @@ class SupervisorOptions:
     """Whether one more child, and an isolate of its own, wait for the death of another."""
     restarts: bool = False
     """Whether children that cannot start, or work, wait for a `restart`: code is being written."""
+    max_idle_ms: int | None = None
+    """When no child has had work for so long, all stop."""
 
 
 class Child:
@@ -84,6 +89,8 @@ class Child:
         self.tally: Counter[str] = Counter()
         self.running = 0
         """Both as it last told."""
+        self.idle_ms = 0.0
+        """For how long it had no work when it last told."""
         self.slots = 0
         """How many jobs it runs at a time."""
         self.sent_at = 0.0
@@ -122,20 +129,24 @@ class Child:
 
 
 class Supervisor:
-    """Keeps a number of children at work. `run` blocks; `stop`, `restart` and `kill` may be called from any
-    thread."""
+    """Keeps a number of children at work. `run` blocks; `stop`, `restart`, `pause`, `resume` and `kill` may
+    be called from any thread."""
 
-    def __init__(self, command: Sequence[str], options: SupervisorOptions) -> None:
-        """`command` starts a child, with its supervision to be added."""
+    def __init__(
+        self, command: Sequence[str], options: SupervisorOptions, totals: Totals | None = None
+    ) -> None:
+        """`command` starts a child, with its supervision to be added; `totals` takes what they count."""
         self._command = command
+        self._totals = totals
         self._options = options
         self._any_ready = False
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._spare: Child | None = None
-        self._keeper = LeaseKeeper(options.lease_ms)
+        self._keeper = LeaseKeeper(options.lease_ms, totals)
         self._host = Host(lambda: list(self._children), self._keeper)
         self._started = 0
+        self._began_ms = round(time.monotonic() * 1000)
         self._failed_starts = 0
         self._pause_until = 0.0
         self._warm = 0
@@ -146,10 +157,13 @@ class Supervisor:
         self._stop_asked = threading.Event()
         self._restart_asked = threading.Event()
         self._stopping_since: float | None = None
+        self._is_paused = False
         self._ended: Counter[str] = Counter()
         """How many attempts ended how, in children that are gone."""
         self.ready_since: float | None = None
         """Since when a child is at work, by the monotonic clock."""
+        self.lost = 0
+        """How many children have died that were at work."""
         self.place: tuple[str, str | None] | None = None
         """URL and schema of the database, once a child has told."""
 
@@ -163,6 +177,14 @@ class Supervisor:
         time."""
         self._restart_asked.set()
         self._events.put((None, None))
+
+    def pause(self) -> None:
+        """Have the children claim nothing until `resume`, those started later included. What runs goes on."""
+        self._events.put((None, {"paused": True}))
+
+    def resume(self) -> None:
+        """Have the children claim again."""
+        self._events.put((None, {"paused": False}))
 
     def kill(self) -> None:
         """Kill the children now; others take over when their leases have run out."""
@@ -179,6 +201,16 @@ class Supervisor:
     def running(self) -> int:
         """How many jobs ran when the children last told."""
         return sum(child.running for child in self._all())
+
+    @property
+    def slots(self) -> int:
+        """How many jobs the children that are ready run at a time."""
+        return sum(child.slots for child in self._all())
+
+    @property
+    def ready(self) -> int:
+        """How many children are at work."""
+        return sum(child.worker is not None for child in self._children)
 
     def run(self) -> int:
         """Work until stopped, or until every child has ended in good order; return the exit code."""
@@ -228,13 +260,17 @@ class Supervisor:
         self._started += 1
 
         def command(link: int, box: int) -> Sequence[str]:
-            return [*self._command, "--supervision", f"{link},{box},{generation},{warm},{int(spare)}"]
+            facts = (link, box, generation, warm, int(spare), self._began_ms, int(self._is_paused))
+            return [*self._command, "--supervision", ",".join(map(str, facts))]
 
         return Child(command, self._heard)
 
     def _heard(self, child: Child, message: Message | None) -> None:
         if message is not None and "more" in message:
             self._host.more(child)  # at once: others wait for it
+        elif message is not None and "metrics" in message:
+            if self._totals is not None:
+                self._totals.add(message["metrics"])  # in this thread: before the child's end is heard of
         else:
             self._events.put((child, message))
 
@@ -264,6 +300,9 @@ class Supervisor:
             child, message = self._events.get(timeout=TICK_SECONDS)
         except queue.Empty:
             return None
+        if message is not None and "paused" in message:
+            self._pause(paused=message["paused"])
+            return None
         if child is None or child not in self._all():
             return None
         if message is None:
@@ -289,6 +328,8 @@ class Supervisor:
         elif "report" in message:
             child.tally = Counter(message["report"]["tally"])
             child.running = message["report"]["running"]
+            child.idle_ms = message["report"]["idle_ms"]
+            self._stop_idle()
         return None
 
     def _ready(self, child: Child, facts: Message) -> None:
@@ -297,8 +338,10 @@ class Supervisor:
         self.ready_since = self.ready_since or time.monotonic()
         self.place = (facts["url"], facts["schema"])
         self._any_ready, self._failed_starts = True, 0
-        self._keeper.keep(child.worker, child.link, facts["url"], facts["schema"], facts["listen_url"])
-        self._host.begin(facts)
+        place = (facts["url"], facts["schema"], facts["listen_url"])
+        self._keeper.keep(child.worker, child.link, *place, facts.get("seal"))
+        if self._options.processes > 1:  # guard: one-lookout-a-host
+            self._host.begin(facts)
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
 
@@ -325,6 +368,7 @@ class Supervisor:
                     return None
             self._code = max(self._code, status)
             return None
+        self.lost += 1
         log.error(
             "worker process %d %s; %s its jobs are given back",
             *(
@@ -377,6 +421,23 @@ class Supervisor:
                 child.leaving = True
                 child.link.offer(stop=True)
         self._wanted, self._pause_until, self._failed_starts = self._options.processes, 0.0, 0
+
+    def _pause(self, *, paused: bool) -> None:
+        """Pause all children, or resume them: also what an operator asked of one of them by its row."""
+        if paused != self._is_paused:
+            self._is_paused = paused
+            log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
+        for child in self._all():
+            child.link.offer(control={"paused": paused})
+
+    def _stop_idle(self) -> None:
+        """Stop when no child has had work for long: one of several that has none is no reason."""
+        most = self._options.max_idle_ms
+        if most is None or self._stopping_since is not None:
+            return
+        if all(child.idle_ms >= most for child in self._children):  # guard: all-are-idle
+            log.info("stopping: nothing has come for %s", readable(most), extra={"event": "stopping"})
+            self._begin_to_stop()
 
     def _begin_to_stop(self) -> None:
         self._stopping_since = time.monotonic()

@@ -8,10 +8,22 @@ from typing import Any, Final
 
 from sqlq.errors import WorkerLostError
 from sqlq.events import Events, JobEvent
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted
+from sqlq.job import (
+    NOT_IN_TIME,
+    Cancelled,
+    Completed,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    SelfCompleted,
+)
 from sqlq.retry import remote_error
 from sqlq.store.endings import Rescued
+from sqlq.store.expiry import Expired
 from sqlq.worker import log
+from sqlq.worker.meter import Meter
 from sqlq.worker.running import RunningJob
 
 NAMES: Final[dict[type[Any], str]] = {
@@ -28,8 +40,9 @@ _LOST: Final = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
 class Teller:
     """Tells of events, where anything wants to know of them."""
 
-    def __init__(self, events: Events | None = None) -> None:
+    def __init__(self, events: Events | None = None, meter: Meter | None = None) -> None:
         self._events = events or Events()
+        self._meter = meter
         self._lines: log.LinesOfJobs | None = None
         self._looked = False
         """Whether it is known, for this batch, whether lines of finished jobs need no records."""
@@ -57,6 +70,8 @@ class Teller:
         nothing."""
         if not job.told_lost:
             job.told_lost = True
+            if self._meter is not None:
+                self._meter.ended("lost", job, None, job.seconds())
             if self._events.wants("lost"):
                 self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
 
@@ -65,6 +80,8 @@ class Teller:
         name = NAMES[type(outcome)]
         if isinstance(outcome, Released) and outcome.snoozed:
             name = "snoozed"
+        if self._meter is not None:
+            self._meter.ended(name, job, outcome, seconds)
         if not self.wants(name):  # guard: events-are-free
             return
         logged = name == "finished" and self._logs_finished(job, seconds)
@@ -89,10 +106,14 @@ class Teller:
         if self._lines is not None:
             self._lines.told()
         self._lines, self._looked = None, False
+        if self._meter is not None:
+            self._meter.flush()
 
     def _logs_finished(self, job: RunningJob, seconds: float) -> bool:
         """Write the line of a finished job without a record; return False where it needs one, or is none."""
         if not log.wants("finished") or job.claimed.label is not None:
+            return False
+        if job.trace_id is not None:  # guard: traced-jobs-need-records
             return False
         if not self._looked:
             self._lines, self._looked = log.alone(), True
@@ -105,6 +126,26 @@ class Teller:
         """Tell of jobs that were taken from their worker what it did, and what comes then; return the
         events."""
         events = [rescued_event(job, why) for job in jobs]
+        for event in events:
+            self.tell(event)
+            if self._meter is not None:
+                self._meter.event(event)
+        return events
+
+    def expired(self, jobs: Iterable[Expired]) -> list[JobEvent]:
+        """Tell of jobs that were cancelled because they were not started in time; return the events."""
+        events = [
+            JobEvent(
+                name="cancelled",
+                id=job.id,
+                task=job.task,
+                queue=job.queue,
+                attempt=0,
+                reason=NOT_IN_TIME,
+                label=None if job.label is None else str(job.label),
+            )
+            for job in jobs
+        ]
         for event in events:
             self.tell(event)
         return events
@@ -136,5 +177,7 @@ def _event(name: str, job: RunningJob, **more: Any) -> JobEvent:
         attempt=job.attempts,
         max_attempts=job.max_attempts,
         label=job.label,
+        trace_id=job.trace_id,
+        span_id=job.span_id,
         **more,
     )

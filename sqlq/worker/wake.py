@@ -76,8 +76,14 @@ class Wake:
                 until = min(until, self._due[0])
         self._wait_until(until)
         called = self._called.is_set()
-        self._called.clear()
+        if called:  # a call that comes only now is for the next wait; guard: no-call-is-lost
+            self._called.clear()
         return called or self._interval < self._longest or time.monotonic() >= next_due
+
+    def commits(self) -> int | None:
+        """Return a number that is another one after each commit of other connections; None where a lookout
+        tells of what was committed. For the thread that waits."""
+        return None
 
     @property
     def rests(self) -> bool:
@@ -143,6 +149,9 @@ class WatchingWake(Wake):
 
     def stop(self) -> None:
         self._connection.close()
+
+    def commits(self) -> int | None:
+        return self._data_version()
 
     def _is_uri(self) -> bool:
         return (self._database.engine.url.database or "").startswith("file:")

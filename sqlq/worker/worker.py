@@ -33,19 +33,40 @@ from sqlq.errors import SchemaVersionError
 from sqlq.events import Events, JobEvent
 from sqlq.job import ClaimedJob, Outcome
 from sqlq.retry import given_back, remote_error
+from sqlq.schedule import Declarations
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS, VERSION
-from sqlq.store import cluster
+from sqlq.store import cluster, control, flows
+from sqlq.store.control import WORKING
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.store.postgresql import is_read_only
 from sqlq.task import Registry
+from sqlq.worker.admission import Admissions
+from sqlq.worker.answers import Answers
+from sqlq.worker.background import Background
+from sqlq.worker.bounds import Bounds
 from sqlq.worker.child import Unsupervised
-from sqlq.worker.chores import Chore, Chores, Prune, Rescue, SchemaWatch, Shared, Sweep, Unstarted, Vacuum
+from sqlq.worker.chores import (
+    Admit,
+    Chore,
+    Chores,
+    Expire,
+    Prune,
+    Rescue,
+    SchemaWatch,
+    Shared,
+    Sweep,
+    Unblock,
+    Unstarted,
+    Vacuum,
+)
 from sqlq.worker.claim import Claimer
+from sqlq.worker.control import Control
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.execute import late
 from sqlq.worker.executors import Executors
+from sqlq.worker.held import Held
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
 from sqlq.worker.lifespan import Lifespan
@@ -54,8 +75,11 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.scheduler import Follow, Ticks
+from sqlq.worker.sealed import opened_by
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
+from sqlq.worker.unblocker import Unblocker
 from sqlq.worker.wake import wake_for
 
 log = logging.getLogger("sqlq.worker")
@@ -74,8 +98,9 @@ IDLE_SECONDS = 10.0
 """A worker that has rested for so long keeps two connections: for claims, and for all else."""
 
 
-class Worker:
-    """A worker in this process. `run()` blocks; `stop()` may be called from any thread.
+class Worker(Background):
+    """A worker in this process. `run()` blocks; `start()`, or a `with` block, runs it in a thread; `stop()`
+    may be called from any thread.
 
     Without isolates, as in a program of your own, tasks marked `isolate=True` and jobs that lost a worker run
     in its threads like all others: a crash takes every job of the process along, and a `def` handler past its
@@ -92,8 +117,13 @@ class Worker:
         isolates: Isolates | None = None,
         lifespan: Scope | None = None,
         events: Events | None = None,
+        schedules: Declarations | None = None,
+        has_limits: bool = False,
+        newest_first: frozenset[str] = frozenset(),
     ) -> None:
+        super().__init__()
         self.id = str(uuid.uuid4())
+        self._bounds = Bounds(options.max_rss, options.max_idle_ms)
         self._app_database = database
         self._database = database = database.for_loops
         self._tasks = tasks
@@ -101,7 +131,8 @@ class Worker:
         self._supervision = supervision or Unsupervised()
         self._isolates = isolates
         self._events = events or Events()
-        self._teller = teller = Teller(self._events)
+        self._meter = self._supervision.meter(tasks)
+        self._teller = teller = Teller(self._events, self._meter)
         self._on_start: Callable[[RunningJob], None] | None = None
         self._grace_ms = options.grace_ms
         self._grace_until = float("inf")
@@ -109,6 +140,7 @@ class Worker:
         self._retiring: str | None = None
         self._leaving_now = threading.Event()
         self._left = threading.Event()
+        self._signed_off = False
         self._looked_at = self._began_at = float("-inf")
         self._wake = wake_for(database, self._watched_at)
         keep_finished = options.retention_ms != 0
@@ -123,14 +155,26 @@ class Worker:
             deadlines=self._deadlines,
             box=self._supervision.box,
         )
+        self._control = Control(
+            *(database, self.id, self._wake, self._leases),
+            retire=self._retire,
+            tell=self._supervision.paused,
+        )
         self._progress = ProgressWriter(database)
+        self._unblocker = Unblocker(database, lambda: self._wake.at(time.monotonic()), self._after_unblocking)
+        self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=has_limits)
+        self._answers = Answers(database)
         self._settler = Settler(
             database,
             self._leases,
             teller,
             self._progress,
+            self._answers,
+            worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
             keep_finished=keep_finished,
             due_again=self._wake.at,
+            ended=self._unblocker.ended,
+            freed=self._admissions.ended,
             settled=self._after_settling,
         )
         self._most_unwritten = database.dialect.most_unwritten
@@ -154,14 +198,23 @@ class Worker:
             options.lease_ms,
             tasks=tasks,
             drain=options.drain,
+            weights=options.weights,
+            newest_first=newest_first,
         )
         self._schema = version.Watch()
+        self._schedules = schedules or Declarations()
+        self._ticks = Ticks(
+            database,
+            looked_at=lambda: float("-inf") if self._lookout is None else self._lookout.leases_looked_at,
+            ticked=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
+        )
+        self._ticking = Shared(self._ticks, self._supervisor_looks)
         self._rescue = Rescue(
             database,
             options.lease_ms,
             teller.rescued,
             self._wake.call,
-            looked_at=lambda: float("-inf") if self._lookout is None else self._lookout.leases_looked_at,
+            looked_at=self._leases_looked_at,
         )
         self._lookout = (
             None
@@ -172,11 +225,15 @@ class Worker:
                 self._sent,
                 looked=self._has_looked,
                 expired=self._have_rescued,
+                ticks=self._expect_tick,
+                asked=self._answers.asked,
                 rescue_ms=min(RESCUE_MS, options.lease_ms / 4),
                 stands_by=self._stands_by,
+                workers=lambda: [self.id],
+                wanted=self._control.heed,
             )
         )
-        self._chores = Chores(self._duties())
+        self._control.chores = self._chores = Chores([*self._duties(), *self._control.duties])
         self._claimed = 0
         self._left_behind: SchemaVersionError | None = None
 
@@ -198,6 +255,15 @@ class Worker:
         self._wake.call()
         self._executors.start_no_more()
 
+    def pause(self) -> None:
+        """Claim nothing until `resume`; what runs goes on, what has not started is given back. Returns at
+        once, and may be called from any thread."""
+        self._control.pause()
+
+    def resume(self) -> None:
+        """Claim again."""
+        self._control.pause(paused=False)
+
     def run(self, *, patient: bool = False) -> Tally:
         """Work until stopped (or drained, or `max_jobs` or `max_lifetime` is reached), and return how many
         attempts ended how.
@@ -213,15 +279,22 @@ class Worker:
             told=self._told_by_supervisor,
             report=self._report,
             look=self._wake.hinted,
+            asked=self._answers.asked,
+            control=self._control.hear,
         )
-        with self._in_lifespan() as entered:
-            if entered and self._enter(patient):
-                self._start_and_work()
+        if self._enter(patient):
+            try:
+                with self._in_lifespan() as entered:
+                    if entered:
+                        self._start_and_work()
+            finally:
+                self._sign_off()
         if self._left_behind:
             raise self._left_behind
         return self._settler.tally
 
     def _start_and_work(self) -> None:
+        self._bounds.begin()
         codec.read_quickly()
         if self._events.wants("started"):
             self._on_start = self._teller.started
@@ -232,17 +305,22 @@ class Worker:
         self._leases.start()
         self._deadlines.start()
         self._settler.start()
+        self._admissions.start()
         self._chores.start()
         self._supervision.ready(
             worker=self.id,
             url=self._database.engine.url.render_as_string(hide_password=False),
             schema=self._database.schema,
             listen_url=self._listen_url(),
+            seal=None if self._database.seal is None else self._database.seal.facts(),
             queues=self._options.queues,
             slots=self._options.concurrency,
             lease_ms=self._options.lease_ms,
             retention_ms=self._options.retention_ms,
+            drain=self._options.drain,
         )
+        self._control.ready()
+        self._is_ready.set()
         try:
             self._work()
         finally:
@@ -254,7 +332,22 @@ class Worker:
         return None if url is None else url.render_as_string(hide_password=False)
 
     def _report(self) -> dict[str, Any]:
-        return {"tally": vars(self.tally), "running": self._executors.load()[0]}
+        running = self._executors.load()[0]
+        self._has_work()
+        state = self._control.state
+        return {
+            "tally": vars(self.tally),
+            "running": running,
+            "idle_ms": self._bounds.idle_ms(),
+            "state": state if state != WORKING else "busy" if running else "idle",
+        }
+
+    def _has_work(self) -> bool:
+        """Whether this worker holds jobs, or is paused and so waits for none."""
+        works = self._executors.load()[0] > 0 or len(self._leases) > 0 or self._control.is_paused
+        if works:
+            self._bounds.works()
+        return works
 
     @property
     def tally(self) -> Tally:
@@ -269,6 +362,8 @@ class Worker:
                 with self._database.begin() as conn:
                     self._schema.look(conn, self._database.schema)
                     self._register(conn)
+                    wanted = control.read(conn, self.id)
+                self._control.heed(wanted)
                 outage.over()
                 self._target = CompletionTarget(self._database.schema, self._keep_finished)
                 return True
@@ -317,21 +412,48 @@ class Worker:
     def _duties(self) -> list[Chore]:
         """Return what this worker does beside its jobs."""
         of_the_host: list[Chore] = [
-            self._rescue,
             Sweep(self._database),
             Prune(self._database, self._options.retention_ms),
+            Expire(self._database, self._teller.expired),
+            Unblock(self._database, self._wake.call),
+            Admit(self._database, self._wake.call),
         ]
         return [
+            self._rescue,
+            *self._scheduling(),
             *(Shared(chore, self._supervisor_looks) for chore in of_the_host),
             SchemaWatch(self._database, self._schema, self._stop_behind),
             Vacuum(self._database, lambda: self._executors.ended),
             Unstarted(self._database, self.id, self._give_back_forgotten),
+            Held(self._database, self.id, self._leases.not_started),
         ]
+
+    def _expect_tick(self, moment: float) -> None:
+        self._ticks.expect(moment)
+        self._chores.at(self._ticking, moment)
+
+    def _scheduling(self) -> list[Chore]:
+        """Return what is to do for schedules: nothing where a worker only empties the queue."""
+        if self._options.drain:  # guard: a-drain-does-not-tick
+            return []
+        began = time.monotonic() if self._supervision.began_at is None else self._supervision.began_at
+        follow = Follow(
+            self._database,
+            self._schedules.declared,
+            self._schedules.service,
+            self._tasks,
+            age_ms=lambda: (time.monotonic() - began) * 1000,
+        )
+        return [follow, self._ticking]
 
     # -- the lookout -----------------------------------------------------------------------------------------
 
     def _watched_at(self) -> float:
         return max(self._looked_at, self._supervision.looked_at())
+
+    def _leases_looked_at(self) -> float:
+        own = float("-inf") if self._lookout is None else self._lookout.leases_looked_at
+        return max(own, self._supervision.looked_at())
 
     def _supervisor_looks(self) -> bool:
         return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
@@ -340,7 +462,8 @@ class Worker:
         """Whether this worker's own lookout is not needed, or may not be: the supervisor's looks, or is about
         to."""
         since = max(self._supervision.looked_at(), self._began_at)
-        return self._supervision.supervised and time.monotonic() - since < STAND_BY_SECONDS
+        # guard: who-is-alone-looks
+        return not self._supervision.is_alone and time.monotonic() - since < STAND_BY_SECONDS
 
     def _sent(self, *, again: bool) -> float:
         if not again:
@@ -375,7 +498,10 @@ class Worker:
             queues=self._options.queues,
             concurrency=self._options.concurrency,
             supervisor_pid=os.getppid() if self._supervision.supervised else None,
+            name=self._options.name,
+            state=self._control.state,
         )
+        self._control.entered(self._control.state)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -388,6 +514,14 @@ class Worker:
             if time.monotonic() >= ends_at:
                 self._retire("its lifetime is over")
                 return
+            if (why := self._bounds.is_too_large()) is not None:
+                self._retire(why)
+                return
+            if self._bounds.is_idle_for_long() and not self._has_work():
+                self._retire("nothing has come for long", replace=False)
+                return
+            if self._is_held_up():
+                continue
             limit = self._room()
             self._give_back_isolated()
             if limit == 0:
@@ -397,7 +531,10 @@ class Worker:
                 self._give_back_unstarted()  # guard: give-back-unstarted
                 continue
             # Looked at before the claim: what was settled by then, and is due again, the claim sees.
-            held_nothing = not len(self._leases)
+            # A job is handed to the unblocker before it is dropped from the leases.
+            turns = self._admissions.turns
+            held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
+            held_nothing = held_nothing and self._admissions.is_idle
             try:
                 claimed = self._claim(limit, quiet)
             except DBAPIError as error:
@@ -409,16 +546,28 @@ class Worker:
                 continue
             outage.over(wrote=claimed > 0)
             if claimed:
+                self._bounds.works()
                 self._wake.found_work()
-            elif self._options.drain and held_nothing:
+            elif self._options.drain and held_nothing and not self._admitted_now(turns):
                 self._retire("nothing is available", replace=False)
                 return
             if claimed == limit:
                 self._supervision.more()
                 quiet = False
             else:
+                self._admissions.look()
                 quiet = not self._wake.wait(self._claimer.next_due)
                 quiet = quiet and not self._rested_until_called(ends_at)
+
+    def _is_held_up(self) -> bool:
+        """Whether an operator wants nothing to be claimed; then after having waited for something to
+        happen."""
+        self._control.look()
+        if not self._control.is_paused:  # guard: paused-workers-claim-nothing
+            return self._retiring is not None
+        self._give_back_ready()
+        self._wake.wait()
+        return True
 
     def _rested_until_called(self, ends_at: float) -> bool:
         """Rest as long as another looks for this worker; return whether something happened."""
@@ -429,7 +578,7 @@ class Worker:
             self._supervision.pulse(rests=True)
             if self._wake.wait(due):
                 return True
-            if time.monotonic() >= ends_at:
+            if time.monotonic() >= ends_at or (self._bounds.is_idle_for_long() and not self._has_work()):
                 break
             if time.monotonic() >= rested_since + IDLE_SECONDS:
                 rested_since = time.monotonic()
@@ -460,19 +609,51 @@ class Worker:
     def _claim(self, limit: int, quiet: bool) -> int:
         sent_at = time.monotonic()
         claimed = self._claimer.claim(limit, quiet=quiet)
+        if self._meter is not None:
+            self._meter.claimed(claimed, time.monotonic() - sent_at)
         if claimed:
             trusted_until = self._leases.trusted_until(sent_at)
-            running = [self._running(job, trusted_until) for job in claimed]
-            self._leases.hold(running)
+            ready, unready = self._readable(claimed)
+            running = [self._running(job, trusted_until) for job in ready]
+            not_run = [(self._running(job, trusted_until), outcome) for job, outcome in unready]
+            self._leases.hold([*running, *(job for job, _ in not_run)])
             self._executors.offer(running)
+            for job, outcome in not_run:
+                self._settle(job, outcome)
             self._claimed += len(claimed)
         return len(claimed)
+
+    def _readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
+        """Return claimed jobs with payloads that can be read, the results of other steps in their places."""
+        if (seal := self._database.seal) is None:
+            return self._with_results(claimed)
+        opened, sealed = opened_by(seal, claimed)
+        ready, unready = self._with_results(opened)
+        return flows.Filled(ready, [*sealed, *unready])
+
+    def _with_results(self, claimed: list[ClaimedJob]) -> flows.Filled:
+        """Return claimed jobs with the results of the steps before them in their arguments."""
+        if all(job.flow_id is None for job in claimed):
+            return flows.Filled(claimed, [])
+        try:
+            return flows.filled(self._database, claimed)
+        except Exception as error:
+            log.warning(
+                "the results of earlier steps could not be read (%s); their jobs are given back", error
+            )
+            return flows.Filled(
+                [job for job in claimed if not flows.takes_results(job)],
+                [(job, given_back(job)) for job in claimed if flows.takes_results(job)],
+            )
 
     def _running(self, job: ClaimedJob, trusted_until: float) -> RunningJob:
         task = self._tasks.get(job.task)
         # guard: lost-jobs-run-isolated
         isolated = self._isolates is not None and task is not None and (task.isolate or job.losses > 0)
-        running = RunningJob(job, task, trusted_until, self._target, isolated=isolated)
+        if self._options.isolate:
+            isolated = self._isolates is not None and task is not None
+        running = RunningJob(job, task, trusted_until, self._target, isolated=bool(isolated))
+        running.alone = task is not None and task.isolate == "fresh"
         if self._lifespan is not None:
             running.lifespan = self._lifespan.value
         if self._on_start is not None:
@@ -484,6 +665,32 @@ class Worker:
 
     def _after_settling(self) -> None:
         self._executors.start_ready()
+        if self._options.drain:
+            self._wake.call()
+
+    def _admitted(self, starts: list[float]) -> None:
+        """Look for jobs that were admitted, now or when they start."""
+        for moment in starts or [time.monotonic()]:
+            self._wake.at(moment)
+
+    def _admitted_now(self, turns: int) -> bool:
+        """Whether a worker that is about to leave finds jobs that may run by now, or may have looked past
+        what its own thread, which has begun so many `turns` before, holds locked to admit it; where the
+        database is away, it looks again."""
+        try:
+            if self._admissions.look_now():  # guard: drain-awaits-admissions
+                return True
+            # guard: drain-awaits-a-look-under-way
+            return self._admissions.turns != turns or not self._admissions.is_idle
+        except DBAPIError as error:
+            dialect = self._database.dialect
+            if dialect.is_away(error) or dialect.rolled_back(error):
+                log.debug("admitting jobs failed: %s", error)
+                return True
+            log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)
+            return False
+
+    def _after_unblocking(self) -> None:
         if self._options.drain:
             self._wake.call()
 
@@ -527,6 +734,9 @@ class Worker:
         finally:
             if lifespan is not None:
                 self._leave(lifespan)
+            elif self._isolates is not None:
+                self._isolates.leave(fresh=False)
+                self._isolates.await_left(self._last_wait())
             self._executors.close()
 
     def _may_go_on(self) -> bool:
@@ -579,8 +789,9 @@ class Worker:
         self._wake.stop()
         if self._lookout is not None:
             self._lookout.stop()
-        for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
-            self._settle(job, given_back(job.claimed))
+        self._give_back_ready()
+        if self._executors.load()[0]:
+            self._control.stopping()
         self._await_running()
         if not self._leaving_now.is_set():
             self._end_running()
@@ -589,19 +800,35 @@ class Worker:
                     "not all outcomes could be written before leaving; the leases of these jobs run out and "
                     "they run again"
                 )
-            try:
-                with self._database.begin() as conn:
-                    cluster.leave(conn, self.id)
-            except DBAPIError as error:
-                log.debug("could not sign off: %s", error)
+            self._unblocker.finish(self._patience)
+            self._admissions.finish(self._patience)
+            self._sign_off()
         self._left.set()  # what a handler still ends with comes too late
         self._settler.finish(lambda: 0.0)
+        self._unblocker.finish(lambda: 0.0)
+        self._admissions.finish(lambda: 0.0)
+        self._answers.finish()
         self._progress.close()
         # a connection that comes back after its pool was closed would stay open
         self._chores.join(LAST_SETTLES_SECONDS)
         self._leases.stop()
         self._deadlines.stop()
         self._tell_the_last()
+
+    def _sign_off(self) -> None:
+        if self._signed_off or self._leaving_now.is_set():
+            return
+        self._signed_off = True
+        try:
+            with self._database.begin() as conn:
+                cluster.leave(conn, self.id)
+        except DBAPIError as error:
+            log.debug("could not sign off: %s", error)
+
+    def _give_back_ready(self) -> None:
+        """Give back what has not started."""
+        for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
+            self._settle(job, given_back(job.claimed))
 
     def _patience(self) -> float:
         """Return for how many more seconds outcomes may wait to be written: what is left of the grace time,

@@ -65,7 +65,11 @@ def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, 
     def stored() -> list[tuple[Any, ...]]:
         names = ("payload", "queue", "priority", "timeout_ms", "max_attempts", "unique_key", "unique_until")
         every = [
-            (*(getattr(job, name) for name in names), job.state, job.available_at > job.created_at)
+            (
+                *(getattr(job, name) for name in names),
+                job.state,
+                (job.available_at or job.created_at) > job.created_at,
+            )
             for job in app.list()
         ]
         app.cancel(queue="mail")

@@ -66,8 +66,8 @@ def test_status_shows_each_queue_and_who_serves_it(sqlq_: Command, engine: Engin
     found = sqlq_("status", "--json").json()
     assert found["workers"] == []
     queues = {queue["queue"]: queue for queue in found["queues"]}
-    keys = {"queue", "available", "scheduled", "running", "failed", "oldest_wait_seconds", "paused", "served"}
-    keys |= {"capped"}
+    keys = {"queue", "available", "scheduled", "blocked", "running", "failed"}
+    keys |= {"oldest_wait_seconds", "paused", "served", "capped"}
     assert all(queue.keys() == keys for queue in queues.values())
     assert (queues["model"]["available"], queues["model"]["served"], queues["mail"]["failed"]) == (
         1,
@@ -80,15 +80,16 @@ def test_status_shows_each_queue_and_who_serves_it(sqlq_: Command, engine: Engin
         "queue",
         "available",
         "scheduled",
+        "blocked",
         "running",
         "failed",
         "oldest",
         "wait",
         "served",
     ]
-    assert [row.split()[:5] for row in rows[:2]] == [
-        ["mail", "0", "0", "0", "1"],
-        ["model", "1", "0", "0", "0"],
+    assert [row.split()[:6] for row in rows[:2]] == [
+        ["mail", "0", "0", "0", "0", "1"],
+        ["model", "1", "0", "0", "0", "0"],
     ]
     assert rows[1].rstrip().endswith("no worker")
     assert "no worker is running" in rows[-1]
@@ -203,7 +204,7 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
         '{"args": ["lift it"]}',
         "2 of 2",
         "ValueError: cannot lift it",
-        "earlier attempts",
+        "history",
         'shop.py", line',
     ):
         assert words in said

@@ -241,12 +241,36 @@ def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> No
     said = desk("show", str(id))
     assert re.sub(AGO, "", said) == re.sub(AGO, "", desk("failed", "show", str(id)))
     assert "\n\nerror\n  ValueError: no box\n  of that size\n\n" in said
-    line = rf"\n\nearlier attempts\n    1  {MOMENT}  timeout: LookupError: no van\n\n"
-    assert re.search(line, said), said
+    first = rf"\n\nhistory\n    1  {MOMENT}  failed: timeout: LookupError: no van\n"
+    last = rf"\n    2  {MOMENT}  failed: ValueError: no box\n       claimed {MOMENT}, ended after [\d.]+ m?s"
+    assert re.search(first, said), said
+    assert re.search(last, said), said
     assert "\n\ntraceback\n  Traceback …\n    line 1\n  ValueError\n\n" in said
     retry, forget = said.partition("\n\nnext\n")[2].splitlines()
     assert re.fullmatch(f"  sqlq .*failed retry {id}.* run it again, with all its attempts", retry)
     assert re.fullmatch(f"  sqlq .*failed forget {id}.* delete it", forget)
+
+
+def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: Desk) -> None:
+    desk.serve()
+    runs, waits = desk.enqueue(), desk.enqueue()
+    desk.claim(limit=2)
+    with desk.app.database.begin() as conn:
+        cluster.note_held(conn, "w", [waits])
+    newest, oldest = desk("jobs").splitlines()[1:]
+    assert re.fullmatch(rf" *{waits} +running +default +shop\.send +1/3  not started, claimed {AGO}", newest)
+    assert re.fullmatch(rf" *{runs} +running +default +shop\.send +1/3  {AGO}", oldest)
+    said = desk("show", str(waits))
+    assert re.search(rf"^  claimed       {MOMENT} \({AGO}\), and not started yet$", said, re.MULTILINE)
+    assert re.search(
+        rf"\n\nhistory\n    1  {MOMENT}  claimed, and not started yet\n       on box pid 7\n", said
+    )
+    assert "not started" not in desk("show", str(runs))
+    assert "history" not in desk("show", str(runs))
+    assert desk.json("show", str(waits))["started"] is False
+    assert re.search(rf"job {waits} .*not started yet", desk("workers"))
+    (worker,) = desk.json("workers")
+    assert {job["id"]: job["started"] for job in worker["jobs"]} == {runs: True, waits: False}
 
 
 def test_show_says_what_follows(desk: Desk, engine: Engine) -> None:
@@ -273,7 +297,8 @@ def test_show_bears_what_other_programs_wrote(desk: Desk, engine: Engine) -> Non
     said = desk("show", "1")
     assert "\x1b" not in said
     assert "\n  queue         ''\n" in said
-    assert "  ?  yesterday  ?\n" in said
+    assert "\n    ?  ?  failed\n" in said
+    assert "\n    ?  ?  failed: a [2Jb\n" in said
     assert "''" in desk("status")
     assert desk.json("status")["queues"][0]["queue"] == ""
 
@@ -318,7 +343,7 @@ def test_workers_shows_a_line_for_each_job_the_longest_held_first(desk: Desk) ->
     first = desk.claim()[0].id
     desk.claim(limit=20)
     name, said, *held = desk("workers").splitlines()
-    assert name == "box pid 7"
+    assert name == "box pid 7: busy"
     assert re.fullmatch(rf"  version 1, heartbeat {AGO}, started {AGO}, queues all, slots 8", said)
     assert re.fullmatch(rf"  job {first} +[\d.]+ m?s  shop\.send \(queue default\)", held[0])
     assert len(held) == 11
@@ -335,7 +360,7 @@ def test_workers_on_a_narrow_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatc
     desk.claim()
     monkeypatch.setenv("COLUMNS", "50")
     lines = desk("workers").splitlines()
-    assert lines[:2] == ["box pid 7", "  version: 1"]
+    assert lines[:2] == ["box pid 7: busy", "  version: 1"]
     assert lines[5] == "  slots: 2"
     assert lines[6].startswith(f"  job {id} ")
     assert max(map(len, lines)) <= 50
@@ -393,6 +418,7 @@ def looking(id: int) -> list[tuple[str, ...]]:
         ("jobs", "--state", "failed"),
         ("show", str(id)),
         ("workers", "--all"),
+        ("schedule", "list"),
         ("failed", "list"),
         ("failed", "list", "--by", "error"),
         ("failed", "show", str(id)),
@@ -506,3 +532,33 @@ def test_a_file_that_may_only_be_read_can_be_looked_into(
     assert f"job {id}: failed" in done.stdout
     if way == "by its permissions":
         assert "may only be read" in done.stdout
+
+
+# -- result --------------------------------------------------------------------------------------------------
+
+
+def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
+    returns = desk.app.task(name="shop.price", max_attempts=1)(lambda n: {"total": n} if n else 1 / n)
+    done, failed, later = (desk.app.enqueue(returns.new(n)).id for n in (7, 0, 8))
+    desk.app.cancel([later])
+    desk.app.worker(drain=True).run()
+    waits = desk.app.enqueue(returns.new(7).set(delay="1h")).id
+    assert json.loads(desk("result", str(done), "--timeout", "30s")) == {"total": 7}
+    assert json.loads(desk("result", str(done), "--timeout", "none")) == {"total": 7}
+    for id, says in (
+        (failed, f"job {failed} (shop.price) failed after 1 attempt: ZeroDivisionError: division by zero"),
+        (later, f"job {later} (shop.price) was cancelled: cancelled by an operator"),
+        (waits, f"job {waits} is scheduled and has no result"),
+        (
+            4711,
+            "there is no job 4711: it never was, or is kept no more, or its transaction has not been "
+            "committed",
+        ),
+    ):
+        with pytest.raises(sqlq.SqlqError) as raised:
+            desk("result", str(id))
+        assert explain(raised.value, Context()) == says
+    with pytest.raises(sqlq.WaitTimeoutError, match="and has no result after 10 ms"):
+        desk("result", str(waits), "--timeout", "10ms")
+    with pytest.raises(sqlq.ConfigurationError, match="timeout is 'soon': give"):
+        desk("result", str(waits), "--timeout", "soon")

@@ -38,7 +38,7 @@ def test_cancel_says_what_became_of_each(sqlq_: Command, app: sqlq.App, engine: 
     done = sqlq_("cancel", str(a), str(b), str(c), "4711")
     assert done.code == 1
     assert f"cancelled 1 job: {c}\n" in done.out
-    assert f"asked 1 running job to stop: {b}; its worker sees it at its next heartbeat" in done.out
+    assert f"asked 1 running job to stop: {b}; its worker sees it within 2 seconds" in done.out
     assert f"sqlq: job {a}: it is cancelled already\n" in done.err
     assert "sqlq: job 4711: there is no such job\n" in done.err
     done = sqlq_("cancel", str(b), "--queue", "other")
@@ -92,7 +92,7 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
         assert [(job["id"], job["task"], job["queue"]) for job in found["jobs"]] == [(id, "wait", "default")]
         assert found["silent_seconds"] < 60
         name, said, held = sqlq_.ok("workers").splitlines()
-        assert name.endswith(f" pid {found['pid']}")
+        assert name.endswith(f" pid {found['pid']}: busy")
         assert re.fullmatch(rf"  version {sqlq.__version__}, heartbeat .* ago, .*, queues all, slots 1", said)
         assert re.fullmatch(rf"  job {id}  .* m?s  wait \(queue default\)", held)
         assert sqlq_.ok("cancel", str(id), "--force") == f"cancelled 1 job: {id}\n"

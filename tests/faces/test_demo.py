@@ -21,15 +21,23 @@ def _holds(said: str) -> None:
     assert "40 transactions" in said
     assert "one more order and its job were rolled back: there are 40 orders and 40 jobs" in said
     assert re.search(r"job \d+ is scheduled", said)
-    assert re.search(r"43 jobs ended within [\d.]+ m?s: 1 failed, 42 finished", said)
+    assert re.search(r"49 jobs ended within [\d.]+ m?s: 1 failed, 48 finished", said)
+    assert re.search(r"flow \d+ is a chain: .*; 2 of its 4 jobs are blocked", said)
+    assert len(re.findall(r"schedule demo.count_stock\S+: job \d+ for ", said)) == 2
+    returned = "a box with a teapot, a box with a cup, 2 boxes posted, thanked for 2 boxes posted"
+    assert re.search(rf"flow \d+ is finished, and its steps returned: {returned}", said)
     assert re.search(r"demo.charge_card .*attempt 1 of 5\) failed .*TimeoutError", said)
     assert re.search(r"demo.charge_card .*attempt 2 of 5\) finished", said)
     assert re.search(r"demo.ship_abroad .*attempt 2 of 2\) failed for good", said)
     assert _rows(said, r"task +state +jobs +least +most") == [
         ["demo.charge_card", "finished", "1", "2", "2"],
+        ["demo.count_stock", "finished", "2", "1", "1"],
+        ["demo.pack", "finished", "2", "1", "1"],
+        ["demo.post", "finished", "1", "1", "1"],
         ["demo.remind", "finished", "1", "1", "1"],
         ["demo.send_receipt", "finished", "40", "1", "1"],
         ["demo.ship_abroad", "failed", "1", "2", "2"],
+        ["demo.thank", "finished", "1", "1", "1"],
     ]
     ((_, task, attempts, *error),) = _rows(said, r"id +task +attempts +error")
     assert (task, attempts, " ".join(error)) == ("demo.ship_abroad", "2", "LookupError: no such country")
@@ -58,6 +66,7 @@ def test_the_demo_on_a_database_in_use_touches_only_its_own_jobs(
     assert [(job.queue, job.task, job.attempts) for job in app.list()] == [("mail", "somebody.elses", 0)]
     assert not [name for name in inspect(engine).get_table_names() if "demo" in name]
     assert app.admin.workers() == []
+    assert (app.schedules.list(), app.admin.flows()) == ([], [])
 
 
 def test_the_demo_takes_the_tables_away_that_it_made(bare: Command, empty_database_url: str) -> None:

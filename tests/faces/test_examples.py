@@ -251,3 +251,33 @@ def test_its_readme_says_what_is_run_here(example: Example) -> None:
     for path, body in (example.good, example.declined):
         assert f"'{json.dumps(body)}'" in readme
         assert path in readme
+
+
+def test_nightly_reports_over_the_nights_on_which_clocks_are_changed(database_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "reports.py"],
+        cwd=EXAMPLES / "reports",
+        env={**os.environ, "SQLQ_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    quarters = "    of 96 quarters of an hour that nobody ticked, 1 was caught up"
+    assert done.stdout.splitlines() == [
+        "clocks go forward",
+        "Sat 28 March 02:30 CET  report about Fri 27 March",
+        quarters,
+        "Sun 29 March 03:00 CEST  report about Sat 28 March",
+        quarters,
+        "Mon 30 March 02:30 CEST  report about Sun 29 March",
+        quarters,
+        "clocks go back",
+        "Sat 24 October 02:30 CEST  report about Fri 23 October",
+        quarters,
+        "Sun 25 October 02:30 CEST  report about Sat 24 October",
+        quarters,
+        "Mon 26 October 02:30 CET  report about Sun 25 October",
+        quarters,
+    ]

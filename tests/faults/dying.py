@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +24,10 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.admin import SKIPPED
 from sqlq.endings import settlement
 from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import endings, jobs, records
+from sqlq.store import endings, jobs, limits, records, schedules, unblock
 from sqlq.store.dialect import Dialect
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.sqlite import SQLite
@@ -154,6 +156,18 @@ class Life:
         with running.completing(self._users_engine()) as session:
             session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": running.id})
 
+    def checkpoint(self, argument: Any) -> None:
+        """A handler that writes a slice, and saves with it how far it has come; then the next one."""
+        running = RunningJob(
+            unpacked(argument), None, float("inf"), CompletionTarget(self.database.schema, keep_finished=True)
+        )
+        engine = self._users_engine()
+        for n in (1, 2):
+            with Session(engine) as session, session.begin():
+                row = {"job": running.id, "n": n}
+                session.execute(text("INSERT INTO slices VALUES (:job, :n)"), row)
+                running.checkpoint(session, n)
+
     def heartbeat(self, argument: Any) -> None:
         with self.database.begin() as conn:
             jobs.extend(conn, [tuple(argument)], lease_ms=7_200_000)
@@ -162,9 +176,23 @@ class Life:
         with self.database.begin() as conn:
             endings.rescue(conn)
 
+    def unblock(self, argument: Any) -> None:
+        unblock.after(self.database.for_claims, argument)
+
+    def admit(self, argument: Any) -> None:
+        limits.look(self.database)
+
+    def skip(self, argument: Any) -> None:
+        with self.database.begin() as conn:
+            endings.skip(conn, argument, SKIPPED)
+
     def retry_failed(self, argument: Any) -> None:
         with self.database.begin() as conn:
             records.retry_failed(conn, records.Selection(ids=(argument,)))
+
+    def tick(self, argument: Any) -> None:
+        """What schedules have due at a moment, by a clock that is an input."""
+        schedules.tick(self.database, at=datetime.fromisoformat(argument))
 
     def work(self, argument: Any) -> None:
         """A whole worker: claims, runs and settles what it finds, and leaves."""

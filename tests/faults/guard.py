@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 
+from sqlq.admin import SKIPPED
 from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.settings import ERROR_BYTES, MAX_ATTEMPTS
 
@@ -41,6 +42,12 @@ _CLAIMS = "OLD.reserved_at IS NULL AND NEW.reserved_at IS NOT NULL"
 _STAYS = "OLD.reserved_at IS NOT NULL AND NEW.reserved_at IS NOT NULL"
 _GIVES_UP = "OLD.reserved_at IS NOT NULL AND NEW.reserved_at IS NULL"
 _WAITS = "OLD.reserved_at IS NULL AND NEW.reserved_at IS NULL"
+_MADE_ANEW = (
+    f"({_WAITS} AND NEW.unique_key IS NOT NULL AND NEW.lease_token = OLD.lease_token AND NEW.attempts = 0"
+    " AND NEW.releases = 0 AND NEW.losses = 0 AND NEW.errors IS NULL AND NEW.cursor IS NULL)"
+)
+"""A waiting job is replaced by one of the same unique key."""
+_UNBLOCKS = "OLD.blocked_by = 'flow' AND (NEW.blocked_by IS NULL OR NEW.blocked_by <> 'flow')"
 _NEXT_TOKEN = f"(CASE WHEN OLD.lease_token < {LARGEST_TOKEN} THEN OLD.lease_token + 1 ELSE 1 END)"
 _REVOKES = f"NEW.lease_token = {_NEXT_TOKEN}"
 
@@ -65,6 +72,7 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
         "NEW.lease_token"
         " OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
     )
+    skipped = f"NEW.flow_id IS NOT NULL AND NEW.outcome = 'completed' AND NEW.reason = '{SKIPPED}'"
     fate_fits = "e.id = OLD.id AND e.lease_token IN (OLD.lease_token, OLD.lease_token + 1)"
     return [
         # T1, T13
@@ -100,32 +108,41 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "what a job is was changed",
+            f"{_changed('task', 'payload', 'timeout_ms', 'headers', 'label', 'backoff')} AND NOT {_MADE_ANEW}",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "which job it is was changed",
             _changed(
-                "id",
-                "queue",
-                "task",
-                "payload",
-                "unique_key",
-                "unique_until",
-                "timeout_ms",
-                "headers",
-                "label",
-                "backoff",
-                "created_at",
+                "id", "queue", "unique_key", "unique_until", "flow_id", "limit_key", "replay_of", "created_at"
             ),
         ),
         Rule(
             "jobs",
             "UPDATE",
             "how often it may be tried was changed",
-            f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS})",
+            f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "until when it has to start was changed",
+            f"{_changed('start_by')} AND NOT ({_GIVES_UP} AND NEW.start_by IS NULL) AND NOT {_MADE_ANEW}",
+        ),
+        # T20
+        Rule(
+            "jobs",
+            "UPDATE",
+            "a cursor was saved by somebody who did not hold the job",
+            f"{_changed('cursor')} AND NOT ({_STAYS} AND NEW.lease_token = OLD.lease_token) AND NOT {_MADE_ANEW}",
         ),
         *(
             Rule(
                 "jobs",
                 "UPDATE",
                 f"what follows {column} was changed",
-                f"{_changed(column)} AND NOT (OLD.{column} IS NULL AND {_CLAIMS})",
+                f"{_changed(column)} AND NOT (OLD.{column} IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}",
             )
             for column in ("on_success", "on_failure")
         ),
@@ -134,6 +151,60 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "UPDATE",
             "the token fell or jumped",
             f"NEW.lease_token NOT IN (OLD.lease_token, {_NEXT_TOKEN})",
+        ),
+        # T16 to T18
+        Rule(
+            "jobs",
+            "INSERT",
+            "a job is blocked by a flow that it is not in",
+            "NEW.blocked_by = 'flow' AND NEW.flow_id IS NULL",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "blocked by its flow after it was not",
+            f"NEW.blocked_by = 'flow' AND {_changed('blocked_by')}",
+        ),
+        Rule("jobs", "UPDATE", "claimed while it was blocked", f"{_CLAIMS} AND OLD.blocked_by IS NOT NULL"),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "unblocked before its time",
+            f"{_UNBLOCKS} AND NEW.blocked_by IS NULL AND NEW.available_at < OLD.due_at",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "unblocked without the success that it waits for",
+            f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e WHERE e.job_id = NEW.id AND e.on_outcome = "
+            "'success' AND NOT EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = e.depends_on AND f.outcome "
+            "= 'completed'))",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "unblocked without the failure that it waits for",
+            f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e JOIN finished_jobs f ON f.id = e.depends_on "
+            "WHERE e.job_id = NEW.id AND e.on_outcome = 'failure')",
+        ),
+        # T16, T19, T5L to T8L, T13L
+        Rule(
+            "jobs",
+            "INSERT",
+            "in no line though it is under a limit",
+            "NEW.limit_key IS NOT NULL AND NEW.blocked_by IS NULL",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "admitted before it is due",
+            "OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL AND NEW.available_at < OLD.due_at",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "put back with its place in the limit",
+            f"{_GIVES_UP} AND NEW.limit_key IS NOT NULL AND NEW.blocked_by IS NULL",
         ),
         # T2
         Rule("jobs", "UPDATE", "claimed without a new token", f"{_CLAIMS} AND NOT {_REVOKES}"),
@@ -168,14 +239,20 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "a reservation changed hands or history",
-            f"{_STAYS} AND "
-            f"{_changed('reserved_by', 'reserved_at', 'attempts', 'releases', 'losses', 'errors', 'available_at')}",
+            f"{_STAYS} AND {_changed('reserved_by', 'reserved_at', 'attempts', 'errors', 'available_at')}",
+        ),
+        Rule(
+            "jobs",
+            "UPDATE",
+            "releases or losses were taken back of a job that did not get on",
+            f"{_STAYS} AND {_changed('releases', 'losses')} AND NOT (NEW.releases = 0"
+            f" AND NEW.losses = CASE WHEN OLD.losses > 1 THEN 1 ELSE OLD.losses END AND {_changed('cursor')})",
         ),
         Rule(
             "jobs",
             "UPDATE",
             "a lease was renewed into the past",
-            f"{_STAYS} AND NOT {_REVOKES} AND NEW.lease_expires_at <= {{now}}",
+            f"{_STAYS} AND NOT {_REVOKES} AND {_changed('lease_expires_at')} AND NEW.lease_expires_at <= {{now}}",
         ),
         Rule(
             "jobs",
@@ -240,7 +317,8 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "the history of a waiting job changed",
-            f"{_WAITS} AND {_changed('lease_token', 'attempts', 'releases', 'losses', 'errors')}",
+            f"{_WAITS} AND {_changed('lease_token', 'attempts', 'releases', 'losses', 'errors')}"
+            f" AND NOT {_MADE_ANEW}",
         ),
         # T4, T7, T9, T10, T12
         Rule(
@@ -255,7 +333,7 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "finished_jobs",
             "INSERT",
             "finished by somebody who did not hold it",
-            f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits})",
+            f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits}) AND NOT coalesce({skipped}, false)",
             at_commit=True,
         ),
         Rule(
@@ -275,7 +353,7 @@ def _rules(keep_finished: bool, owners_may_be_known_dead: bool) -> list[Rule]:
             "finished_jobs",
             "INSERT",
             "ended twice",
-            "EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id)",
+            f"EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id) AND NOT coalesce({skipped}, false)",
         ),
         Rule(
             "failed_jobs",
@@ -373,16 +451,21 @@ def unguarded(conn: Connection) -> Iterator[None]:
     conn.execute(text("DELETE FROM guard_off"))
 
 
-def advance(engine: Engine, ms: int, where: str = "1 = 1") -> None:
+MOMENTS = ("available_at", "lease_expires_at", "start_by", "due_at", "created_at")
+
+
+def advance(engine: Engine, ms: int, where: str = "1 = 1", moments: tuple[str, ...] = MOMENTS) -> None:
     """Let time pass for waiting and reserved jobs: what is due or expires in `ms` is due or expires now."""
     earlier = f"- {ms}" if engine.dialect.name == "sqlite" else f"- interval '{ms} milliseconds'"
+    changes = ", ".join(
+        # a blocked job is due at no time
+        f"{moment} = CASE WHEN blocked_by IS NULL THEN {moment} {earlier} ELSE {moment} END"
+        if moment == "available_at"
+        else f"{moment} = {moment} {earlier}"
+        for moment in moments
+    )
     with engine.begin() as conn, unguarded(conn):
-        conn.execute(
-            text(
-                f"UPDATE jobs SET available_at = available_at {earlier}, lease_expires_at = "
-                f"lease_expires_at {earlier} WHERE {where}"
-            )
-        )
+        conn.execute(text(f"UPDATE jobs SET {changes} WHERE {where}"))
 
 
 def check(engine: Engine) -> None:

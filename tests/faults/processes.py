@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
+MORE = shlex.split(os.environ.get("SQLQ_TEST_WORK_OPTIONS", ""))
+"""Options for every worker, as --metrics-port 0: what holds without them must hold with them."""
 
 
 class WorkerProcess:
@@ -23,7 +26,7 @@ class WorkerProcess:
         self.log = folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sqlq", "-a", module, "-d", url, "work", *options],
+                [sys.executable, "-m", "sqlq", "-a", module, "-d", url, "work", *options, *MORE],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))},
                 stdin=subprocess.DEVNULL,

@@ -20,6 +20,15 @@ MUST_BE_ZERO = {
     "lock_errors": "lock errors from sqlq's own transactions",
     "follow_ups_lost": "follow-ups lost",
     "follow_ups_doubled": "follow-ups doubled",
+    "ticks_lost": "ticks lost",
+    "ticks_doubled": "ticks doubled",
+    "slices_lost": "slices of long jobs lost",
+    "slices_doubled": "slices of long jobs doubled",
+    "steps_lost": "steps of flows lost",
+    "steps_unblocked_twice": "steps of flows unblocked twice",
+    "late_unblocks": "steps of flows unblocked later than a sweep",
+    "over_the_limit": "jobs of a limit run beyond its number at once",
+    "out_of_order": "serial jobs out of order",
     "damaged": "databases that failed their integrity check",
 }
 """Figures that are added up, and of which the sum has to be zero."""

@@ -6,6 +6,7 @@ way. The number of points is not written down: it grows until a step gets throug
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,8 +17,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import ClaimedJob, Failed, NewJob, Settlement
-from sqlq.store import endings, jobs
+from sqlq.job import ClaimedJob, Failed, NewJob, Rule, Settlement
+from sqlq.store import endings, jobs, limits, unblock
 from sqlq.worker.link import packed
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
@@ -233,6 +234,27 @@ def test_dying_while_completing_in_the_handlers_own_transaction(
         assert seen == (("finished", 1, []) if job.id in completed else ("finished", 2, ["worker_lost"]))
 
 
+def test_dying_while_saving_how_far_it_has_come(points: Callable[[str], Points], engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE slices (job BIGINT, n INTEGER)"))
+    crash = points("checkpoint")
+    crash.all(lambda n: packed(crash.claimed(n)))
+    ended = crash.finish()
+    with engine.connect() as conn:
+        rows = [tuple(row) for row in conn.execute(text("SELECT job, n FROM slices"))]
+    saved = [(job.id, n) for (job,) in ended.values() for n in range(1, (job.cursor or 0) + 1)]
+    lost, doubled = set(saved) - set(rows), Counter(rows) - Counter(saved)
+    record(
+        "G14: dying at every moment of a checkpoint",
+        cases=len(ended),
+        slices_lost=len(lost),
+        slices_doubled=doubled.total(),
+    )
+    assert sorted(rows) == sorted(saved), "each slice with the cursor that says so"
+    assert {job.cursor for (job,) in ended.values()} == {None, 1, 2}, "dead before, between and after them"
+    assert {str(job.state) for (job,) in ended.values()} == {"finished"}
+
+
 def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
     crash = points("heartbeat")
     held: dict[int, ClaimedJob] = {}
@@ -272,6 +294,140 @@ def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int
         else:
             assert (job.state, job.attempts, job.lease_token) == ("finished", 2, 3)
             assert [error["reason"] for error in job.errors] == ["worker_lost"], "one loss, counted once"
+
+
+def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> None:
+    """Each flow has a step that becomes free, and one that is cancelled with what waits for it. Its first
+    moment is that after the settle and before anything of the unblock."""
+    crash = points("unblock")
+    task = crash.app.tasks["note"]
+    made: dict[int, list[int]] = {}
+    for n in range(1, MOST):
+        flow = sqlq.Flow()
+        first = flow.add(task.new(n).set(queue=f"q{n}"))
+        first.on_success(task.new(n).set(queue=f"q{n}"))
+        first.on_failure(task.new(n).set(queue=f"q{n}")).on_success(task.new(n).set(queue=f"q{n}"))
+        made[n] = [job.id for job in crash.app.enqueue(flow).jobs]
+        crash.made += len(made[n])
+        with crash.app.database.begin() as conn:
+            (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            endings.settle(conn, [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"])])
+        moment = crash._die("unblock", n, made[n][:1])
+        crash.wait_until_gone()
+        if moment is None:
+            break
+        crash.moments[n] = moment
+    assert any(moment.startswith("after WRITE") for moment in crash.moments.values())
+    unblock.sweep_recent(crash.app.database.for_claims, HOUR)
+    ended = crash.finish()
+    states = {job.id: str(job.state) for found in ended.values() for job in found}
+    wanted = ["finished", "finished", "cancelled", "cancelled"]
+    lost = sum([states.get(id) for id in ids] != wanted for ids in made.values())
+    tokens = {job.id: job.lease_token for found in ended.values() for job in found}
+    twice = sum(tokens[ids[1]] != 1 for ids in made.values())
+    record("G11: dying at every moment of an unblock", steps_lost=lost, steps_unblocked_twice=twice)
+    assert (lost, twice) == (0, 0)
+
+
+def in_line(crash: Points, n: int, *, number: int = 1) -> list[int]:
+    """Enqueue jobs of a key of their own, of which one may run at a time."""
+    new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", 3, limit_key=f"key {n}", rule=Rule(max_running=1))
+    with crash.app.database.begin() as conn:
+        done = jobs.insert(conn, [new] * number, crash.app.database.schema)
+    crash.made += number
+    return [job.id for job in done]
+
+
+def admitted(crash: Points, ids: list[int]) -> int:
+    return sum(crash.app.get(id).blocked_by is None for id in ids)
+
+
+def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
+    """A key and its wake, its count and its job: all of an admission, or nothing."""
+    crash = points("admit")
+    made: dict[int, list[int]] = {}
+    over = lost = 0
+    seen: set[int] = set()
+
+    def judge(n: int) -> None:
+        nonlocal over, lost
+        with crash.engine.connect() as conn:
+            wakes = conn.scalars(text("SELECT limit_key FROM sqlq_wakes")).all()
+        number = admitted(crash, made[n])
+        over, lost = over + (number > 1), lost + (number == 0 and f"key {n}" not in wakes)
+        seen.add(number)
+        limits.look(crash.app.database)  # what it has left, so that the next is as long
+
+    def prepare(n: int) -> None:
+        if made:
+            judge(n - 1)
+        made[n] = in_line(crash, n, number=2)
+
+    crash.all(prepare)
+    judge(max(made))
+    record("G12: dying at every moment of an admission", over_the_limit=over, wakes_lost=lost)
+    assert (over, lost, seen) == (0, 0, {0, 1})
+    ended = crash.finish()
+    assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
+
+
+@pytest.mark.parametrize("outcome", ["retry", "release", "fail", "complete"])
+def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outcome: str) -> None:
+    """With the end of the attempt, or not at all: nobody runs without a slot."""
+    crash = points("end")
+    made: dict[int, int] = {}
+    seen: dict[int, tuple[str, str | None]] = {}
+
+    def look(n: int) -> None:
+        job = crash.app.get(made[n])
+        seen[n] = str(job.state), job.blocked_by
+
+    def prepare(n: int) -> Any:
+        if made:
+            look(n - 1)  # before the next look admits it again
+        (made[n],) = in_line(crash, n)
+        assert limits.look(crash.app.database).number >= 1
+        with crash.app.database.begin() as conn:
+            (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+        return [packed(job), outcome]
+
+    crash.all(prepare)
+    look(max(made))
+    back = ("blocked", "limit")
+    expected = {"retry": back, "release": back, "fail": ("failed", None), "complete": ("finished", None)}
+    for n, found in seen.items():
+        assert found == (expected[outcome] if crash.took(n) else ("running", None)), crash.moments.get(n)
+    crash.finish()
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["waiting", "failed"])
+def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], failed: bool) -> None:
+    """The step is in one table, and what waits for it runs after the skip alone."""
+    crash = points("skip")
+    task = crash.app.tasks["note"]
+    made: dict[int, list[int]] = {}
+
+    def prepare(n: int) -> int:
+        first = task.new(n).set(queue=f"q{n}")
+        made[n] = [job.id for job in crash.app.enqueue(sqlq.chain(first, first)).jobs]
+        crash.made += 2
+        if failed:
+            with crash.app.database.begin() as conn:
+                (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+                endings.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
+        return made[n][0]
+
+    crash.all(prepare)
+    for n, (step, after) in made.items():
+        skipped = crash.took(n)
+        waits = "failed" if failed else "available"
+        assert str(crash.app.get(step).state) == ("finished" if skipped else waits), crash.moments.get(n)
+        assert str(crash.app.get(after).state) == "blocked"
+    if failed:
+        crash.app.retry_failed(all=True)
+    unblock.sweep_recent(crash.app.database.for_claims, HOUR)
+    ended = crash.finish()
+    assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
 
 
 def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points]) -> None:

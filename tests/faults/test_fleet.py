@@ -24,7 +24,7 @@ from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
-PROCESSES = 8
+PROCESSES = 6
 LOOK, CLAIM = "AS listens,", "FOR UPDATE SKIP LOCKED) AS ready"
 ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) \w+ \[(\d+)\] (\S*) LOG:  (\w+)", re.MULTILINE)
 MODULE = """
@@ -115,10 +115,10 @@ class Fleet:
         wait_until(lambda: self.number("SELECT count(*) FROM finished_jobs") > before, what="the job done")
 
     @contextmanager
-    def working(self) -> Iterator[WorkerProcess]:
-        with worker_process(self._folder, "play:app", self.url, "-p", str(PROCESSES)) as worker:
+    def working(self, processes: int = PROCESSES) -> Iterator[WorkerProcess]:
+        with worker_process(self._folder, "play:app", self.url, "-p", str(processes)) as worker:
             entered = "SELECT count(*) FROM sqlq_workers"
-            wait_until(lambda: self.number(entered) == PROCESSES, what="all processes at work")
+            wait_until(lambda: self.number(entered) == processes, what="all processes at work")
             self.look(times=3)
             yield worker
 
@@ -149,6 +149,12 @@ def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> No
     assert len(asked) <= seconds * (1 + 0.2 * (PROCESSES - 1)) + 3
 
 
+def test_where_there_is_one_worker_nobody_looks_for_it(fleet: Fleet) -> None:
+    """It hears itself what its supervisor would tell it later."""
+    with fleet.working(processes=1):
+        assert len({statement.session for statement in fleet.look(times=5) if LOOK in statement.text}) == 1
+
+
 def test_a_lone_job_in_an_idle_fleet_sends_one_worker(fleet: Fleet) -> None:
     asked, went = [], []
     with fleet.working():
@@ -165,6 +171,7 @@ def test_a_lone_job_in_an_idle_fleet_sends_one_worker(fleet: Fleet) -> None:
     assert median(asked) <= 25
 
 
+@pytest.mark.slow
 def test_many_jobs_at_once_bring_all_of_the_fleet(fleet: Fleet) -> None:
     with fleet.working():
         fleet.producer.execute(
@@ -176,6 +183,7 @@ def test_many_jobs_at_once_bring_all_of_the_fleet(fleet: Fleet) -> None:
     assert owners == PROCESSES
 
 
+@pytest.mark.slow
 def test_workers_whose_supervisor_is_stopped_look_for_themselves(fleet: Fleet) -> None:
     with fleet.working() as worker:
         os.kill(worker.process.pid, signal.SIGSTOP)

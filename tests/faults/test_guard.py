@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.job import Completed, ErrorText, Failed, NewJob, Released, Retried, Settlement
-from sqlq.store import endings, jobs, records
+from sqlq.store import endings, flows, jobs, limits, records
 from tests.faults import guard
 
 ERROR = ErrorText("ValueError", "no")
@@ -20,8 +21,13 @@ SCENES = {
     "scheduled": "SELECT id FROM jobs WHERE task = 'scheduled'",
     "running": "SELECT id FROM jobs WHERE task = 'running'",
     "spent": "SELECT id FROM jobs WHERE task = 'spent'",
-    "finished": "SELECT id FROM finished_jobs",
-    "failed": "SELECT id FROM failed_jobs",
+    "finished": "SELECT id FROM finished_jobs WHERE task = 'finishes'",
+    "failed": "SELECT id FROM failed_jobs WHERE task = 'fails'",
+    "blocked": "SELECT id FROM jobs WHERE task = 'blocked'",
+    "alarm": "SELECT id FROM jobs WHERE task = 'alarm'",
+    "delayed": "SELECT id FROM jobs WHERE task = 'delayed'",
+    "in_line": "SELECT id FROM jobs WHERE task = 'in_line'",
+    "limited": "SELECT id FROM jobs WHERE task = 'limited'",
 }
 """Jobs in each state; {name} in a statement below is such a job's id."""
 
@@ -51,6 +57,35 @@ ILLEGAL = [
     ),
     ("INSERT INTO jobs (id, task) SELECT id, task FROM finished_jobs", "a finished job comes back"),
     ("UPDATE jobs SET payload = '[]' WHERE id = {waiting}", "what a job is was changed"),
+    ("UPDATE jobs SET queue = 'other' WHERE id = {waiting}", "which job it is was changed"),
+    ("UPDATE jobs SET start_by = {later} WHERE id = {waiting}", "until when it has to start was changed"),
+    ("UPDATE jobs SET start_by = {later} WHERE id = {running}", "until when it has to start was changed"),
+    ("UPDATE jobs SET cursor = '1' WHERE id = {waiting}", "a cursor was saved by somebody who did not hold"),
+    ("UPDATE jobs SET releases = 1 WHERE id = {running}", "releases or losses were taken back"),
+    ("UPDATE jobs SET losses = 1, cursor = '1' WHERE id = {running}", "releases or losses were taken back"),
+    ("UPDATE jobs SET flow_id = 7 WHERE id = {waiting}", "which job it is was changed"),
+    (
+        "INSERT INTO jobs (task, blocked_by, available_at) VALUES ('t', 'flow', {far})",
+        "a flow that it is not in",
+    ),
+    ("UPDATE jobs SET blocked_by = 'flow', available_at = {far} WHERE id = {waiting}", "after it was not"),
+    (
+        f"UPDATE jobs SET blocked_by = NULL, available_at = {{now}}, lease_token = 1, attempts = 1, "
+        f"{RESERVE} WHERE id = {{blocked}}",
+        "while it was blocked",
+    ),
+    (
+        "UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {blocked}",
+        "without the success",
+    ),
+    ("UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {alarm}", "without the failure"),
+    ("UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {delayed}", "before its time"),
+    ("INSERT INTO jobs (task, limit_key) VALUES ('t', 'one')", "in no line"),
+    (
+        "UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {in_line}",
+        "admitted before it is due",
+    ),
+    (f"UPDATE jobs SET {UNRESERVE} WHERE id = {{limited}}", "put back with its place"),
     ("UPDATE jobs SET on_success = 'null' WHERE id = {waiting}", "what follows on_success was changed"),
     ("UPDATE jobs SET on_failure = 'null' WHERE id = {running}", "what follows on_failure was changed"),
     ("UPDATE jobs SET lease_token = 0 WHERE id = {running}", "the token fell"),
@@ -136,6 +171,21 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
             endings.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
         jobs.insert(conn, [NewJob("waiting", "{}", "default", 5)], app.database.schema)
         jobs.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)], app.database.schema)
+        one = NewJob("limited", "{}", "limits", 5, limit_key="one", rule=sqlq.Limit("one", running=1).rule)
+        later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
+        jobs.insert(conn, [one, later], app.database.schema)
+        assert limits.look_on(conn, (), most=9).number == 1
+        assert jobs.claim(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
+        flow = sqlq.Flow()
+        failing = flow.add(NewJob("failing", "{}", "flows", 5))
+        failing.on_success(NewJob("blocked", "{}", "flows", 5))
+        passing = flow.add(NewJob("passing", "{}", "flows", 5))
+        passing.on_failure(NewJob("alarm", "{}", "flows", 5))
+        passing.on_success(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
+        flows.insert_flow(conn, flow.plan(), app.database.schema)
+        held = {job.task: job for job in jobs.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
+        for name, outcome in (("passing", Completed()), ("failing", Failed("error", ERROR))):
+            endings.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
     with engine.connect() as conn:
         return {name: conn.execute(text(query)).scalar_one() for name, query in SCENES.items()}
 
@@ -144,6 +194,7 @@ def test_what_is_illegal_is_rejected(engine: Engine, scene: dict[str, int]) -> N
     sqlite = engine.dialect.name == "sqlite"
     now = "CAST(strftime('%s', 'now') AS INTEGER) * 1000" if sqlite else "now()"
     moments = {"now": now, "later": "4102444800000" if sqlite else "'2100-01-01'"}
+    moments["far"] = "253339228800000" if sqlite else "'9998-01-01 00:00+00'"
     for statement, says in ILLEGAL:
         print(statement)
         with pytest.raises(DBAPIError, match=f"{guard.ILLEGAL} .*({says})"), engine.begin() as conn:

@@ -33,10 +33,12 @@ ASKS_THE_TIME = {
     "cli/logs.py",
     "cli/output.py",
     "events.py",
-    "retry.py",
+    "history.py",
+    "worker/meter.py",
+    "worker/running.py",
 }
-"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, and a stamp
-on an error's record."""
+"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when an
+attempt was begun and ended, for its line, and how long a job has waited, for the metrics."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
@@ -157,8 +159,10 @@ def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.Monke
     app.enqueue_many([task.new() for _ in range(3)])
     honest = app.database.dialect.claim
 
-    def greedy(ask: Ask, schema: str | None, names: Sequence[str], limit: int, *owner: Any) -> Any:
-        return honest(ask, schema, names, 3, *owner)
+    def greedy(
+        ask: Ask, schema: str | None, names: Sequence[str], limit: int, *owner: Any, **more: Any
+    ) -> Any:
+        return honest(ask, schema, names, 3, *owner, **more)
 
     monkeypatch.setattr(app.database.dialect, "claim", greedy)
     with (

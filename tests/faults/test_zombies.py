@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, JobDetails, Outcome, Settlement
+from sqlq.schema.tables import SQLITE_NOW
 from sqlq.store import endings, jobs
 from sqlq.worker.chores import Chores, Sweep
 from tests.faults import effects, guard
@@ -34,6 +36,7 @@ from tests.waiting import wait_until
 WAYS = {
     "success": "return 'by the zombie'",
     "complete": "have_effect()",
+    "checkpoint": "save_slice()",
     "error": "raise ValueError('by the zombie')",
     "fatal error": "raise BaseException('by the zombie')",
     "system exit": "raise SystemExit(3)",
@@ -44,13 +47,14 @@ WAYS = {
     "release": "threading.Event().wait(60)",
 }
 """What a handler does once its worker has woken. "complete" writes and completes the job in a transaction of
-its own, and lets through the LeaseLostError that this raises. "heartbeat" ends when it is told that its lease
-is lost; "release" does not end: its worker is told to stop and gives the job back."""
+its own, and lets through the LeaseLostError that this raises; "checkpoint" saves so how far it is.
+"heartbeat" ends when it is told that its lease is lost; "release" does not end: its worker is told to stop
+and gives the job back."""
 
 MODULE = """
 import os, threading
 import sqlq
-from tests.faults.effects import have_effect
+from tests.faults.effects import have_effect, save_slice
 from tests.waiting import wait_until
 app = sqlq.App()
 """
@@ -102,6 +106,7 @@ def freeze(app: sqlq.App, worker: WorkerProcess) -> bool:
     """Freeze a worker with all its processes, unless one is in the middle of a transaction: then nobody could
     take its jobs over."""
     os.killpg(worker.process.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(worker), what="all its processes standing still")
     try:
         with app.database.begin() as conn:
             if conn.dialect.name == "sqlite":
@@ -115,6 +120,14 @@ def freeze(app: sqlq.App, worker: WorkerProcess) -> bool:
         pass
     os.killpg(worker.process.pid, signal.SIGCONT)
     return False
+
+
+def is_stopped(worker: WorkerProcess) -> bool:
+    """Whether the signal has arrived everywhere: beside other load a process may run on for a while."""
+    states = subprocess.run(
+        ["ps", "-o", "state=", "-g", str(worker.process.pid)], capture_output=True, text=True, check=True
+    )
+    return set(states.stdout.split()) == {"T"}
 
 
 def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
@@ -268,6 +281,7 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
         "threading": threading,
         "wait_until": wait_until,
         "have_effect": effects.have_effect,
+        "save_slice": effects.save_slice,
     }
     started: list[str] = []
 
@@ -314,3 +328,50 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
             thread.join(30)
     assert vars(zombie._settler.tally) == {**dict.fromkeys(vars(zombie._settler.tally), 0), "lost": len(ways)}
     unchanged(app, before, "another of the same name finished it")
+
+
+SLEEPERS = """
+import os, pathlib, sqlq
+from tests.waiting import wait_until
+app = sqlq.App()
+
+@app.task
+def nap(number: int):
+    with open(f"ran {number} {os.getpid()}", "a") as file:
+        file.write("once")
+    wait_until(pathlib.Path("awake").exists, timeout=120)
+"""
+
+
+def test_where_the_machine_slept_no_job_runs_twice(
+    app: sqlq.App, tmp_path: Path, database_url: str, engine: Engine
+) -> None:
+    """All of its workers were away for longer than their leases, and each is there to renew them again."""
+    folder = tmp_path / "sleepers"
+    folder.mkdir()
+    (folder / "sleepers.py").write_text(SLEEPERS)
+    with ExitStack() as hosts:
+        options = ("--lease", "6s", "-c", "3")
+        workers = [
+            hosts.enter_context(worker_process(folder, "sleepers:app", database_url, *options))
+            for _ in range(2)
+        ]
+        task = app.task(name="sleepers.nap")(lambda number: None)
+        made = app.enqueue_many([task.new(number) for number in range(6)])
+        wait_until(lambda: len(list(folder.glob("ran *"))) == 6, what="all jobs running")
+        for worker in workers:
+            os.killpg(worker.process.pid, signal.SIGSTOP)
+        expired = "SELECT count(*) FROM jobs WHERE lease_expires_at < "
+        expired += "statement_timestamp()" if engine.dialect.name == "postgresql" else SQLITE_NOW
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            wait_until(lambda: conn.scalar(text(expired)) == 6, what="the leases running out")
+        for worker in workers:
+            os.killpg(worker.process.pid, signal.SIGCONT)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            wait_until(lambda: conn.scalar(text(expired)) == 0, what="the leases renewed, or taken")
+        (folder / "awake").touch()
+        wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="all jobs done")
+    ran = list(folder.glob("ran *"))
+    assert len(ran) == 6
+    assert {file.read_text() for file in ran} == {"once"}
+    record("a machine that slept", jobs=6, ran_twice=0)

@@ -259,7 +259,8 @@ def test_autogenerate_would_drop_sqlqs_tables(make_host: Callable[..., Host]) ->
     host = make_host()
     command.upgrade(host.config, "head")
     proposed = host.autogenerate()
-    for table in ("jobs", "finished_jobs", "failed_jobs", "sqlq_workers", "sqlq_queues", "sqlq_version"):
+    own = ("sqlq_workers", "sqlq_queues", "sqlq_schedules", "sqlq_version")
+    for table in ("jobs", "finished_jobs", "failed_jobs", *own):
         assert f"op.drop_table('{table}')" in proposed
 
 

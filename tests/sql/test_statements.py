@@ -19,8 +19,9 @@ from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.endings import settlement
-from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Settlement
-from sqlq.store import endings, jobs, records
+from sqlq.history import Course
+from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Rule, Settlement, State
+from sqlq.store import checkpoint, endings, expiry, jobs, limits, records, replay
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer
 
@@ -28,12 +29,22 @@ FOLLOWER = '{"task": "shop.thank", "queue": "mail"}'
 ERROR = ErrorText("ValueError", "no", "Traceback")
 SCHEDULED_AT_A_HIGHER_PRIORITY = 20_000
 AVAILABLE = 20_000
+RULE = Rule(max_running=5)
 RUNNING = 200
 OLD = 10
 
 
 def new(**options: Any) -> NewJob:
     return NewJob(task="shop.send_receipt", payload='{"args": [7]}', queue="mail", max_attempts=5, **options)
+
+
+def limited(rule: Rule = RULE) -> NewJob:
+    return new(limit_key="stripe", rule=rule)
+
+
+def admit(conn: Connection, rule: Rule) -> Any:
+    jobs.insert(conn, [limited(rule)], schema_of(conn))
+    return limits.look_on(conn, (), most=500)
 
 
 def claim_two(conn: Connection) -> list[Any]:
@@ -47,10 +58,27 @@ def due_in(conn: Connection, names: list[str] | None) -> Any:
     return jobs.DIALECTS[conn.dialect.name].due_in(ask, schema_of(conn), names)
 
 
+def look(conn: Connection) -> Any:
+    def ask(statement: str, parameters: Any) -> list[Any]:
+        return list(conn.exec_driver_sql(statement, parameters))
+
+    dialect = jobs.DIALECTS[conn.dialect.name]
+    if dialect.sees_commits:
+        pytest.skip("here no lookout looks: a connection sees what others commit")
+    return dialect.look(ask, schema_of(conn), None, "sqlq", hosts_within_ms=30_000, leases=True)
+
+
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
     return lambda conn, held: endings.settle(
         conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in held]
     )
+
+
+def replay_all(conn: Connection, held: list[Any]) -> Any:
+    settle_with(Completed("1"))(conn, held)
+    states = (State.FINISHED, State.FAILED)
+    choice = replay.Choice(replay.begin(conn), states, task="shop.send_receipt")
+    return replay.replay(conn, choice, pace=replay.Pace(10, 1_000))
 
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
@@ -62,17 +90,48 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "claim_followed": lambda conn, held: jobs.claim(
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, follow_ups="{}"
     ),
+    "claim_newest": lambda conn, held: jobs.claim(
+        conn, ["mail"], limit=2, owner="me", lease_ms=30_000, newest_first=True
+    ),
     "complete": settle_with(Completed("1")),
+    "complete_later": lambda conn, held: endings.settle(
+        conn,
+        [Settlement(j.id, j.lease_token, j.attempts, Completed("1"), course=Course()) for j in held],
+    ),
     "complete_followed": lambda conn, held: endings.settle(
         conn, [settlement(job._replace(on_success=FOLLOWER), Completed("1")) for job in held]
     ),
     "fail": settle_with(Failed("error", ERROR)),
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
+    "insert_limited": lambda conn, held: jobs.insert(conn, [limited()], schema_of(conn)),
+    "retry_limited": lambda conn, held: endings.settle(
+        conn,
+        [
+            Settlement(j.id, j.lease_token, j.attempts, Retried(1_000, ERROR), limit_key="stripe")
+            for j in held
+        ],
+    ),
+    "admit": lambda conn, held: admit(conn, Rule(5)),
+    "admit_in_order": lambda conn, held: admit(conn, Rule(1, in_order=True)),
+    "admit_at_a_rate": lambda conn, held: admit(conn, Rule(5, 100, 60_000)),
+    "sweep_limits": lambda conn, held: limits.sweep_on(conn, "", 500),
     "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
     "rescue": lambda conn, held: endings.rescue(conn),
+    "insert_replacing": lambda conn, held: jobs.insert(
+        conn,
+        [new(unique_key="a", on_conflict="postpone", at_most_ms=60_000, delay_ms=1_000)],
+        schema_of(conn),
+    ),
+    "insert_expiring": lambda conn, held: jobs.insert(conn, [new(expires_ms=1_000)], schema_of(conn)),
+    "checkpoint": lambda conn, held: checkpoint.save(
+        conn, (held[0].id, held[0].lease_token), None, "7", schema=schema_of(conn)
+    ),
+    "expire": lambda conn, held: expiry.expire(conn, limit=500),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_all": lambda conn, held: due_in(conn, None),
+    "look": lambda conn, held: look(conn),
+    "replay": replay_all,
     "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),
     "prune_expired": lambda conn, held: records.prune_expired(conn, limit=1_000),
 }
@@ -177,10 +236,13 @@ BUFFERS = {
     "insert_many": 60,
     "insert_unlike": 60,
     "insert_keyed": 60,
+    "insert_replacing": 80,
+    "insert_expiring": 40,
     "claim": 120,
     "rescue": 2_000,
     "due_in": 30,
     "due_in_all": 90,
+    "look": 300,
     "prune": 200,
     "prune_expired": 200,
 }

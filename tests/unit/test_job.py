@@ -91,7 +91,7 @@ def test_a_job_cannot_be_changed_in_place() -> None:
         ),
         ({"unique_key": "\ud800"}, "unique_key is .*: it holds a NUL or a lone surrogate"),
         ({"unique_key": 7}, "unique_key is 7"),
-        ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish" or "start"'),
+        ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish", "start" or "pruned"'),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:

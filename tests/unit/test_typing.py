@@ -202,6 +202,13 @@ def sync(one: Session, two: scoped_session[Session], three: Connection, engine: 
     assert_type(app.result(app.enqueue(typed.new(UUID(int=7)))), UUID)
     assert_type(app.result(app.enqueue(plain_async.new(7))), str)
     assert_type(app.result(some[0].id), Any)
+    assert_type(app.result(app.enqueue(typed.new(UUID(int=7))), timeout="10s"), UUID)
+    for done in app.as_completed(app.enqueue_many([typed.new(UUID(int=7))]), timeout=None):
+        assert_type(app.result(done), UUID)
+    for waited in app.wait(app.enqueue_many([typed.new(UUID(int=7))]), timedelta(seconds=1), all=False).ended:
+        assert_type(waited, Job[UUID])
+    app.result(typed.new(UUID(int=7)))  # wrong
+    app.wait(app.enqueue(job))  # wrong
     assert_type(app.get(7), JobDetails)
     assert_type(app.list(state="failed"), list[JobDetails])
     assert_type(app.retry_failed([7]), list[int])
@@ -222,6 +229,10 @@ async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_sco
     await app.aenqueue(job, session=three)
     assert_type(await app.aenqueue_many([job], session=one), list[Job[None]])
     assert_type(app.result(await app.aenqueue(plain_async.new(7))), str)
+    assert_type(await app.aresult(await app.aenqueue(plain_async.new(7)), timeout="10s"), str)
+    assert_type((await app.await_([7])).pending, list[Job[Any]])
+    async for done in app.as_completed(await app.aenqueue_many([job])):
+        assert_type(await app.aresult(done), None)
     sqlq.App(engine=engine)
     app.enqueue(job, session=one)  # wrong
     await app.aenqueue(job, session=engine)  # wrong

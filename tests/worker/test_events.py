@@ -24,6 +24,7 @@ import sqlq
 from sqlq import JobEvent, events
 from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
+from sqlq.worker.tell import Teller
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 
@@ -110,7 +111,7 @@ def test_jobs_that_fail_without_a_handler(app: sqlq.App, engine: Engine) -> None
         conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 'nobodys', '{}')"))
     drain(app)
     assert [(event.name, event.task, event.reason) for event in sorted(told, key=lambda e: e.task)] == [
-        ("released", "nobodys", None),
+        ("released", "nobodys", "unknown_task"),
         ("failed", "t", "bad_payload"),
     ]
 
@@ -487,6 +488,62 @@ def test_a_forked_child_tells_for_itself(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     assert app.events.flush(10)
     assert sorted(file.read_text().splitlines()) == [f"1 {os.getpid()}", f"2 {child}"]
+
+
+class Choosy(logging.Handler):
+    """A handler that lets its errors through, as pytest's does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            raise RuntimeError("no traceback can be shown")
+
+
+@pytest.fixture
+def choosy() -> Iterator[None]:
+    handler = Choosy()
+    logging.getLogger("sqlq").addHandler(handler)
+    yield
+    logging.getLogger("sqlq").removeHandler(handler)
+
+
+@pytest.mark.usefixtures("choosy")
+@pytest.mark.timeout(60)
+def test_a_log_handler_that_raises_keeps_no_worker_from_its_work(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    told = listening(app, "failed", "finished")
+    task = app.task(name="fails", max_attempts=1)(fails)
+    jobs = app.enqueue_many([task.new() for _ in range(3)])
+    tally = app.worker(drain=True).run()
+    assert tally.failed == 3
+    assert {app.get(job.id).state for job in jobs} == {"failed"}
+    assert names(told) == ["failed"] * 3, "the listeners are told all the same"
+    lines = [record.getMessage() for record in caplog.records if "failed for good" in record.getMessage()]
+    assert sum("a log handler raised RuntimeError" in line for line in lines) == 3
+
+
+@pytest.mark.timeout(60)
+def test_what_is_settled_is_let_go_whatever_telling_of_it_meets(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = Teller.ended
+    met: list[bool] = []
+
+    def ended(self: Teller, *args: Any) -> None:
+        if not met:
+            met.append(True)
+            raise RuntimeError("nothing can be told")
+        tell(self, *args)
+
+    monkeypatch.setattr(Teller, "ended", ended)
+    jobs = app.enqueue_many([app.task(name=f"t{n}")(lambda: None).new() for n in range(3)])
+    tally = app.worker(drain=True).run()
+    assert met
+    assert tally.completed == 3, "none is counted twice, and none is held for ever"
+    assert {app.get(job.id).state for job in jobs} == {"finished"}
 
 
 # -- refused -------------------------------------------------------------------------------------------------

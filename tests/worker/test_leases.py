@@ -17,6 +17,7 @@ import sqlq
 from sqlq.job import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import endings, jobs
 from sqlq.store.jobs import Fate
+from sqlq.worker import chores
 from sqlq.worker.running import RunningJob
 from tests.waiting import wait_until
 
@@ -96,6 +97,29 @@ def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine
         wait_until(lambda: app.list(state="finished"), what="the job finished")
     (job,) = app.list()
     assert (job.attempts, job.lease_token) == (1, 1)
+
+
+def test_who_was_away_itself_lets_others_renew_first(
+    app: sqlq.App, engine: Engine, noop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(chores, "since_boot", lambda: clock[0])
+    chore = chores.Rescue(app.database, 30_000, lambda rescued, why: None, lambda: None)
+
+    def is_rescued_after(seconds: float) -> bool:
+        clock[0] += seconds
+        chore.run()
+        return app.get(job.id).state != "running"
+
+    chore.run()
+    job = app.enqueue(noop.new())
+    claim(app)
+    expire(engine)
+    away, rhythm = 100.0, 7.0
+    assert not is_rescued_after(away)
+    assert not is_rescued_after(rhythm)
+    assert not is_rescued_after(rhythm)
+    assert is_rescued_after(rhythm)
 
 
 def test_what_nobody_renews_is_rescued_and_counted(app: sqlq.App, engine: Engine, noop: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from sqlq.worker.child import Supervised
 from sqlq.worker.host import HELPERS, Host
 from sqlq.worker.link import Link
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
+from sqlq.worker.wake import Wake
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
@@ -228,6 +230,25 @@ def test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_f
         wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 
+def test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one(app: sqlq.App) -> None:
+    """A drain that missed the end of its last job would rest for ever."""
+    wake = Wake(app.database)
+
+    class CalledLate(threading.Event):
+        late = True
+
+        def is_set(self) -> bool:
+            was = super().is_set()
+            if self.late:
+                self.late = False
+                self.set()
+            return was
+
+    wake._called = CalledLate()
+    wake.wait()
+    assert wake._called.is_set()
+
+
 @on_postgresql
 def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +265,21 @@ def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
 
 
 @on_postgresql
+def test_the_only_worker_of_its_supervisor_looks_from_the_start(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "STAND_BY_SECONDS", 3600.0)
+    box, fd = BlackBox.create()
+    os.close(fd)
+    here, there = Link.pair()
+    with working(app, supervision=Supervised(here, box, is_alone=True)) as worker:
+        wait_until(lambda: worker._looked_at > float("-inf"), what="its lookout looking")
+    here.close()
+    there.close()
+    box.close()
+
+
+@on_postgresql
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     app: sqlq.App, task: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +291,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     here, there = Link.pair()
     turns: list[int] = []
 
-    def rescue(conn: Any) -> list[Any]:
+    def rescue(conn: Any, **options: Any) -> list[Any]:
         turns.append(1)
         return []
 

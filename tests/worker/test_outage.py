@@ -59,3 +59,23 @@ def test_an_answer_to_a_question_ends_silence(caplog: pytest.LogCaptureFixture) 
     claiming.over(wrote=False)
     assert caplog.messages[0].split(" (")[0] == "the database does not answer"
     assert caplog.messages[1].startswith("the database is back after")
+
+
+@on_postgresql
+def test_a_connection_left_over_from_an_outage_is_no_second_one(
+    refusal: DBAPIError, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    beating, claiming = Outage("beating"), Outage("claiming")
+    refusal.connection_invalidated = True  # as a worker has its engine mark it
+    for outage in (beating, claiming):
+        outage.met(refusal)
+        outage.met(refusal)
+    claiming.over()
+    told = list(caplog.messages)
+    assert beating.met(refusal) == 0, "its next connection is a new one, so it tries at once"
+    beating.over()
+    assert caplog.messages == told
+    claiming.met(refusal)
+    claiming.met(refusal)
+    assert len(caplog.messages) == len(told) + 1, "the next outage is told"

@@ -23,7 +23,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
-from sqlq.doctor import Doctor, Finding, Verdict
+from sqlq.doctor import Doctor
+from sqlq.findings import Finding, Verdict
 from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
 from sqlq.store import cluster, endings, jobs

@@ -73,6 +73,9 @@ def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(
         1,
         [],
     )
+    (line,) = given_back.history
+    assert (line.outcome, line.attempt, line.worker, line.started_at) == ("released", 1, "dead", None)
+    assert line.claimed_at is not None
     assert (left.state, left.reserved_by) == ("running", "alive")
     assert {job.id: job.losses for job in claim(app, "next")} == {started.id: 1, unstarted.id: 0}
 

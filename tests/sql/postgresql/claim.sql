@@ -31,5 +31,5 @@ UPDATE public.jobs
        attempts = least(attempts + 1, 1000000000),
        max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))
  WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.unknown_since) * 1000 AS BIGINT), jobs.cancel_requested_at, jobs.losses, jobs.priority, CAST(EXTRACT(EPOCH FROM jobs.available_at) * 1000 AS DOUBLE PRECISION), jobs.on_success, jobs.on_failure, jobs.label, jobs.headers, jobs.backoff, jobs.retention_ms;
+RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.unknown_since) * 1000 AS BIGINT), jobs.cancel_requested_at, jobs.losses, jobs.priority, CAST(EXTRACT(EPOCH FROM jobs.available_at) * 1000 AS DOUBLE PRECISION), jobs.on_success, jobs.on_failure, jobs.label, jobs.headers, jobs.backoff, jobs.retention_ms, jobs.schedule, CAST(EXTRACT(EPOCH FROM jobs.scheduled_for) * 1000 AS DOUBLE PRECISION), jobs.cursor, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.start_by) * 1000 AS BIGINT), jobs.flow_id, jobs.limit_key;
 

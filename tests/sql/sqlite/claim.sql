@@ -17,5 +17,5 @@ UPDATE main.jobs
        attempts = min(attempts + 1, 1000000000),
        max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))
  WHERE id IN (SELECT value FROM json_each(?))
-RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - jobs.unknown_since), jobs.cancel_requested_at, jobs.losses, jobs.priority, jobs.available_at, jobs.on_success, jobs.on_failure, jobs.label, jobs.headers, jobs.backoff, jobs.retention_ms;
+RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - jobs.unknown_since), jobs.cancel_requested_at, jobs.losses, jobs.priority, jobs.available_at, jobs.on_success, jobs.on_failure, jobs.label, jobs.headers, jobs.backoff, jobs.retention_ms, jobs.schedule, jobs.scheduled_for, jobs.cursor, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) - jobs.start_by), jobs.flow_id, jobs.limit_key;
 

@@ -8,6 +8,7 @@ from django.core import checks
 from django.db import connections
 from django.test import SimpleTestCase, override_settings
 
+from sqlq.django.application import DjangoApp
 from sqlq.django.configuration import Configuration, url_of
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.settings import in_memory, masked
@@ -110,6 +111,7 @@ class Checks(SimpleTestCase):
             ({"retention": "soon"}, 'SQLQ["retention"]'),
             ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
+            ({"service": " "}, 'SQLQ["service"] is'),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
@@ -135,6 +137,12 @@ class Checks(SimpleTestCase):
 
             del settings.SQLQ
             self.assertEqual(Configuration.read(), Configuration())
+
+    def test_the_service_is_that_of_the_app(self):
+        with override_settings(SQLQ={"database": "default", "service": "shop"}):
+            app = DjangoApp()
+        self.assertEqual(app._declarations.service, "shop")
+        app.close()
 
 
 class TheBackend(SimpleTestCase):

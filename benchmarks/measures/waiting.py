@@ -1,0 +1,267 @@
+"""Flows, limits and schedules: what a step, a turn and a tick cost, and what ordinary jobs pay for those that
+wait.
+
+All jobs are there before the workers start, unless a measure says otherwise; the clock runs from the first
+call to the look that finds none left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from benchmarks.bench import Bench
+from benchmarks.measures import Figure, Measure, Medians, Target, ratio
+from benchmarks.measures.latency import quantile
+from benchmarks.peers import find
+from benchmarks.servers import Place
+from benchmarks.subject import NOOP
+
+SLOTS = 20
+LOOK = 0.002
+LIMITED = {"SQLQ_BENCHMARK_LIMITS": "1"}
+"""The App of the workers declares a limit, as one that enqueues limited jobs does."""
+TENANTS, RATE, TICKED = 100, 1_000, 5
+DATABASES = ("postgresql", "sqlite")
+
+
+def _worked(
+    bench: Bench, database: str, jobs: int, command: str, *numbers: int, task: str = NOOP
+) -> dict[str, float]:
+    """Enqueue by a command, and return how fast workers get through it."""
+    subject = find("sqlq")
+    with bench.place(subject, database) as place:
+        bench.inside(subject, command, place.url, *numbers)
+        place.rest()
+        with (
+            bench.workers(subject, place, task=task, concurrency=SLOTS, more=LIMITED) as workers,
+            place.questions() as number,
+        ):
+            ended = workers.wait_for(
+                lambda: workers.calls.count() >= jobs and number(subject.left) == 0, "done", look=LOOK
+            )
+            seconds = ended - workers.calls.first()
+            bench.check(subject, place, workers, jobs)
+    return {"rate": jobs / seconds, "ms": seconds / jobs * 1000}
+
+
+def flows(bench: Bench, database: str, case: str) -> dict[str, float]:
+    steps, width, number = bench.size.jobs // 20, bench.size.jobs // 2, bench.size.jobs // 20
+    if case == "chain":
+        return _worked(bench, database, steps, "chain", steps)
+    if case == "1 → many → 1":
+        return _worked(bench, database, width + 2, "fan", width)
+    return _worked(bench, database, number * 10, "flows", number, 10)
+
+
+def limits(bench: Bench, database: str, case: str) -> dict[str, float]:
+    jobs = bench.size.jobs // 4
+    if case == "serial keys":
+        return _worked(bench, database, jobs * 4, "in_order", jobs * 2, 2)
+    return _worked(bench, database, jobs, "of_one_key", jobs, 10 if case.endswith("10 ms") else 0)
+
+
+def rates(bench: Bench, database: str, case: str) -> dict[str, float]:
+    subject, jobs = find("sqlq"), bench.size.jobs // 4
+    with bench.place(subject, database) as place:
+        bench.inside(subject, "at_a_rate", place.url, jobs, RATE)
+        with bench.workers(subject, place, concurrency=SLOTS, more=LIMITED) as workers:
+            workers.wait_for(lambda: place.number(subject.left) == 0, "done")
+            bench.check(subject, place, workers, jobs)
+        granted = sorted(_moments(place, "available_at"))
+    gaps = [later - earlier for earlier, later in pairwise(granted)]
+    most = max(sum(at <= other < at + 1_000 for other in granted) for at in granted[:: max(1, jobs // 100)])
+    return {
+        "rate": (jobs - 1) / max(granted[-1] - granted[0], 1) * 1000,
+        "most": most,
+        "closest": min(gaps),
+    }
+
+
+def fairness(bench: Bench, database: str, case: str) -> dict[str, float]:
+    """A newcomer's first job, behind one tenant's many."""
+    subject, many = find("sqlq"), max(200, int(100_000 * bench.size.growth))
+    windows = int(case == "window")
+    with bench.place(subject, database) as place:
+        bench.inside(subject, "of_tenants", place.url, TENANTS, 1, many, windows)
+        with bench.workers(subject, place, concurrency=SLOTS, starts=TENANTS, more=LIMITED) as workers:
+            workers.wait_for(lambda: workers.calls.count() >= 10, "at work", look=LOOK)
+            moment = bench.inside(subject, "of_tenants", place.url, 0, TENANTS, 1, windows)
+            workers.wait_for(lambda: all(workers.calls.starts()), "all newcomers called")
+            late = [(start - moment) / 1e6 for start in workers.calls.starts()]
+    return {"p50": quantile(late, 50), "p99": quantile(late, 99)}
+
+
+def ticks(bench: Bench, database: str, case: str) -> dict[str, float]:
+    subject, number = find("sqlq"), max(2, bench.size.ticks // 50)
+    with bench.place(subject, database) as place, bench.workers(subject, place) as workers:
+        bench.inside(subject, "schedules", place.url, number, TICKED)
+        workers.wait_for(lambda: workers.calls.count() >= number * TICKED, "ticked")
+        workers.wait_for(lambda: place.number(subject.left) == 0, "settled")
+        bench.check(subject, place, workers, number * TICKED)
+        late = _moments(place, "reserved_at", "scheduled_for")
+    return {"p50": quantile(late, 50), "p99": quantile(late, 99)}
+
+
+def sweeps(bench: Bench, database: str, case: str) -> dict[str, float]:
+    subject = find("sqlq")
+    with bench.place(subject, database) as place:
+        if case != "nothing":
+            bench.inside(subject, "blocked", place.url, max(100, int(100_000 * bench.size.growth)))
+        place.rest()
+        found: dict[str, float] = bench.inside(subject, "sweeps", place.url, 3)
+    return found
+
+
+def beside(bench: Bench, database: str, case: str) -> dict[str, float]:
+    """Ordinary jobs, with and without many that wait."""
+    subject, jobs = find("sqlq"), bench.size.jobs
+    with bench.place(subject, database) as place:
+        waiting = 0 if case == "nothing" else max(100, int(100_000 * bench.size.growth))
+        if waiting:
+            bench.inside(subject, "blocked", place.url, waiting)
+        bench.inside(subject, "fill", place.url, NOOP, jobs)
+        place.rest()
+        with bench.workers(subject, place) as workers:
+            begun = workers.wait_for(lambda: workers.calls.count() >= jobs / 10, "through a tenth", look=LOOK)
+            before = workers.calls.count()
+            if before > jobs / 2:  # so few jobs that they were through between two looks
+                begun, before = workers.calls.first(), 0
+            ended = workers.wait_for(lambda: workers.calls.count() >= jobs, "done", look=LOOK)
+        return {"rate": (jobs - before) / (ended - begun)}
+
+
+def _moments(place: Place, column: str, since: str | None = None) -> list[float]:
+    """Return a moment of all finished jobs in ms, or how long after another one it was."""
+    if place.kind == "sqlite":
+        value = column if since is None else f"{column} - {since}"
+    else:
+        value = f"extract(epoch FROM {column}{'' if since is None else f' - {since}'}) * 1000"
+    return [float(ms) for (ms,) in place.rows(f"SELECT {value} FROM finished_jobs")]
+
+
+def _cases(*names: str) -> Callable[[Bench, tuple[str, ...]], list[tuple[str, str]]]:
+    return lambda bench, asked: [(database, name) for database in DATABASES for name in names]
+
+
+def _of(measure: str, database: str, case: str, figure: str) -> Callable[[Medians], float | None]:
+    return lambda medians: medians.get(measure, database, case, figure)
+
+
+def _against(measure: str, database: str, case: str) -> Callable[[Medians], float | None]:
+    return lambda m: ratio(
+        m.get(measure, database, case, "rate"), m.get(measure, database, "nothing", "rate")
+    )
+
+
+_RATE, _MS = Figure("jobs/s"), Figure("ms", more_is_better=False, decimals=2)
+_NAMES = ("chain", "1 → many → 1", "flows of 10")
+MEASURES = [
+    Measure(
+        "flows",
+        "Flows: chains, a fan and its join",
+        "No-op steps, one process, concurrency 20: a chain of a twentieth of {jobs}, one step before and one "
+        "behind half of {jobs}, and as many chains of ten.",
+        {"ms": Figure("ms a step", more_is_better=False, decimals=2), "rate": Figure("steps/s")},
+        flows,
+        _cases(*_NAMES),
+        [
+            Target("postgresql", "chain", "ms a step", _of("flows", "postgresql", "chain", "ms"), most=4.0),
+            Target("sqlite", "chain", "ms a step", _of("flows", "sqlite", "chain", "ms"), most=1.5),
+        ],
+        subjects=False,
+        smoke=lambda database, case: case == "chain",
+    ),
+    Measure(
+        "limits",
+        "Limits: one key, many keys",
+        "A quarter of {jobs} of one key of which ten run at a time, and two jobs each of half of "
+        "{jobs} keys that run "
+        "in order; one process, concurrency 20.",
+        {"rate": _RATE, "ms": Figure("ms a job", more_is_better=False, decimals=2)},
+        limits,
+        _cases("ten of a key, 0 ms", "ten of a key, 10 ms", "serial keys"),
+        subjects=False,
+        smoke=lambda database, case: case == "ten of a key, 0 ms",
+    ),
+    Measure(
+        "rates",
+        "Limits: a rate of 1,000 a second",
+        "When a quarter of {jobs} jobs may start, by the database: their rate, the most in any second, "
+        "and how far "
+        "the closest two are apart.",
+        {
+            "rate": _RATE,
+            "most": Figure("in a second", more_is_better=False),
+            "closest": Figure("ms", decimals=2),
+        },
+        rates,
+        _cases("1,000/1s"),
+        [
+            Target(
+                database, "1,000/1s", "in any second", _of("rates", database, "1,000/1s", "most"), most=1_000
+            )
+            for database in DATABASES
+        ],
+        subjects=False,
+        smoke=lambda database, case: False,
+    ),
+    Measure(
+        "fairness",
+        "Limits: newcomers behind one tenant's 100,000 jobs",
+        "100 tenants enqueue one job each while one has 100,000: from their enqueue to the first line "
+        "of the handler, "
+        "with a window of ten jobs for each tenant and without.",
+        {"p50": _MS, "p99": _MS},
+        fairness,
+        _cases("window", "none"),
+        subjects=False,
+        smoke=lambda database, case: False,
+        rounds=1,
+    ),
+    Measure(
+        "ticks",
+        "Schedules: how late a tick's job starts",
+        "Schedules that are due at each full second, beside one idle worker: from the moment to the "
+        "claim of its job.",
+        {"p50": _MS, "p99": _MS},
+        ticks,
+        _cases("each second"),
+        [
+            Target(database, "each second", "ms p99", _of("ticks", database, "each second", "p99"), most=50.0)
+            for database in DATABASES
+        ],
+        subjects=False,
+        smoke=lambda database, case: False,
+    ),
+    Measure(
+        "sweeps",
+        "Sweeps beside open edges",
+        "What the sweeps take: over what ended lately, over all steps of all flows, over the lines.",
+        {"recent": _MS, "all": _MS, "lines": _MS},
+        sweeps,
+        _cases("nothing", "10⁵ open edges"),
+        subjects=False,
+        smoke=lambda database, case: False,
+    ),
+    Measure(
+        "beside-blocked",
+        "Ordinary jobs beside 100,000 that wait",
+        "{jobs} jobs that do nothing, drained beside 100,000 blocked steps and without them.",
+        {"rate": _RATE},
+        beside,
+        _cases("nothing", "10⁵ blocked"),
+        [
+            Target(
+                database,
+                "10⁵ blocked",
+                "of the rate without",
+                _against("beside-blocked", database, "10⁵ blocked"),
+                least=0.9,
+            )
+            for database in DATABASES
+        ],
+        subjects=False,
+        smoke=lambda database, case: False,
+    ),
+]

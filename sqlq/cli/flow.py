@@ -1,0 +1,188 @@
+"""`sqlq flow`: look at flows, and mend them: cancel one, retry its failed steps, or skip a step."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.looks import show_field, show_rows
+from sqlq.cli.output import Cell, Column, ago, counted, json_option, listed, plain, show_json
+from sqlq.commandline import command
+
+if TYPE_CHECKING:
+    from sqlq.flow import FlowDetails, FlowStatus, StepDetails
+
+STYLES = {"failed": "red", "blocked": "yellow", "finished": "green"}
+SHOWN = 1_000
+"""Of so many steps a person is shown a line each."""
+
+
+@click.group()
+def flow() -> None:
+    """List flows, show one, and mend it."""
+
+
+@flow.command("list")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="At most so many, the newest.",
+)
+@json_option
+@click.pass_obj
+def list_flows(context: Context, limit: int, as_json: bool) -> None:
+    """List flows, the newest first, and how far each is."""
+    found = context.app().admin.flows(limit=limit)
+    if as_json:
+        show_json([_object(each) for each in found])
+    elif found:
+        columns = [Column("id", right=True), Column("name", wide=True), Column("state"), Column("steps")]
+        show_rows([*columns, Column("enqueued")], [_row(each) for each in found])
+    else:
+        click.echo(f"no flows in {context.shown_url()}")
+
+
+@flow.command("show")
+@click.argument("id", type=int)
+@json_option
+@click.pass_obj
+def show(context: Context, id: int, as_json: bool) -> None:
+    """Show a flow: its steps, what each waits for, and what to do next."""
+    found = context.app().admin.flow(id)
+    if as_json:
+        show_json({**_object(found), "steps": [asdict(step) for step in found.steps]})
+        return
+    show_field("flow", str(found.id))
+    if found.name is not None:
+        show_field("name", found.name)
+    show_field("state", f"{found.state}, {_counts(found)}")
+    show_field("enqueued", str(ago(found.created_at)))
+    click.echo()
+    columns = [Column("step", right=True), Column("task"), Column("state"), Column("after")]
+    show_rows([*columns, Column("error", wide=True)], [_step(step) for step in found.steps[:SHOWN]])
+    if len(found.steps) > SHOWN:
+        click.echo(f"\nand {counted(len(found.steps) - SHOWN, 'more step')}; --json has all of them")
+    if next_ := list(_next(found)):
+        click.echo()
+        for line, what in next_:
+            show_field(what, line)
+
+
+@flow.command("cancel")
+@click.argument("id", type=int)
+@click.option("--force", is_flag=True, help="End running steps here and now.")
+@json_option
+@click.pass_obj
+def cancel(context: Context, id: int, force: bool, as_json: bool) -> None:
+    """Cancel what is left of a flow.
+
+    Steps that wait end at once, running ones are asked to stop, as in sqlq cancel. What has finished or
+    failed stays as it is.
+    """
+    from sqlq.admin import Cancellation
+
+    done = context.app().admin.cancel_flow(id, force=force)
+    cancelled = sorted(step for step, word in done.items() if word is Cancellation.CANCELLED)
+    requested = sorted(step for step, word in done.items() if word is Cancellation.REQUESTED)
+    left = sorted(step for step, word in done.items() if word is Cancellation.LOCKED)
+    if as_json:
+        show_json({"cancelled": cancelled, "requested": requested, "locked": left})
+    else:
+        if cancelled:
+            click.echo(f"cancelled {counted(len(cancelled), 'step')} of flow {id}: {listed(cancelled)}")
+        if requested:
+            click.echo(f"asked {counted(len(requested), 'running step')} to stop: {listed(requested)}")
+        if not done:
+            click.echo(f"no step of flow {id} is left to cancel")
+    if left:
+        click.echo(f"sqlq: locked by other transactions, try again: {listed(left)}", err=True)
+        raise SystemExit(1)
+
+
+@flow.command("retry")
+@click.argument("id", type=int)
+@json_option
+@click.pass_obj
+def retry(context: Context, id: int, as_json: bool) -> None:
+    """Run the failed steps of a flow again, after which it goes on."""
+    moved = context.app().admin.retry_flow(id)
+    if as_json:
+        show_json({"retried": moved})
+    elif moved:
+        click.echo(f"moved back {counted(len(moved), 'step')} of flow {id} to run again: {listed(moved)}")
+    else:
+        click.echo(f"no step of flow {id} has failed")
+
+
+@flow.command("skip")
+@click.argument("step", type=int)
+@json_option
+@click.pass_obj
+def skip(context: Context, step: int, as_json: bool) -> None:
+    """Go on as if a step had finished, without a result.
+
+    STEP is the id of a job that has failed, or that waits. What comes after it runs; a step that needs its
+    result fails, and says so.
+    """
+    found = context.app().admin.skip(step)
+    if as_json:
+        show_json(_object(found))
+    else:
+        click.echo(f"skipped step {step}; flow {found.id} is {found.state}, {_counts(found)}")
+
+
+def _object(found: FlowStatus) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "name": found.name,
+        "state": found.state,
+        "created_at": found.created_at,
+        "counts": {str(state): number for state, number in found.counts.items()},
+        "done": found.progress.done,
+        "of": found.progress.of,
+    }
+
+
+def _row(found: FlowStatus) -> list[Cell]:
+    name = "" if found.name is None else plain(found.name)
+    return [str(found.id), name, _styled(found.state), _counts(found), ago(found.created_at)]
+
+
+def _counts(found: FlowStatus) -> str:
+    return ", ".join(f"{number:,} {state}" for state, number in found.counts.items())
+
+
+def _styled(state: str) -> Cell:
+    return (str(state), STYLES[state]) if state in STYLES else str(state)
+
+
+def _step(step: StepDetails) -> list[Cell]:
+    task = plain(step.task) if step.label is None else f"{plain(step.task)} ({plain(step.label)})"
+    return [str(step.id), task, _styled(step.state), _after(step), (step.error or "").partition("\n")[0]]
+
+
+def _after(step: StepDetails) -> str:
+    """Say what a step waits for: the first steps, and of those that have to fail or end that they do."""
+    said = [str(id) if when == "success" else f"{id} ({when})" for id, when in list(step.after.items())[:4]]
+    return ", ".join(said) + (f" and {len(step.after) - 4:,} more" if len(step.after) > 4 else "")
+
+
+def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:
+    """What may be done with a flow, each as a command and what it does."""
+    states = Counter(step.state for step in found.steps)
+    failed = [step for step in found.steps if step.state == "failed"]
+    if failed:
+        yield command(f"failed show {failed[0].id}"), "what failed"
+        yield command(f"flow retry {found.id}"), "run it again"
+        yield command(f"flow skip {failed[0].id}"), "go on"
+    if states.keys() & {"blocked", "scheduled", "available", "running"}:
+        yield command(f"flow cancel {shlex.quote(str(found.id))}"), "end it"

@@ -1,0 +1,92 @@
+"""The history of a job as `sqlq show` prints it: two lines for each attempt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.looks import show_heading, show_wrapped
+from sqlq.cli.output import counted, plain, span
+
+if TYPE_CHECKING:
+    from sqlq.history import HistoryLine
+    from sqlq.job import JobDetails
+
+WORDS = {"put_back": "put back by an operator", "claimed": "claimed, and not started yet"}
+"""For outcomes that say it otherwise than by their names."""
+UNFINISHED = ("running", "claimed")
+
+
+def show_history(context: Context, job: JobDetails) -> None:
+    """Print the history of a job, where it is more than the one attempt that the fields above tell of."""
+    if not _is_worth_showing(job):
+        return
+    from sqlq.clock import written
+
+    click.echo()
+    show_heading("history")
+    hosts = _hosts(context, job)
+    for line in job.history:
+        unnumbered = "–" if line.outcome in ("put_back", "cancelled") else "?"
+        attempt = unnumbered if line.attempt is None else str(line.attempt)
+        moment = line.claimed_at if line.outcome in UNFINISHED else line.ended_at
+        at = "?" if moment is None else written(moment)
+        show_wrapped(f"{attempt:>3}  {at}  ", _said(line), before="  ")
+        if course := ", ".join(_course(line, hosts)):
+            show_wrapped("     ", course, before="  ")
+    told = sum(line.outcome in ("released", "snoozed") for line in job.history)
+    if told and job.releases > told:
+        more = counted(job.releases - told, "time")
+        show_wrapped("     ", f"given back {more} more, without a line of their own", before="  ")
+
+
+def _is_worth_showing(job: JobDetails) -> bool:
+    lines = len(job.history)
+    if job.history and job.history[-1].outcome == "claimed":
+        return True
+    return lines > 1 or (lines == 1 and job.state in ("blocked", "scheduled", "available"))
+
+
+def _said(line: HistoryLine) -> str:
+    """Say what came of an attempt, in one line; a worker may have written anything."""
+    word = WORDS.get(line.outcome, line.outcome)
+    if line.outcome == "released":
+        word = "released before it started" if line.started_at is None else "released, uncounted"
+    if line.outcome == "snoozed":
+        word = "snoozed, uncounted"
+    reason = line.reason if line.reason not in (None, "error", "worker_lost") else None
+    first = (line.message or "").strip().splitlines()[:1]
+    said = [word, *(plain(part) for part in (reason, line.exception, *first) if part)]
+    return ": ".join(said)
+
+
+def _course(line: HistoryLine, hosts: dict[str, str]) -> list[str]:
+    from sqlq.clock import written
+
+    said = []
+    if line.claimed_at is not None and line.outcome not in UNFINISHED:
+        said.append(f"claimed {written(line.claimed_at)}")
+    if line.started_at is not None:
+        if line.claimed_at is not None:
+            said.append(f"started after {span((line.started_at - line.claimed_at).total_seconds())}")
+        if line.ended_at is not None:
+            said.append(f"ran {span((line.ended_at - line.started_at).total_seconds())}")
+    elif line.claimed_at is not None and line.ended_at is not None:
+        said.append(f"ended after {span((line.ended_at - line.claimed_at).total_seconds())}")
+    host = line.host or hosts.get(line.worker or "")
+    if host is not None:
+        said.append(f"on {plain(host)}")
+    elif line.worker is not None:
+        said.append(f"by worker {plain(line.worker)}")
+    return said
+
+
+def _hosts(context: Context, job: JobDetails) -> dict[str, str]:
+    """Return host and process of the workers, by their ids: as the lines have it, or those that are known."""
+    found = {line.worker: line.host for line in job.history if line.worker and line.host}
+    if all(line.worker is None or line.worker in found for line in job.history):
+        return found
+    workers = context.app().admin.workers(silent=True)
+    return {worker.id: f"{worker.host} pid {worker.pid}" for worker in workers} | found

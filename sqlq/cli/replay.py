@@ -1,0 +1,225 @@
+"""`sqlq replay`: enqueue ended jobs once more, as new jobs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.enqueue import json_object
+from sqlq.cli.jobs import attempts
+from sqlq.cli.looks import queue_name, show_rows
+from sqlq.cli.output import (
+    Column,
+    ago,
+    counted,
+    json_option,
+    listed,
+    naming_options,
+    of,
+    plain,
+    require_named,
+    show_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlq.replay import Progress, Replayed
+
+SHOWN = 60
+"""Characters of the arguments of a job that a dry run shows."""
+
+
+@click.command()
+@click.argument("ids", type=int, nargs=-1)
+@click.option("--task", help="Those of one task.")
+@click.option("--queue", help="Those of one queue.")
+@click.option(
+    "--state",
+    type=click.Choice(["finished", "failed", "cancelled"]),
+    help="In one state only; finished and failed without it.",
+)
+@click.option("--from", "since", metavar="TIME", help="That ended at this time or later; or AGE, as in 2h.")
+@click.option("--to", "until", metavar="TIME", help="That ended before this time; or AGE.")
+@click.option("--rate", metavar="RATE", help="Due one after the other: 10/s, 100/1m.")
+@click.option("--args", metavar="JSON", help="Other arguments for one job, as a JSON array: '[7]'.")
+@click.option("--kwargs", metavar="JSON", help="The same by name, as a JSON object: '{\"copy\": true}'.")
+@click.option("--again", is_flag=True, help="Also those that were replayed before, and replays themselves.")
+@click.option("--dry-run", is_flag=True, help="Count them and show the first few; write nothing.")
+@json_option
+@click.pass_obj
+def replay(
+    context: Context,
+    ids: tuple[int, ...],
+    task: str | None,
+    queue: str | None,
+    state: str | None,
+    since: str | None,
+    until: str | None,
+    rate: str | None,
+    args: str | None,
+    kwargs: str | None,
+    again: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Enqueue ended jobs once more, as new jobs.
+
+    By id, --task, --queue, --from and --to; all that is given must fit. Each becomes a new job with an id of
+    its own, which names the one it is a replay of; it has no unique key. What was replayed before is left
+    out, so a command that was broken off is simply repeated. With --args or --kwargs one job gets other
+    arguments; what is not given stays as it was.
+
+    \b
+    sqlq replay --task shop.send_receipt --from 2h --dry-run
+    """
+    require_named("jobs", "--task, --queue, --from or --to", ids, task, queue, since, until)
+    app = context.app()
+    options: dict[str, Any] = {"task": task, "queue": queue, "state": state, "rate": rate, "again": again}
+    options |= {"since": _time(since, "--from"), "until": _time(until, "--to")}
+    options |= {"args": _json_array(args)} if args is not None else {}
+    if kwargs is not None:
+        options["kwargs"] = json_object(kwargs, "--kwargs", '{"copy": true}')
+    which = _which(task, queue, state)
+    with naming_options("rate"):
+        if dry_run:
+            _show_plan(app.replay(ids, dry_run=True, **options), which, as_json=as_json)
+            return
+        with _told() as progress:
+            done = app.replay(ids, progress=progress, **options)
+    if as_json:
+        show_json(
+            {
+                "replayed": [{"id": new, "replay_of": old} for old, new in done.jobs.items()],
+                "already": done.already,
+                "steps": done.steps,
+            }
+        )
+        return
+    if len(done.jobs) == 1:
+        ((old, new),) = done.jobs.items()
+        click.echo(f"replayed job {old} as job {new}")
+    elif done.jobs:
+        click.echo(f"replayed {counted(done.number, 'job')}{which} as {listed([*done.jobs.values()])}")
+    else:
+        click.echo(f"no jobs{which} to replay")
+    _left_out(done)
+
+
+def _show_plan(found: Replayed, which: str, *, as_json: bool) -> None:
+    if as_json:
+        first = [
+            {"id": job.id, "queue": job.queue, "task": job.task, "payload": job.payload}
+            for job in found.first
+        ]
+        show_json({"number": found.number, "already": found.already, "steps": found.steps, "first": first})
+        return
+    if not found.number:
+        click.echo(f"no jobs{which} to replay")
+    else:
+        click.echo(f"{counted(found.number, 'job')}{which} would be replayed; nothing was written\n")
+        columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
+        columns += [Column("attempts", right=True), Column("ended"), Column("arguments", wide=True)]
+        show_rows(
+            columns,
+            [
+                [
+                    *(str(job.id), str(job.state), queue_name(job.queue), job.task, attempts(job, "/")),
+                    *(ago(job.ended_at), _shortened(job.payload)),
+                ]
+                for job in found.first
+            ],
+        )
+        if found.number > len(found.first):
+            click.echo(f"… and {counted(found.number - len(found.first), 'more', 'more')}")
+    _left_out(found)
+
+
+def _left_out(found: Replayed) -> None:
+    if found.already:
+        job = "job was" if found.already == 1 else "jobs were"
+        click.echo(
+            f"left out: {found.already:,} {job} replayed before, or replays themselves; --again replays "
+            "those, too"
+        )
+    if found.steps:
+        job = "step of a flow" if found.steps == 1 else "steps of flows"
+        click.echo(f"left out: {found.steps:,} {job}: a step cannot be replayed alone")
+
+
+def _which(task: str | None, queue: str | None, state: str | None) -> str:
+    return of(task, queue) + (f" that {_VERBS[state]}" if state else "")
+
+
+_VERBS = {"finished": "finished", "failed": "failed", "cancelled": "were cancelled"}
+
+
+def _shortened(payload: Any) -> str:
+    text = plain(payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False))
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def _time(text: str | None, option: str) -> datetime | str | None:
+    """Return a moment, or an age as the library takes it."""
+    from sqlq.clock import milliseconds
+    from sqlq.errors import ConfigurationError
+
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            milliseconds(text, option)
+        except ConfigurationError:
+            raise click.BadParameter(
+                f"{text!r} is neither a time like 2030-01-31T08:00:00+01:00 nor an age like 2h",
+                param_hint=f"'{option}'",
+            ) from None
+        return text
+    if moment.utcoffset() is None:
+        raise click.BadParameter(
+            f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC", param_hint=f"'{option}'"
+        )
+    return moment
+
+
+def _json_array(text: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"not JSON: {error}", param_hint="'--args'") from None
+    if not isinstance(value, list):
+        raise click.BadParameter("not a JSON array, as in '[7]'", param_hint="'--args'")
+    return value
+
+
+@contextmanager
+def _told() -> Iterator[Progress]:
+    """Show on a terminal how far it is, and say of a command that is broken off what holds."""
+    from sqlq.cli.logs import ERASE
+    from sqlq.cli.progress import on_terminal
+
+    drawn = on_terminal()
+    seen = 0
+
+    def progress(done: int, number: int) -> None:
+        nonlocal seen
+        seen = done
+        if drawn:
+            click.echo(f"{ERASE}replayed {done:,} of {number:,}", nl=False, err=True)
+
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        erase = ERASE if drawn else ""
+        said = f"interrupted: {counted(seen, 'job')} had been replayed"
+        click.echo(f"{erase}{said}; the same command goes on with the others", err=True)
+        raise
+    if drawn and seen:
+        click.echo(ERASE, nl=False, err=True)

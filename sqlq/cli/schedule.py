@@ -1,0 +1,364 @@
+"""`sqlq schedule`: look at schedules, add and change them, and enqueue what they did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.enqueue import argument, json_object
+from sqlq.cli.jobs import STYLES
+from sqlq.cli.looks import queue_name, show_field, show_heading, show_rows, show_wrapped
+from sqlq.cli.output import Cell, Column, ago, counted, json_option, listed, naming_options, plain, show_json
+
+if TYPE_CHECKING:
+    from sqlq.schedules import LastJob, ScheduleDetails
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended": "dim"}
+_DURATIONS, _MOMENTS = ("every", "jitter"), ("at", "starts", "ends")
+
+
+@click.group()
+def schedule() -> None:
+    """Look at schedules, add, change, pause and run them."""
+
+
+def plan_options(command: F) -> F:
+    """Add the options that say when a schedule is due."""
+    for option in reversed(
+        (
+            click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".'),
+            click.option("--every", metavar="DURATION", help='As in "90s", "1h"; at least 1s.'),
+            click.option("--at", metavar="TIME", help='Once: "2030-01-31T08:00:00+01:00".'),
+            click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.'),
+            click.option("--repeats", type=int, metavar="N", help="No more jobs than so many."),
+            click.option("--starts", metavar="TIME", help="No moment before this one."),
+            click.option("--ends", metavar="TIME", help="No moment from this one on."),
+            click.option("--jitter", metavar="DURATION", help="Jobs are available up to so long after."),
+            click.option(
+                "--catch-up",
+                type=click.Choice(["latest", "all", "skip"]),
+                help="What follows an outage: one job, one for each moment missed (up to 1,000), or none.",
+            ),
+            click.option(
+                "--overlap",
+                type=click.Choice(["allow", "skip", "queue"]),
+                help="While the last job has not ended: enqueue another, skip the moment, or have it wait.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _plan(options: dict[str, Any]) -> Any:
+    """Return the plan that the options say; without any, None."""
+    from sqlq.schedule import Schedule
+
+    said = {name: value for name, value in options.items() if value is not None}
+    for name in _MOMENTS:
+        if name in said:
+            said[name] = _moment(said[name], f"--{name}")
+    if not said.keys() & {"cron", "every", "at"}:
+        raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
+    with naming_options(*options):
+        return Schedule(**said)
+
+
+def _moment(text: str, option: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint=f"'{option}'"
+        ) from None
+    if moment.utcoffset() is None:
+        raise click.BadParameter(
+            f"{text!r} has no time zone: add one, as in 2030-01-31T08:00:00+01:00, or Z for UTC",
+            param_hint=f"'{option}'",
+        )
+    return moment
+
+
+# -- look ----------------------------------------------------------------------------------------------------
+
+
+@schedule.command("list")
+@json_option
+@click.pass_obj
+def list_schedules(context: Context, as_json: bool) -> None:
+    """List schedules by name: when each is due, and what became of its last job."""
+    found = context.app().schedules.list()
+    if as_json:
+        show_json([as_object(each) for each in found])
+        return
+    if not found:
+        click.echo("no schedules")
+        return
+    columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
+    columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
+    show_rows(columns, [_row(each) for each in found])
+
+
+def _row(each: ScheduleDetails) -> list[Cell]:
+    from sqlq.clock import written
+
+    state: Cell = (each.state, STATE_STYLES.get(each.state, ""))
+    when = "?" if each.plan is None else str(each.plan)
+    due = written(each.upcoming[0]) if each.upcoming else None
+    last = _outcome(each.jobs[0]) if each.jobs else None
+    if each.error is not None:
+        last = f"error: {each.error}"
+    pinned = " (pinned)" if each.is_pinned else ""
+    return [each.name, state, f"{when}{pinned}", each.task, due, each.ticks, each.skipped, last]
+
+
+def _outcome(job: LastJob) -> str:
+    error = f": {plain(job.error)}" if job.error else ""
+    return f"{job.id} {job.state}{error}"
+
+
+def as_object(each: ScheduleDetails) -> dict[str, Any]:
+    """Return a schedule as a JSON object."""
+    found = asdict(each)
+    found["plan"] = None if each.plan is None else str(each.plan)
+    return found
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def show(context: Context, name: str, as_json: bool) -> None:
+    """Show all about a schedule: its next ten moments, and its last ten jobs."""
+    _show(context.app().schedules.get(name), as_json)
+
+
+def _show(found: ScheduleDetails, as_json: bool) -> None:
+    if as_json:
+        show_json(as_object(found))
+        return
+    from sqlq.clock import written
+
+    show_heading(f"schedule {found.name}: {found.state}")
+    for name, value in _fields(found):
+        show_field(name, value)
+    if found.upcoming:
+        click.echo()
+        show_heading("next moments")
+        for moment in found.upcoming:
+            show_wrapped("", written(moment), before="  ")
+    if found.jobs:
+        click.echo()
+        show_heading("last jobs")
+        rows: list[list[Cell]] = [
+            [
+                str(job.id),
+                (job.state, STYLES.get(job.state, "")),
+                None if job.scheduled_for is None else written(job.scheduled_for),
+                job.error or "",
+            ]
+            for job in found.jobs
+        ]
+        columns = [Column("id", right=True), Column("state"), Column("for"), Column("error", wide=True)]
+        show_rows(columns, rows)
+
+
+def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
+    from sqlq.clock import milliseconds, readable, written
+
+    plan = found.plan
+    if plan is not None:
+        yield "when", f"{plan}{', pinned by an operator' if found.is_pinned else ''}"
+        for name in ("starts", "ends"):
+            if (moment := getattr(plan, name)) is not None:
+                yield name, written(moment)
+        if plan.repeats is not None:
+            yield "repeats", f"{plan.repeats:,}"
+        if plan.jitter is not None:
+            yield "jitter", readable(milliseconds(plan.jitter, "jitter"))
+        yield "catch up", plan.catch_up
+        yield "overlap", plan.overlap
+    if found.error is not None:
+        yield "error", f"{found.error} ({ago(found.error_at)})"
+    yield "task", found.task
+    yield "queue", queue_name(found.queue)
+    yield "arguments", found.payload
+    service = "" if found.service is None else f" of service {found.service}"
+    yield "declared", f"by code{service}" if found.is_declared else "no, added at run time"
+    for name in ("paused_at", "retired_at"):
+        if (moment := getattr(found, name)) is not None:
+            yield name.removesuffix("_at"), f"{written(moment)} ({ago(moment)})"
+    yield "decided to", written(found.last_at)
+    yield "ticks", f"{found.ticks:,}, {found.skipped:,} skipped"
+
+
+# -- write ---------------------------------------------------------------------------------------------------
+
+
+@schedule.command()
+@click.argument("name")
+@click.argument("task")
+@click.argument("args", nargs=-1)
+@click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object: '{\"copy\": true}'.")
+@click.option("--queue", help="Another queue than the task's own.")
+@click.option("--priority", type=int, help="-100 to 100; larger runs first.")
+@plan_options
+@json_option
+@click.pass_obj
+def add(
+    context: Context,
+    /,
+    name: str,
+    task: str,
+    args: tuple[str, ...],
+    kwargs: str | None,
+    queue: str | None,
+    priority: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Add a schedule NAME that enqueues jobs of TASK with ARGS.
+
+    Arguments are read as by sqlq enqueue. It stays until it is removed, whatever code declares.
+
+    \b
+    sqlq schedule add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
+    """
+    plan = _plan(options)
+    app = context.app_with_tasks("schedule add checks the job against its task")
+    found = app.tasks.find(task)
+    job = found.new_from_json(
+        [argument(arg) for arg in args], json_object(kwargs, "--kwargs", '{"copy": true}')
+    )
+    with naming_options("queue", "priority"):
+        job = job.set(queue=queue, priority=priority)
+    app.schedules.add(name, job, plan)
+    _said(context, name, "added", as_json)
+
+
+@schedule.command()
+@click.argument("name")
+@plan_options
+@json_option
+@click.pass_obj
+def change(context: Context, /, name: str, as_json: bool, **options: Any) -> None:
+    """Give a schedule another plan.
+
+    The options say all of the new plan, also what stays as it was. Of a schedule that code declares, it
+    holds across deploys until sqlq schedule reset.
+    """
+    context.app().schedules.change(name, _plan(options))
+    _said(context, name, "changed", as_json)
+
+
+def _said(context: Context, name: str, word: str, as_json: bool) -> None:
+    from sqlq.clock import written
+
+    found = context.app().schedules.get(name)
+    if as_json:
+        show_json(as_object(found))
+        return
+    due = f", next {written(found.upcoming[0])}" if found.upcoming else f", {found.state}"
+    click.echo(f"{word} {plain(name)}: {found.plan}{due}")
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def reset(context: Context, name: str, as_json: bool) -> None:
+    """Give a schedule back the plan that code declares."""
+    changed = context.app().schedules.reset(name)
+    _switched(
+        name, "reset", as_json=as_json, changed=changed, else_said=f"{plain(name)} is as code declares it"
+    )
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def pause(context: Context, name: str, as_json: bool) -> None:
+    """Enqueue nothing for a schedule until it is resumed, across deploys, too."""
+    changed = context.app().schedules.pause(name)
+    _switched(name, "paused", as_json=as_json, changed=changed, else_said=f"{plain(name)} is paused already")
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def resume(context: Context, name: str, as_json: bool) -> None:
+    """Go on with a schedule, from its next moment."""
+    changed = context.app().schedules.resume(name)
+    _switched(name, "resumed", as_json=as_json, changed=changed, else_said=f"{plain(name)} is not paused")
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def remove(context: Context, name: str, as_json: bool) -> None:
+    """Take a schedule out; jobs that it has enqueued stay.
+
+    One that code declares is added again by the next worker that starts with that code: pause it instead.
+    """
+    schedules = context.app().schedules
+    declared = schedules.get(name).is_declared
+    schedules.remove(name)
+    _switched(name, "removed", as_json=as_json)
+    if declared and not as_json:
+        click.echo("code declared it: the next worker that starts with that code adds it again")
+
+
+def _switched(name: str, word: str, *, as_json: bool, changed: bool = True, else_said: str = "") -> None:
+    if as_json:
+        show_json({"schedule": name, word: changed})
+    else:
+        click.echo(f"{word} {plain(name)}" if changed else else_said)
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def run(context: Context, name: str, as_json: bool) -> None:
+    """Enqueue a job of a schedule now, beside its moments."""
+    job = context.app().schedules.run(name)
+    if as_json:
+        show_json({"id": job.id, "queue": job.queue, "task": job.task, "created": job.created})
+    elif job.created:
+        click.echo(f"enqueued job {job.id}: {plain(job.task)} in queue {queue_name(job.queue)}")
+    else:
+        click.echo(f"nothing enqueued: job {job.id} holds its unique key")
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("--from", "since", metavar="TIME", required=True, help="The first moment there may be.")
+@click.option("--to", "until", metavar="TIME", required=True, help="Moments before this one.")
+@json_option
+@click.pass_obj
+def backfill(context: Context, name: str, since: str, until: str, as_json: bool) -> None:
+    """Enqueue a job for each moment of a schedule in a time that is past, or to come.
+
+    All of them or none, at most 10,000; also for moments that had a job.
+    """
+    begin, end = _moment(since, "--from"), _moment(until, "--to")
+    if end <= begin:
+        raise click.UsageError(f"--to {until} is not after --from {since}: there is no moment between them")
+    made = context.app().schedules.backfill(name, begin, end)
+    ids = [job.id for job in made if job.created]
+    if as_json:
+        show_json({"schedule": name, "ids": ids})
+    elif ids:
+        click.echo(f"enqueued {counted(len(ids), 'job')} of {plain(name)}: {listed(ids)}")
+    else:
+        click.echo(f"{plain(name)} has no moment from {since} to {until}")

@@ -1,0 +1,158 @@
+"""The history of a job: a line for each attempt that is over, and for what else has put the job back.
+
+An attempt that failed, was lost or was given back leaves its line in the job's row, as JSON in the column
+`errors`: it is written by the statement that puts the job back, which writes that row anyway. The line of
+the last attempt is not stored. The row of the ended job says it: a job that finishes in its first attempt
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+LineOutcome: TypeAlias = Literal[
+    "finished",
+    "cancelled",
+    "failed",
+    "lost",
+    "released",
+    "snoozed",
+    "put_back",
+    "running",
+    "claimed",
+]
+Note: TypeAlias = Literal["released", "snoozed", "put_back"]
+"""What a line says that is no error."""
+NOTES: Final[tuple[str, ...]] = get_args(Note)
+
+
+class Course(NamedTuple):
+    """When an attempt was claimed, started and ended, and by whom, as far as that is known to who writes its
+    line."""
+
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    worker: str | None = None
+    host: str | None = None
+
+    @property
+    def start_ms(self) -> int | None:
+        """How long after its claim it was started, None where it was not."""
+        if self.claimed_at is None or self.started_at is None:
+            return None
+        return max(0, (self.started_at - self.claimed_at) // _MILLISECOND)
+
+
+UNKNOWN: Final = Course()
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLine:
+    """One line of a job's history: an attempt, or a word of an operator's.
+
+    `outcome` is what came of the attempt: `finished`, `cancelled`, `failed` (also where another attempt
+    followed), `lost` (its worker died, or did not renew its lease), `released` (given back by its worker,
+    uncounted) or `snoozed`; of the attempt that goes on it is `running`, or `claimed` while its worker holds
+    the job and has not started it. `put_back` is no attempt: an operator has retried the failed job.
+    `attempt` is its number, as the job counted them then.
+
+    Moments carry their time zone. They are by the clock of who wrote the line, and decide nothing; what is
+    not known is None, as `started_at` is of a lost attempt. `worker` is the id of the worker, `host` its
+    host and process. `reason`, `exception` and `message` say what it failed of. The line of an ended job's
+    last attempt is by the database's clock; `started_at` is not kept where a job's first claim finished it.
+
+    >>> [line.outcome for line in app.get(42).history]  # doctest: +SKIP
+    ['failed', 'lost', 'snoozed', 'finished']
+    """
+
+    outcome: LineOutcome
+    attempt: int | None = None
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    worker: str | None = None
+    host: str | None = None
+    reason: str | None = None
+    exception: str | None = None
+    message: str | None = None
+
+
+def written(attempts: int | None, said: Mapping[str, Any], course: Course, at: datetime | None = None) -> str:
+    """Return a line as the row has it: one JSON object, without what is not known."""
+    ended = at or course.ended_at or datetime.now(UTC)
+    line: dict[str, Any] = {} if attempts is None else {"attempt": attempts}
+    line |= {"at": _text(ended), **said}
+    if course.claimed_at is not None:
+        line["claimed_at"] = _text(course.claimed_at)
+    if course.started_at is not None:
+        line["started_at"] = _text(course.started_at)
+    if course.worker is not None:
+        line["worker"] = course.worker
+    if course.host is not None:
+        line["host"] = course.host
+    return json.dumps(line, ensure_ascii=False)
+
+
+def note(attempts: int | None, note: Note, course: Course = UNKNOWN, reason: str | None = None) -> str:
+    """Return the line of an attempt that did not count, or of an operator, as the row has it."""
+    return written(attempts, {"note": note} if reason is None else {"note": note, "reason": reason}, course)
+
+
+def is_error(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of an attempt that failed, and not a note. What another program has written is an
+    error."""
+    return record.get("note") not in NOTES
+
+
+def read(record: Mapping[str, Any]) -> HistoryLine:
+    """Return the line that a record stands for, which another program may have written: what is not of its
+    kind is left out."""
+    outcome: Any = record.get("note")
+    if is_error(record):
+        outcome = "lost" if record.get("reason") == "worker_lost" else "failed"
+    attempt = record.get("attempt")
+    return HistoryLine(
+        outcome,
+        attempt if isinstance(attempt, int) else None,
+        claimed_at=_moment(record.get("claimed_at")),
+        started_at=_moment(record.get("started_at")),
+        ended_at=_moment(record.get("at")),
+        worker=_said(record.get("worker")),
+        host=_said(record.get("host")),
+        reason=_said(record.get("reason")),
+        exception=_said(record.get("exception")),
+        message=_said(record.get("message")),
+    )
+
+
+def lines(records: Sequence[Mapping[str, Any]], last: HistoryLine | None) -> tuple[HistoryLine, ...]:
+    """Return the history of a job whose row has these records, and says this of its last attempt."""
+    found = map(read, records)
+    return (*found,) if last is None else (*found, last)
+
+
+def started_at(claimed_at: datetime | None, start_ms: int | None) -> datetime | None:
+    """Return when an attempt was started, so long after its claim."""
+    return None if claimed_at is None or start_ms is None else claimed_at + start_ms * _MILLISECOND
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def _moment(text: Any) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def _said(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,97 @@
+"""What only the database knows: how much waits, since when, who serves it, what keeps the tables large."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqlq.admin import Admin
+from sqlq.errors import SqlqError
+from sqlq.metrics import names
+from sqlq.metrics.families import number, numbers, version
+
+log = logging.getLogger("sqlq.metrics")
+
+KEPT_SECONDS: Final = 1.0
+"""For so long an answer is shown again: several scrapers at once must not become a load."""
+COMPLAINT_SECONDS: Final = 60.0
+STATES: Final = ("available", "scheduled", "blocked", "running", "failed")
+
+
+class DatabaseCollector(Collector):
+    """Shows on an endpoint of your own what `sqlq metrics` shows: register it with prometheus_client.
+
+    Each scrape asks the database some short questions, none of which counts further than 10,000; within a
+    second it is not asked again. While the database does not answer, `sqlq_database_up` is 0 and the rest is
+    missing.
+
+    >>> from prometheus_client import REGISTRY  # doctest: +SKIP
+    >>> REGISTRY.register(DatabaseCollector(app.admin))  # doctest: +SKIP
+    """
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._lock = threading.Lock()
+        self._last: list[Any] = []
+        self._until = self._complain_at = float("-inf")
+
+    def describe(self) -> list[Any]:
+        """Describe nothing, so that to register it asks no database."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        with self._lock:
+            if time.monotonic() >= self._until:  # guard: scrapes-are-no-load
+                self._last = self._answer()
+                self._until = time.monotonic() + KEPT_SECONDS
+            yield from self._last
+
+    def look(self) -> None:
+        """Ask the database once, and keep the answer. Raises what it raises."""
+        with self._lock:
+            self._last = self._ask()
+            self._until = time.monotonic() + KEPT_SECONDS
+
+    def _answer(self) -> list[Any]:
+        try:
+            return self._ask()
+        except (SQLAlchemyError, SqlqError) as error:
+            if time.monotonic() >= self._complain_at:
+                self._complain_at = time.monotonic() + COMPLAINT_SECONDS
+                why = str(getattr(error, "orig", error)).strip().splitlines() or [type(error).__name__]
+                log.warning("the database does not answer a scrape: %s", why[0])
+            return [number(names.UP, 0), version(names.VERSION)]
+
+    def _ask(self) -> list[Any]:
+        queues, workers, vitals = self._admin.status(), self._admin.workers(silent=True), self._admin.vitals()
+        alive = [worker for worker in workers if worker.alive]
+        states = Counter("alive" if worker.alive else "silent" for worker in workers)
+        found = [
+            number(names.UP, 1),
+            numbers(names.JOBS, [((q.queue, state), getattr(q, state)) for q in queues for state in STATES]),
+            numbers(
+                names.CAPPED, [((q.queue, state), state in q.capped) for q in queues for state in STATES]
+            ),
+            numbers(names.OLDEST_WAIT, [((q.queue,), q.oldest_wait_seconds or 0.0) for q in queues]),
+            numbers(names.PAUSED, [((q.queue,), q.paused) for q in queues]),
+            numbers(names.SERVED, [((q.queue,), q.served) for q in queues]),
+            numbers(names.WORKERS, [((state,), states[state]) for state in ("alive", "silent")]),
+            number(names.WORKER_SLOTS, sum(worker.concurrency for worker in alive)),
+            numbers(names.FAILED_JOBS, [((reason,), n) for reason, n in vitals.failed.items()]),
+            version(names.VERSION),
+        ]
+        if vitals.rows is not None:
+            kinds = {"live": vitals.rows.live, "dead": vitals.rows.dead}
+            found.append(numbers(names.TABLE_ROWS, [((kind,), n) for kind, n in kinds.items()]))
+        if vitals.oldest_transaction_seconds is not None:
+            found.append(number(names.OLDEST_TRANSACTION, vitals.oldest_transaction_seconds))
+        if vitals.wal_bytes is not None:
+            found.append(number(names.WAL_BYTES, vitals.wal_bytes))
+        return found

@@ -1,0 +1,100 @@
+"""The names of all metrics, with their labels: what dashboards and alerts rest on. A name stays; another one
+may be added."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+class Described(NamedTuple):
+    """What a metric is; the names of counters end in _total where they are shown."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+ATTEMPTS: Final = Described(
+    "sqlq_attempts",
+    "counter",
+    "Attempts that have ended, by the event that tells of it: finished, retried, failed, snoozed, released, "
+    "cancelled, rescued (its worker died, it runs again), lost (its outcome did not count)",
+    ("task", "queue", "outcome"),
+)
+FAILED: Final = Described(
+    "sqlq_failed",
+    "counter",
+    "Jobs that have failed for good: error, timeout, worker_lost, unknown_task, bad_payload",
+    ("task", "queue", "reason"),
+)
+CLAIMED: Final = Described("sqlq_claimed", "counter", "Jobs that workers have claimed", ("queue",))
+RUN: Final = Described(
+    "sqlq_run_seconds", "histogram", "How long an attempt's handler ran", ("task", "queue", "outcome")
+)
+WAIT: Final = Described(
+    "sqlq_wait_seconds",
+    "histogram",
+    "From when a job was due to when its handler began, by the clocks of the database and of the worker",
+    ("task", "queue"),
+)
+SETTLE: Final = Described(
+    "sqlq_settle_seconds", "histogram", "From the handler's end to when the outcome was committed", ("queue",)
+)
+CLAIM: Final = Described(
+    "sqlq_claim_seconds", "histogram", "How long a claim took, by what it found: jobs or nothing", ("found",)
+)
+SLOTS: Final = Described("sqlq_slots", "gauge", "How many jobs these worker processes run at a time")
+SLOTS_BUSY: Final = Described("sqlq_slots_busy", "gauge", "How many jobs ran when the processes last told")
+PROCESSES: Final = Described("sqlq_processes", "gauge", "Worker processes that are at work")
+PROCESSES_LOST: Final = Described("sqlq_processes_lost", "counter", "Worker processes that have died")
+VERSION: Final = Described("sqlq_version_info", "gauge", "The version of sqlq; always 1", ("version",))
+
+OF_WORKERS: Final = (
+    *(ATTEMPTS, FAILED, CLAIMED, RUN, WAIT, SETTLE, CLAIM),
+    *(SLOTS, SLOTS_BUSY, PROCESSES, PROCESSES_LOST, VERSION),
+)
+"""What `sqlq work --metrics-port` shows."""
+
+UP: Final = Described("sqlq_database_up", "gauge", "Whether the database has answered: 1, or 0")
+JOBS: Final = Described(
+    "sqlq_jobs",
+    "gauge",
+    "Jobs in a queue by state: available, scheduled, blocked, running, failed; counted up to 10,000",
+    ("queue", "state"),
+)
+CAPPED: Final = Described(
+    "sqlq_jobs_capped", "gauge", "1 where sqlq_jobs was not counted to the end, else 0", ("queue", "state")
+)
+OLDEST_WAIT: Final = Described(
+    "sqlq_oldest_wait_seconds", "gauge", "How long the oldest available job has been due", ("queue",)
+)
+PAUSED: Final = Described("sqlq_queue_paused", "gauge", "Whether the queue is paused", ("queue",))
+SERVED: Final = Described("sqlq_queue_served", "gauge", "Whether a live worker serves the queue", ("queue",))
+WORKERS: Final = Described(
+    "sqlq_workers",
+    "gauge",
+    "Worker processes by their heartbeats: alive, or silent for more than 90 s and up to a day",
+    ("state",),
+)
+WORKER_SLOTS: Final = Described("sqlq_worker_slots", "gauge", "How many jobs live workers run at a time")
+FAILED_JOBS: Final = Described(
+    "sqlq_failed_jobs", "gauge", "Rows of failed_jobs by reason, among the newest 10,000", ("reason",)
+)
+TABLE_ROWS: Final = Described(
+    "sqlq_table_rows", "gauge", "Rows of the table jobs, live or dead, as PostgreSQL estimates", ("kind",)
+)
+OLDEST_TRANSACTION: Final = Described(
+    "sqlq_oldest_transaction_seconds",
+    "gauge",
+    "The age of the oldest open transaction that keeps dead rows from being vacuumed (PostgreSQL)",
+)
+WAL_BYTES: Final = Described("sqlq_wal_bytes", "gauge", "The size of the write-ahead log (SQLite)")
+
+OF_THE_DATABASE: Final = (
+    *(UP, JOBS, CAPPED, OLDEST_WAIT, PAUSED, SERVED, WORKERS, WORKER_SLOTS, FAILED_JOBS),
+    *(TABLE_ROWS, OLDEST_TRANSACTION, WAL_BYTES, VERSION),
+)
+"""What `sqlq metrics` shows."""

@@ -1,0 +1,142 @@
+"""Traces: `instrument(app)` joins OpenTelemetry's traces through the queue. Needs opentelemetry-api, which
+comes with `pip install 'sqlq[otel]'`; which SDK and exporter take the spans is the application's to say.
+
+Spans follow the semantic conventions for messaging: `create mail` where a job for the queue mail is enqueued,
+`process mail` around each attempt. The context travels in the job's headers (`traceparent`, `tracestate`,
+`baggage`: what the application's propagators write), also for a row that SQL has inserted with a
+`traceparent` among its headers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+from sqlq.errors import ConfigurationError
+from sqlq.job import NewJob
+from sqlq.retry import Signal
+from sqlq.settings import VERSION
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.propagate import extract, inject
+    from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TracerProvider
+except ImportError:
+    raise ConfigurationError("sqlq.otel needs opentelemetry-api: pip install 'sqlq[otel]'") from None
+
+if TYPE_CHECKING:
+    from sqlq.app import App
+    from sqlq.worker.running import RunningJob
+
+PARENT: Final = "traceparent"
+REMEMBERED = 1_000
+"""Of so many jobs that are tried again here the span of the attempt before is known."""
+
+_instrumented: WeakSet[App] = WeakSet()
+
+
+def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> None:
+    """Make a span of each job that this App enqueues and of each attempt of its tasks.
+
+    Call it once, in the module that makes the App, before or after the tracer provider is set; without one of
+    its own the global one counts. An attempt continues the trace in which its job was enqueued, as does each
+    further attempt, and links to the span that created the job; a further attempt in the same process links
+    to the attempt before, too. Without a context in the job's headers an attempt begins a trace. An exception
+    is recorded, and makes the span one of an error; `Snooze`, `Cancel` and `Retry` do not. Log lines of the
+    attempt carry `trace_id` and `span_id`. Raises `ConfigurationError` for a second call.
+
+    >>> instrument(app)  # doctest: +SKIP
+    """
+    if app in _instrumented:
+        raise ConfigurationError("sqlq.otel.instrument was called a second time for this App: call it once")
+    _instrumented.add(app)
+    tracer = trace.get_tracer("sqlq", VERSION, tracer_provider)
+    spans = _Spans(tracer)
+    app.stamp(spans.created)
+    app.around(spans.processing)
+
+
+class _Spans:
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._lock = Lock()
+        self._before: OrderedDict[int, SpanContext] = OrderedDict()
+        """Spans of attempts that failed here, by the ids of their jobs."""
+
+    def created(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
+        """Return the headers that carry the context of the span that creates a job."""
+        if PARENT in job.headers:  # the context that the caller has chosen
+            return None
+        span = self._tracer.start_span(
+            f"create {job.queue}", kind=SpanKind.PRODUCER, attributes=_attributes("create", job)
+        )
+        carrier: dict[str, str] = {}
+        inject(carrier, trace.set_span_in_context(span))
+        span.end()
+        return carrier
+
+    @contextmanager
+    def processing(self, running: RunningJob) -> Iterator[None]:
+        """Surround an attempt with its span."""
+        texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
+        context = extract(texts) if texts else None
+        attributes = _attributes("process", running) | {
+            "messaging.message.id": str(running.id),
+            "sqlq.attempt": running.attempts,
+            "sqlq.max_attempts": running.max_attempts,
+        }
+        with self._tracer.start_as_current_span(
+            f"process {running.queue}",
+            context,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=[Link(span) for span in self._linked(running, context)],
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            own = span.get_span_context()
+            if own.is_valid:
+                running.trace_id = trace.format_trace_id(own.trace_id)
+                running.span_id = trace.format_span_id(own.span_id)
+            try:
+                yield
+            except Signal as signal:
+                span.set_attribute("sqlq.signal", type(signal).__name__)
+                self._remember(running.id, own)
+                raise
+            except BaseException as error:
+                span.record_exception(error)
+                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_status(StatusCode.ERROR, str(error)[:300])
+                self._remember(running.id, own)
+                raise
+
+    def _linked(self, running: RunningJob, context: Any) -> Iterator[SpanContext]:
+        if context is not None:
+            creation = trace.get_current_span(context).get_span_context()
+            if creation.is_valid:
+                yield creation
+        with self._lock:
+            before = self._before.pop(running.id, None)
+        if before is not None and running.attempts > 1:
+            yield before
+
+    def _remember(self, id: int, span: SpanContext) -> None:
+        with self._lock:
+            self._before[id] = span
+            if len(self._before) > REMEMBERED:
+                self._before.popitem(last=False)
+
+
+def _attributes(operation: str, job: NewJob[Any] | RunningJob) -> dict[str, Any]:
+    return {
+        "messaging.system": "sqlq",
+        "messaging.destination.name": job.queue,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "sqlq.task": job.task,
+    }

@@ -1,0 +1,298 @@
+"""Replays: copies of ended jobs under new ids (T14).
+
+The row of the ended job is locked, copied by the database itself, and says afterwards as which job it was
+replayed, all in one transaction: so of several that replay it at once one does, and a replay that was broken
+off goes on where it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Table,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    type_coerce,
+    union_all,
+    update,
+)
+
+from sqlq.job import Rule, State
+from sqlq.schema.tables import Moment, after, failed_jobs, far, finished_jobs, jobs, now
+from sqlq.store import cluster
+from sqlq.store.dialect import Batch, Dialect
+from sqlq.store.jobs import DIALECTS
+from sqlq.store.records import possible
+from sqlq.store.rows import ENDED_STATE
+from sqlq.store.wakes import UNSAID, Wake, write
+
+BATCH = 500
+"""Jobs in one transaction: the rows that they are copies of stay locked until it ends."""
+
+_ENDED: tuple[tuple[Table, ColumnElement[Any], ColumnElement[Any]], ...] = (
+    (finished_jobs, finished_jobs.c.finished_at, ENDED_STATE),
+    (failed_jobs, failed_jobs.c.failed_at, literal(State.FAILED.value)),
+)
+"""The tables of ended jobs, when these ended, and their states."""
+
+COPIED = (
+    *("queue", "task", "payload", "priority", "max_attempts", "timeout_ms", "on_success", "on_failure"),
+    *("headers", "label", "backoff", "retention_ms", "schedule", "scheduled_for", "limit_key"),
+)
+"""What a replay has of the job that it is a replay of. It has no unique key: that stood for the work which
+was done then. It has no time to be started in, since that is over, and begins at no cursor."""
+
+
+class Begin(NamedTuple):
+    """When a replay began by the database's clock, and the newest job that there was."""
+
+    moment: datetime
+    newest: int
+
+
+def begin(conn: Connection) -> Begin:
+    """Return what bounds a replay: what it enqueues itself, and may have ended meanwhile, is not replayed."""
+    newest = (select(func.max(table.c.id)) for table in (jobs, finished_jobs, failed_jobs))
+    ids = [conn.scalar(query) or 0 for query in newest]
+    return Begin(conn.execute(select(type_coerce(now(), Moment))).scalar_one(), max(ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which ended jobs are to be replayed. Without ids and `again`, none that was replayed before, or is a
+    replay itself."""
+
+    begin: Begin
+    states: tuple[State, ...]
+    ids: tuple[int, ...] = ()
+    task: str | None = None
+    queue: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    again: bool = False
+
+    def where(self, table: Table, ended_at: ColumnElement[Any], state: ColumnElement[Any]) -> Any:
+        """Whether a job is among them, or would be but for what was replayed before, and steps of flows."""
+        rules: list[ColumnElement[bool]] = [
+            table.c.id <= self.begin.newest  # guard: a-replay-does-not-meet-itself
+        ]
+        rules += [] if table is failed_jobs else [state.in_([each.value for each in self.states])]
+        if self.ids:
+            rules.append(table.c.id.in_(possible(self.ids)))
+        for column, wanted in ((table.c.task, self.task), (table.c.queue, self.queue)):
+            if wanted is not None:
+                rules.append(column == wanted)
+        if self.since is not None:
+            rules.append(ended_at >= self.since)
+        if self.until is not None:
+            rules.append(ended_at < self.until)
+        return and_(*rules)
+
+    @property
+    def sources(self) -> list[tuple[Table, ColumnElement[Any], ColumnElement[Any]]]:
+        wants_failed = State.FAILED in self.states
+        wants_finished = any(state is not State.FAILED for state in self.states)
+        return [each for each in _ENDED if (wants_failed if each[0] is failed_jobs else wants_finished)]
+
+    def is_new(self, table: Table) -> ColumnElement[bool]:
+        if self.again:
+            return true()
+        fresh = table.c.replayed_as.is_(None)  # guard: a-job-is-replayed-once
+        return fresh if self.ids else fresh & table.c.replay_of.is_(None)  # guard: replays-are-not-replayed
+
+
+class Found(NamedTuple):
+    """How many jobs of a choice are to be replayed, how many of them were before, and how many are steps of
+    flows."""
+
+    number: int
+    already: int
+    steps: int
+
+
+def count(conn: Connection, choice: Choice) -> Found:
+    """Count the jobs of a choice, all of them."""
+    number = already = steps = 0
+    for table, ended_at, state in choice.sources:
+        lone = table.c.flow_id.is_(None)
+        sums = (
+            func.sum(case((lone & choice.is_new(table), 1), else_=0)),
+            func.sum(case((lone & ~choice.is_new(table), 1), else_=0)),
+            func.sum(case((lone, 0), else_=1)),
+        )
+        row = conn.execute(select(*sums).where(choice.where(table, ended_at, state))).one()
+        number, already, steps = (
+            before + int(one or 0) for before, one in zip((number, already, steps), row, strict=True)
+        )
+    return Found(number, already, steps)
+
+
+def first(conn: Connection, choice: Choice, most: int, *, after_id: int = 0) -> list[int]:
+    """Return the next ids of a choice, ascending."""
+    found = [id for query in _next_of(choice, after_id, most) for id in conn.scalars(query)]
+    return sorted(found)[:most]
+
+
+def _next_of(choice: Choice, after_id: int, most: int) -> list[Select[Any]]:
+    return [
+        select(table.c.id, table.c.limit_key)
+        .where(
+            choice.where(table, ended_at, state),
+            table.c.flow_id.is_(None),  # guard: steps-are-not-replayed
+            choice.is_new(table),
+            table.c.id > after_id,
+        )
+        .order_by(table.c.id)
+        .limit(most)
+        for table, ended_at, state in choice.sources
+    ]
+
+
+class Ended(NamedTuple):
+    """What a replay wants to know of a job that is named by its id."""
+
+    state: str
+    task: str
+    queue: str
+    payload: str
+    limit_key: str | None
+    flow_id: int | None
+    replayed_as: int | None
+
+
+def ended(conn: Connection, ids: Sequence[int]) -> tuple[dict[int, Ended], set[int]]:
+    """Look for jobs by id: those that have ended, and those that are live."""
+    names = ("task", "queue", "payload", "limit_key", "flow_id", "replayed_as")
+    found: dict[int, Ended] = {}
+    for table, _, state in _ENDED:
+        query = select(table.c.id, state.label("state"), *(table.c[name] for name in names))
+        found |= {row[0]: Ended(*row[1:]) for row in conn.execute(query.where(table.c.id.in_(possible(ids))))}
+    live = set(conn.scalars(select(jobs.c.id).where(jobs.c.id.in_(possible(ids)))))
+    return found, live
+
+
+class Pace(NamedTuple):
+    """When replays are due: `number` of them in `period_ms`, the first of these after so many `before`, less
+    what has passed since the beginning."""
+
+    number: int
+    period_ms: int
+    before: int = 0
+    passed_ms: int = 0
+
+    def delay_ms(self, place: int) -> int:
+        return (place + self.before) * self.period_ms // self.number - self.passed_ms
+
+
+class Changed(NamedTuple):
+    """Other arguments for a replay, and the limit whose key they make."""
+
+    payload: str
+    limit_key: str | None
+    rule: Rule = UNSAID
+
+
+def replay(
+    conn: Connection,
+    choice: Choice,
+    *,
+    after_id: int = 0,
+    pace: Pace | None = None,
+    changed: Changed | None = None,
+) -> dict[int, int]:
+    """Enqueue replays of the next batch of a choice; return their ids by those of the jobs that they are
+    replays of, ascending.
+
+    What another transaction has locked is passed over. A replay under a limit waits in its line, as any new
+    job.
+    """
+    dialect = DIALECTS[conn.dialect.name]
+    rows = [
+        tuple(row)
+        for query in _next_of(choice, after_id, BATCH)
+        for row in conn.execute(query.with_for_update(skip_locked=True))  # guard: one-replays-it
+    ]
+    chosen = sorted(rows)[:BATCH]
+    if not chosen:
+        return {}
+    ids = [id for id, _ in chosen]
+    made = conn.execute(_copy(dialect, ids, pace, changed)).all()
+    replays = {int(of): int(id) for id, of in sorted(made, key=lambda row: row[1])}
+    for table, *_ in _ENDED:
+        conn.execute(_mark(dialect, table), dialect.parameters(_MARKS, list(replays.items())))
+    write(conn, dialect, _wakes(chosen, pace, changed))  # guard: a-limited-replay-is-looked-at
+    cluster.wake_others(conn)
+    return replays
+
+
+def _copy(dialect: Dialect, ids: Sequence[int], pace: Pace | None, changed: Changed | None) -> Any:
+    """Insert copies of jobs, in the order of their ids."""
+    ended = union_all(
+        *(
+            select(table.c.id, *(table.c[name] for name in COPIED)).where(table.c.id.in_(ids))
+            for table, *_ in _ENDED
+        )
+    ).subquery("ended")
+    columns: dict[str, ColumnElement[Any]] = {name: ended.c[name] for name in COPIED}
+    if changed is not None:
+        columns |= {"payload": literal(changed.payload), "limit_key": _text_or_null(changed.limit_key)}
+    due = _due(ended, pace)
+    limited = columns["limit_key"].is_not(None)
+    columns |= {
+        "replay_of": ended.c.id,
+        "available_at": case((limited, far()), else_=due),
+        "blocked_by": case((limited, "limit"), else_=null()),
+        "due_at": case((limited, due), else_=null()),
+    }
+    source = select(*columns.values()).order_by(ended.c.id)
+    return dialect.insert(jobs).from_select([*columns], source).returning(jobs.c.id, jobs.c.replay_of)
+
+
+def _text_or_null(value: str | None) -> ColumnElement[Any]:
+    return literal(value, jobs.c.limit_key.type)
+
+
+def _due(ended: FromClause, pace: Pace | None) -> ColumnElement[Any]:
+    if pace is None:
+        return now()
+    place = func.row_number().over(order_by=ended.c.id) - 1
+    before, period, number, passed = (
+        literal(value, BigInteger) for value in (pace.before, pace.period_ms, pace.number, pace.passed_ms)
+    )
+    return after(cast((place + before) * period // number - passed, BigInteger))
+
+
+_MARKS = Batch(id=BigInteger, replay=BigInteger)
+
+
+@cache
+def _mark(dialect: Dialect, table: Table) -> Any:
+    """Note of jobs as which they were replayed."""
+    rows = dialect.rows(_MARKS)
+    return update(table).values(replayed_as=rows.c.replay).where(table.c.id == rows.c.id)
+
+
+def _wakes(chosen: Sequence[tuple[int, str | None]], pace: Pace | None, changed: Changed | None) -> set[Wake]:
+    if changed is not None:
+        return set() if changed.limit_key is None else {Wake(changed.limit_key, changed.rule)}
+    return {
+        Wake(key, delay_ms=0 if pace is None else max(0, pace.delay_ms(place)))
+        for place, (_, key) in enumerate(chosen)
+        if key is not None
+    }

@@ -1,0 +1,160 @@
+"""What has become of jobs, as those who wait for them see it: one statement asks for all of them.
+
+Where commits are not seen by themselves, two sorts of notifications go between processes. Who waits says for
+which jobs, on the channel on which workers are told of new ones; and a worker that has written the end of one
+of those says so, on a channel of its own. Both are hints: who waits looks in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    case,
+    cast,
+    literal,
+    null,
+    select,
+    text,
+    union_all,
+)
+
+from sqlq.job import State
+from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
+from sqlq.store import cluster
+from sqlq.store.database import Database
+from sqlq.store.dialect import Batch, Dialect
+from sqlq.store.jobs import DIALECTS
+from sqlq.store.records import possible
+from sqlq.store.rows import ENDED_STATE, LIVE_STATE, slices
+
+AT_ONCE = 10_000
+"""For so many jobs one statement asks."""
+WAITS = "waits "
+"""How what a waiter says begins; a hint to workers is empty."""
+ANY_JOB = "*"
+"""Said where too many jobs are waited for to name them."""
+MOST_NAMED = 2_000
+_LONGEST = 7_500
+"""Bytes of a notification, of which PostgreSQL takes just under 8,000."""
+
+
+class Seen(NamedTuple):
+    """What was seen of a job. `result` is JSON text; of a job that has not ended there is nothing but its
+    state."""
+
+    id: int
+    state: State
+    queue: str
+    task: str
+    attempts: int
+    result: str | None = None
+    reason: str | None = None
+    exception: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.state in _OVER
+
+
+_OVER = (State.FINISHED, State.FAILED, State.CANCELLED)
+
+
+def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
+    """Return what is to be seen of jobs, by their ids: by one snapshot, in which a job is in one table and
+    not between two. Those that are in none are not among them. True stands for a job of which more than the
+    state is wanted."""
+    dialect = DIALECTS[conn.dialect.name]
+    found: dict[int, Seen] = {}
+    for some in slices(possible(wanted), AT_ONCE):
+        rows = [(id, int(wanted[id])) for id in some]
+        for row in conn.execute(_look(dialect), dialect.parameters(_WANTED, rows)):
+            found[row[0]] = Seen(row[0], State(row[1]), *row[2:])
+    return found
+
+
+_WANTED = Batch(id=BigInteger, whole=Integer)
+_SAID = ("result", "reason", "exception", "message", "traceback")
+
+
+@cache
+def _look(dialect: Dialect) -> Any:
+    rows = dialect.rows(_WANTED)
+    whole = rows.c.whole == 1
+    tables = (
+        (jobs, LIVE_STATE),
+        (finished_jobs, ENDED_STATE),
+        (failed_jobs, literal(State.FAILED.value)),
+    )
+    sources = []
+    for table, state in tables:
+        said = [
+            case((whole, table.c[name])) if name in table.c and table is not jobs else cast(null(), Text)
+            for name in _SAID
+        ]
+        columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *said)
+        sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
+    return union_all(*sources)
+
+
+# -- who waits, and who answers ------------------------------------------------------------------------------
+
+
+def listen(conn: Connection) -> None:
+    """Have this connection hear which jobs have ended for which somebody waits (PostgreSQL)."""
+    conn.exec_driver_sql(f'LISTEN "{_channel(_schema(conn))}"')
+
+
+def ask(conn: Connection, ids: Iterable[int]) -> None:
+    """Tell workers that somebody waits for these jobs (PostgreSQL)."""
+    wanted = list(ids)
+    said = [ANY_JOB] if len(wanted) > MOST_NAMED else _named(wanted)
+    for words in said:
+        conn.execute(_NOTIFY, {"channel": cluster.channel(_schema(conn)), "words": WAITS + words})
+
+
+def answer(database: Database, ids: Iterable[int]) -> None:
+    """Tell those who wait that these jobs have ended (PostgreSQL)."""
+    for words in _named(ids):
+        # no hint outlives the server, so there is nothing that waiting for the disk could save
+        database.run_statement(
+            "SELECT pg_notify(%(channel)s, %(words)s), set_config('synchronous_commit', 'off', true)",
+            {"channel": _channel(database.schema), "words": words},
+        )
+
+
+def named_in(words: str) -> list[int]:
+    """Return the jobs that a notification names; what is none of sqlq's names none."""
+    return [int(word) for word in words.split(",") if word.isdigit()]
+
+
+def _named(ids: Iterable[int]) -> list[str]:
+    """Return ids as texts that a notification takes."""
+    said: list[str] = []
+    for id in ids:
+        if said and len(said[-1]) < _LONGEST:
+            said[-1] += f",{id}"
+        else:
+            said.append(str(id))
+    return said
+
+
+_NOTIFY = text("SELECT pg_notify(:channel, :words)")
+
+
+def _channel(schema: str | None) -> str:
+    return f"{cluster.channel(schema)}_ended"
+
+
+def _schema(conn: Connection) -> str | None:
+    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+    return schema

@@ -1,0 +1,596 @@
+"""Every statement about schedules: ticking those that are due, following what code declares, and what
+operators change.
+
+A tick is one transaction: the rows of the schedules that are due are locked, their jobs are inserted, and the
+rows say up to which moment it is decided. So whoever ticks, however often, and wherever it dies, each moment
+is decided once. `last_at` is the truth, from which the next moments follow; `next_at` only says when to look,
+and is NULL where there is nothing to look for: paused, retired, ended.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Row,
+    String,
+    Text,
+    Update,
+    bindparam,
+    delete,
+    func,
+    literal,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+
+from sqlq import schedule
+from sqlq.errors import ConfigurationError
+from sqlq.job import Job, NewJob
+from sqlq.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
+from sqlq.schema.tables import (
+    MOST_COUNTED,
+    TOKEN_SCHEMA,
+    Moment,
+    after,
+    epoch_ms,
+    failed_jobs,
+    jobs,
+    moment_of,
+    now,
+    schedules,
+)
+from sqlq.seal import Seal
+from sqlq.store import cluster
+from sqlq.store.database import Database
+from sqlq.store.dialect import Batch, Dialect
+from sqlq.store.jobs import DIALECTS
+from sqlq.store.jobs import insert as insert_jobs
+from sqlq.store.records import IDS
+
+BATCH = 200
+"""Schedules in one transaction: their rows stay locked until it ends."""
+MOST_JOBS = 2_000
+"""With so many jobs a transaction takes no further schedule."""
+RECENT = 10
+"""So many of the last jobs a schedule's row names."""
+SIBLINGS = timedelta(seconds=1)
+"""Workers whose starts lie no further apart may be of one start: each reckons it by its own round trip."""
+ERROR_CHARACTERS = 2_000
+
+_table = schedules.c
+
+
+def _said(schema: str | None) -> dict[str, Any]:
+    return {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+
+
+def moment(conn: Any, schema: str | None) -> datetime:
+    """Return what time it is by the database's clock."""
+    found = conn.execute(select(type_coerce(now(), Moment)), execution_options=_said(schema)).scalar()
+    return _instant(found)
+
+
+def _instant(value: Any) -> datetime:
+    """Return a moment, which a driver's own connection to SQLite gives as it is stored."""
+    return value if isinstance(value, datetime) else moment_of(value)
+
+
+# -- ticks ---------------------------------------------------------------------------------------------------
+
+_NEXT_MS = select(epoch_ms(func.min(_table.next_at)) - epoch_ms(now())).where(_table.next_at.is_not(None))
+
+
+def next_in(database: Database) -> float | None:
+    """Return in how many milliseconds the next schedule is to be looked at (0 or less: it is due); None where
+    there is none. Reads one row of an index, and waits for no writer."""
+    with database.read() as conn:
+        found = conn.execute(_NEXT_MS).scalar()
+    return None if found is None else float(found)
+
+
+class Ticked(NamedTuple):
+    """What a tick did: the jobs it enqueued, which schedules could not be ticked and why, and how many were
+    looked at."""
+
+    jobs: list[tuple[NewJob[Any], Job[Any]]]
+    errors: dict[str, str]
+    seen: int
+
+
+def tick(database: Database, *, at: datetime | None = None) -> Ticked:
+    """Decide the moments of schedules that are due, at most a batch, in one transaction; `at` stands for the
+    database's clock in tests.
+
+    Where the database refuses a job, the others are enqueued without it, and the row of its schedule says
+    why.
+    """
+    schema = database.schema
+    try:
+        return database.run(partial(_tick, schema=schema, at=at))
+    except DBAPIError as error:
+        if database.dialect.is_away(error) or database.dialect.rolled_back(error):
+            raise
+        return database.run(partial(_tick, schema=schema, at=at, singly=True))
+
+
+def _tick(conn: Connection, *, schema: str | None, at: datetime | None, singly: bool = False) -> Ticked:
+    clock = type_coerce(now(), Moment) if at is None else literal(at, Moment)
+    due = (
+        select(schedules, clock.label("moment"))
+        .where(_table.next_at <= clock)  # guard: ticks-are-due
+        .order_by(_table.next_at, _table.name)
+        .limit(BATCH)
+        .with_for_update(skip_locked=True)  # guard: one-ticks
+    )
+    rows = conn.execute(due).all()
+    alive = _alive(conn, rows)
+    turns: list[_Done] = []
+    number = 0
+    for row in rows:
+        turns.append(done := _decided(row, alive, in_test=at is not None))
+        number += len(done.new)
+        if number >= MOST_JOBS:
+            break
+    inserted = _inserted_singly(conn, turns, schema) if singly else _inserted(conn, turns, schema)
+    enqueued = [pair for pair in inserted if pair[1].created]
+    if turns:
+        _write(conn, turns, inserted)  # guard: decided-with-its-jobs
+    if enqueued:
+        cluster.wake_others(conn)  # guard: ticks-wake-workers
+    return Ticked(
+        enqueued, {done.row.name: done.error for done in turns if done.error is not None}, len(turns)
+    )
+
+
+@dataclass
+class _Done:
+    """What becomes of one schedule in a tick."""
+
+    row: Row[Any]
+    turn: schedule.Turn
+    new: list[NewJob[Any]]
+    error: str | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Decide nothing: the moments are still due when the schedule is mended."""
+        self.new = []
+        self.error = str(getattr(error, "orig", error)).strip()[:ERROR_CHARACTERS] or type(error).__name__
+        self.turn = schedule.Turn([], 0, self.row.last_at, self.row.moment + MENDED_LOOK)
+
+
+def _alive(conn: Connection, rows: Iterable[Row[Any]]) -> set[int]:
+    """Return which of the schedules' last jobs have not ended; nobody asks of a plan that says no overlap."""
+    last = [ids[-1] for row in rows if '"overlap"' in row.plan and (ids := recent(row.recent_jobs))]
+    return set(conn.execute(select(jobs.c.id).where(jobs.c.id.in_(last))).scalars()) if last else set()
+
+
+def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
+    done = _Done(row, schedule.Turn([], 0, row.last_at, None), [])
+    try:
+        plan = schedule.read(row.plan)
+        job = template(row.task, row.queue, row.payload, row.options)
+        last = recent(row.recent_jobs)[-1:]
+        done.turn = schedule.turn(
+            plan, last_at=row.last_at, now=row.moment, ticks=row.ticks, alive=not alive.isdisjoint(last)
+        )
+        done.new = [_of(row.name, job, at, plan, in_test=in_test) for at in done.turn.moments]
+    except Exception as error:  # guard: one-schedule-fails-alone
+        done.fail(error)
+    return done
+
+
+def _of(name: str, job: NewJob[Any], at: datetime, plan: Schedule, *, in_test: bool) -> NewJob[Any]:
+    """Return the job for a moment of a schedule. What makes it available later leaves its moment alone."""
+    if in_test:  # its clock is not the database's, by which jobs are claimed
+        return replace(job, schedule=name, scheduled_for=at)
+    later = timedelta(milliseconds=job.delay_ms)
+    if isinstance(plan.jitter, timedelta):
+        later += random.random() * plan.jitter
+    return replace(job, schedule=name, scheduled_for=at, available_at=at + later, delay_ms=0)
+
+
+_Pairs = list[tuple[NewJob[Any], Job[Any]]]
+
+
+def _inserted(conn: Connection, turns: Sequence[_Done], schema: str | None) -> _Pairs:
+    new = [job for done in turns for job in done.new]
+    return list(zip(new, insert_jobs(conn, new, schema), strict=True)) if new else []
+
+
+def _inserted_singly(conn: Connection, turns: Sequence[_Done], schema: str | None) -> _Pairs:
+    """Insert the jobs of each schedule by themselves, since the database has refused some."""
+    inserted: _Pairs = []
+    for done in turns:
+        try:
+            with conn.begin_nested():
+                inserted += _inserted(conn, [done], schema)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            done.fail(error)
+    return inserted
+
+
+def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
+    ids: dict[str, list[int]] = {done.row.name: [] for done in turns}
+    for new, job in inserted:
+        if job.created:
+            ids[str(new.schedule)].append(job.id)
+    rows = []
+    for done in turns:
+        row, made = done.row, ids[done.row.name]
+        missed = done.turn.skipped + len(done.new) - len(made)  # a live job held the unique key
+        rows.append(
+            (
+                row.name,
+                done.turn.last_at,
+                done.turn.next_at,
+                min(row.ticks + len(made), MOST_COUNTED),
+                min(row.skipped + missed, MOST_COUNTED),
+                json.dumps([*recent(row.recent_jobs), *made][-RECENT:]),
+                done.error,
+                None if done.error is None else row.moment,
+            )
+        )
+    dialect = DIALECTS[conn.dialect.name]
+    conn.execute(_update(dialect), dialect.parameters(_TURNS, rows))
+
+
+_TURNS = Batch(
+    name=Text,
+    last_at=Moment,
+    next_at=Moment,
+    ticks=Integer,
+    skipped=Integer,
+    recent_jobs=Text,
+    error=Text,
+    error_at=Moment,
+)
+
+
+@cache
+def _update(dialect: Dialect) -> Update:
+    rows = dialect.rows(_TURNS)
+    given = {name: rows.c[name] for name in _TURNS.columns if name != "name"}
+    return update(schedules).values(given).where(_table.name == rows.c.name)
+
+
+def recent(text: str) -> list[int]:
+    """Return the last jobs in a schedule's row, which SQL may have written."""
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return []
+    return [id for id in found if isinstance(id, int) and id in IDS] if isinstance(found, list) else []
+
+
+# -- what code declares --------------------------------------------------------------------------------------
+
+
+class Followed(NamedTuple):
+    """What following a deploy changed, by the names of schedules; `foreign` are somebody else's, and were
+    left alone."""
+
+    added: list[str]
+    changed: list[str]
+    retired: list[str]
+    foreign: list[str]
+
+
+def follow(
+    database: Database,
+    declared: Mapping[str, Declared],
+    service: str | None,
+    tasks: Collection[str],
+    age_ms: Callable[[], float],
+) -> Followed:
+    """Write what code declares, as of the start of its deploy, `age_ms` ago.
+
+    A row that a later deploy has written is left alone, so that an old worker changes nothing back. What is
+    declared no more is retired: of a service all that is its, without a service what is of a task that is
+    known here. What an operator has pinned or paused stays so. Nothing is locked where nothing changes.
+    """
+    schema = database.schema
+
+    def look(conn: Connection, *, lock: bool) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
+        query = select(schedules, type_coerce(now(), Moment).label("moment"))
+        query = query.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
+        query = query.order_by(_table.name)
+        rows = conn.execute(query.with_for_update() if lock else query).all()
+        started = moment(conn, schema) - timedelta(milliseconds=age_ms())
+        return _changes(rows, declared, service, tasks, started, database.seal)
+
+    with database.read() as conn:
+        found, changes = look(conn, lock=False)
+    if not (found.added or changes):
+        return found
+
+    def write(conn: Connection) -> Followed:
+        here = moment(conn, schema)
+        for name in sorted(found.added):
+            new = declared[name]
+            values = {
+                **_sealed_columns(new.job, database.seal),
+                **_begun(new.plan, here),
+                "name": name,
+                "service": service,
+                "declared_plan": new.plan.as_text(),
+                "declared_at": here - timedelta(milliseconds=age_ms()),
+            }
+            insert = DIALECTS[conn.dialect.name].insert(schedules)
+            conn.execute(insert.on_conflict_do_nothing(index_elements=["name"]), values)
+        # anew, for another worker may have come first
+        done, changes = look(conn, lock=True)
+        for name, values in changes:
+            conn.execute(update(schedules).where(_table.name == name).values(values))
+        return done
+
+    return database.run(write)._replace(added=found.added)
+
+
+def _changes(
+    rows: Sequence[Row[Any]],
+    declared: Mapping[str, Declared],
+    service: str | None,
+    tasks: Collection[str],
+    started: datetime,
+    seal: Seal | None,
+) -> tuple[Followed, list[tuple[Any, dict[str, Any]]]]:
+    known = {row.name: row for row in rows}
+    done = Followed([name for name in declared if name not in known], [], [], [])
+    changes: list[tuple[Any, dict[str, Any]]] = []
+    for name, row in known.items():
+        new = declared.get(name)
+        if row.declared_at is not None and row.declared_at > started + SIBLINGS:
+            continue  # guard: a-later-deploy-counts
+        if new is None:
+            ours = row.task in tasks if service is None else True
+            # guard: only-own-are-retired
+            if row.declared_at is not None and row.retired_at is None and row.service == service and ours:
+                done.retired.append(name)
+                changes.append((name, {"retired_at": started, "next_at": None, "declared_at": started}))
+        elif row.declared_at is None or row.service != service:
+            done.foreign.append(name)
+        else:
+            values = _changed(row, new, seal)
+            if values:
+                done.changed.append(name)
+            if values or row.declared_at < started - SIBLINGS:
+                changes.append((name, {**values, "declared_at": max(row.declared_at, started)}))
+    return done, changes
+
+
+def _changed(row: Row[Any], new: Declared, seal: Seal | None) -> dict[str, Any]:
+    """Return what code says otherwise than the row."""
+    plan = new.plan.as_text()
+    values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
+    if seal is not None:
+        values.pop("payload", None)
+        if not seal.is_sealed_now(new.job, row.payload):  # guard: a-sealed-schedule-stays
+            values["payload"] = seal.job(new.job).payload
+    anew = row.retired_at is not None
+    if row.declared_plan != plan:
+        values["declared_plan"] = plan
+        anew = anew or row.pinned_at is None
+    if anew:
+        values["retired_at"] = None
+        kept = row.plan if row.pinned_at is not None else plan  # guard: pinned-holds
+        values |= _begun(schedule.read(kept), row.moment, ticks=row.ticks, paused=row.paused_at is not None)
+    return values
+
+
+def _job_columns(job: NewJob[Any]) -> dict[str, Any]:
+    return {"task": job.task, "queue": job.queue, "payload": job.payload, "options": options_text(job)}
+
+
+def _sealed_columns(job: NewJob[Any], seal: Seal | None) -> dict[str, Any]:
+    return _job_columns(job if seal is None else seal.job(job))
+
+
+def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:
+    """Return the columns of a schedule that begins, with this plan, now: what lay before is decided."""
+    spent = plan.repeats is not None and ticks >= plan.repeats
+    return {
+        "plan": plan.as_text(),
+        "last_at": here,
+        "next_at": None if paused or spent else plan.next(here),
+        "error": None,
+        "error_at": None,
+    }
+
+
+# -- what is said at run time --------------------------------------------------------------------------------
+
+
+def add(conn: Any, schema: str | None, name: str, plan: Schedule, job: NewJob[Any]) -> None:
+    """Add a schedule. Raises `ConfigurationError` where one of that name is there already, or there is no
+    moment to come; nothing is written then, and the transaction goes on."""
+    here = moment(conn, schema)
+    values = {**_job_columns(job), **_begun(plan, here), "name": name}
+    if values["next_at"] is None:
+        raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
+    statement = DIALECTS[conn.dialect.name].insert(schedules).on_conflict_do_nothing(index_elements=["name"])
+    returned = conn.execute(
+        statement.returning(_table.name), values, execution_options=_said(schema)
+    ).scalar()
+    if returned is None:
+        raise ConfigurationError(
+            f"there is a schedule {name!r} already: change it, remove it, or give this one another name"
+        )
+
+
+def change(conn: Any, schema: str | None, name: str, plan: Schedule) -> None:
+    """Give a schedule another plan, which holds against what code declares until it is reset."""
+    row, here = _locked(conn, schema, name)
+    values = _begun(plan, here, ticks=row.ticks, paused=_rests(row))
+    if row.declared_at is not None:
+        values["pinned_at"] = here
+    _set(conn, schema, name, values)
+
+
+def reset(conn: Any, schema: str | None, name: str) -> bool:
+    """Give a schedule back the plan that code declares; return whether it had another."""
+    row, here = _locked(conn, schema, name)
+    if row.declared_plan is None:
+        raise ConfigurationError(
+            f"the schedule {name!r} was added at run time: no code declares it, to which it could be reset"
+        )
+    if row.pinned_at is None:
+        return False
+    plan = schedule.read(row.declared_plan)
+    values = {**_begun(plan, here, ticks=row.ticks, paused=_rests(row)), "pinned_at": None}
+    _set(conn, schema, name, values)
+    return True
+
+
+def pause(conn: Any, schema: str | None, name: str) -> bool:
+    """Enqueue nothing for a schedule until it is resumed; return whether it was not paused before."""
+    row, here = _locked(conn, schema, name)
+    if row.paused_at is None:
+        _set(conn, schema, name, {"paused_at": here, "next_at": None})
+    return row.paused_at is None
+
+
+def resume(conn: Any, schema: str | None, name: str) -> bool:
+    """Go on with a schedule, from its next moment; return whether it was paused."""
+    row, here = _locked(conn, schema, name)
+    if row.paused_at is None:
+        return False
+    begun = _begun(schedule.read(row.plan), here, ticks=row.ticks, paused=row.retired_at is not None)
+    _set(conn, schema, name, {**begun, "paused_at": None})
+    return True
+
+
+def remove(conn: Any, schema: str | None, name: str) -> None:
+    """Take a schedule out. Jobs that it has enqueued stay."""
+    _locked(conn, schema, name)
+    statement = delete(schedules).where(_table.name == name).returning(_table.name)
+    conn.execute(statement, execution_options=_said(schema))
+
+
+def run(conn: Any, schema: str | None, name: str) -> Job[Any]:
+    """Enqueue a job of a schedule now, beside its moments, whatever becomes of those."""
+    row, here = _locked(conn, schema, name)
+    job = template(row.task, row.queue, row.payload, row.options)
+    (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=here)], schema)
+    if made.created:
+        _set(conn, schema, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
+    return made
+
+
+def backfill(
+    conn: Any, schema: str | None, name: str, choose: Callable[[Schedule], Sequence[datetime]]
+) -> list[Job[Any]]:
+    """Enqueue the jobs of a schedule for the moments that are chosen of its plan, all or none."""
+    row, _ = _locked(conn, schema, name)
+    job = template(row.task, row.queue, row.payload, row.options)
+    new = [replace(job, schedule=name, scheduled_for=at) for at in choose(schedule.read(row.plan))]
+    return insert_jobs(conn, new, schema) if new else []
+
+
+def _rests(row: Row[Any]) -> bool:
+    return row.paused_at is not None or row.retired_at is not None
+
+
+def _locked(conn: Any, schema: str | None, name: str) -> tuple[Row[Any], datetime]:
+    """Return the row of a schedule, locked, and what time it is by the database's clock."""
+    query = select(schedules, type_coerce(now(), Moment).label("moment")).where(_table.name == _NAME)
+    row = conn.execute(
+        query.with_for_update(), {"wanted": name}, execution_options=_said(schema)
+    ).one_or_none()
+    if row is None:
+        raise ConfigurationError(_unknown(conn, schema, name))
+    return row, _instant(row.moment)
+
+
+_NAME = bindparam("wanted", type_=String)
+
+
+def _set(conn: Any, schema: str | None, name: str, values: dict[str, Any]) -> None:
+    # every statement here returns rows, as drivers' own connections are asked for them
+    statement = update(schedules).where(_table.name == name).values(values).returning(_table.name)
+    conn.execute(statement, execution_options=_said(schema))
+
+
+def _unknown(conn: Any, schema: str | None, name: str) -> str:
+    import difflib
+
+    known = conn.execute(
+        select(_table.name).order_by(_table.name).limit(1_000), execution_options=_said(schema)
+    ).scalars()
+    near = difflib.get_close_matches(name, list(known), 3)
+    return f"there is no schedule {name!r}" + (
+        f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    )
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+def rows(conn: Connection, names: Sequence[str] | None = None) -> Sequence[Row[Any]]:
+    """Return schedules by name, all of them or those named, and the moment by the database's clock."""
+    query = select(schedules, type_coerce(now(), Moment).label("moment")).order_by(_table.name)
+    return conn.execute(query if names is None else query.where(_table.name.in_(names))).all()
+
+
+def get(conn: Connection, schema: str | None, name: str) -> Row[Any]:
+    """Return one schedule. Raises `ConfigurationError` where there is none of that name."""
+    found = rows(conn, [name])
+    if not found:
+        raise ConfigurationError(_unknown(conn, schema, name))
+    return found[0]
+
+
+def late(conn: Connection, *, longer_than_ms: int) -> int:
+    """Return how many schedules should have been looked at longer ago than that."""
+    since = after(literal(-longer_than_ms, BigInteger))
+    return int(conn.execute(select(func.count()).where(_table.next_at < since)).scalar() or 0)
+
+
+def failing(conn: Connection) -> list[tuple[str, str]]:
+    """Return the schedules that go on and could not be ticked, or whose last job is of a task that no worker
+    knows that has met it, or had a payload that it does not take; each with what was wrong."""
+    goes_on = _table.retired_at.is_(None) & _table.paused_at.is_(None)
+    found = [
+        (row.name, row.error)
+        for row in conn.execute(select(_table.name, _table.error).where(goes_on, _table.error.is_not(None)))
+    ]
+    last = {
+        id: row.name
+        for row in conn.execute(select(_table.name, _table.recent_jobs).where(goes_on))
+        for id in recent(row.recent_jobs)[-1:]
+    }
+    ids = list(last)
+    for start in range(0, len(ids), BATCH):
+        refused = select(failed_jobs.c.id, failed_jobs.c.task, failed_jobs.c.reason).where(
+            failed_jobs.c.id.in_(ids[start : start + BATCH]),
+            failed_jobs.c.reason.in_(("unknown_task", "bad_payload")),
+        )
+        for id, task, reason in conn.execute(refused):
+            found.append((last[id], f"its last job, {id}, failed: {reason} ({task})"))
+        put_back = select(jobs.c.id, jobs.c.task).where(
+            jobs.c.id.in_(ids[start : start + BATCH]), jobs.c.unknown_since.is_not(None)
+        )
+        for id, task in conn.execute(put_back):
+            found.append((last[id], f"no worker that met its last job, {id}, knows the task {task}"))
+    return sorted(found)
+
+
+def begin_at(conn: Connection, here: datetime) -> None:
+    """Have all schedules that go on begin at a moment, for tests whose clock is not the database's."""
+    for row in rows(conn):
+        if not _rests(row):
+            begun = _begun(schedule.read(row.plan), here, ticks=row.ticks)
+            conn.execute(update(schedules).where(_table.name == row.name).values(begun))

@@ -1,0 +1,93 @@
+"""Answers those who wait for jobs, in whatever process, once the end of one of these is committed here.
+
+They say for which they wait; what they have not said for a while is forgotten, since they say it again. Where
+nobody has said anything, a settle costs nothing for it. An answer is a hint: who gets none sees the end of
+the job when it looks for itself, within a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+from sqlq.store import results
+from sqlq.store.database import Database
+from sqlq.waiting import ASK_SECONDS
+
+log = logging.getLogger("sqlq.worker")
+
+REMEMBERED_SECONDS = 3 * ASK_SECONDS
+LAST_WORDS_SECONDS = 0.5
+
+
+class Answers:
+    """Answers for one worker, from a thread that is started by the first answer there is to give."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._until: dict[int, float] = {}
+        """For which jobs somebody waits, and when that is forgotten, by the monotonic clock."""
+        self._any_until = self._latest = float("-inf")
+        self.are_wanted = False
+        """Whether somebody waits, for whatever."""
+        self._ended: SimpleQueue[list[int] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def asked(self, words: str) -> None:
+        """Note for which jobs somebody waits, as a notification says it."""
+        moment = time.monotonic()
+        named = words.removeprefix(results.WAITS)
+        with self._lock:
+            self._forget(moment)
+            self._latest = moment + REMEMBERED_SECONDS
+            if named == results.ANY_JOB:
+                self._any_until = self._latest
+            self._until |= dict.fromkeys(results.named_in(named), self._latest)
+            self.are_wanted = True
+
+    def ended(self, ids: Iterable[int]) -> None:
+        """Answer those who wait for these jobs, whose ends are committed; returns at once."""
+        moment = time.monotonic()
+        with self._lock:
+            if moment > self._latest:  # all of it is old
+                self._until.clear()
+            every = moment < self._any_until
+            wanted = [id for id in ids if self._until.pop(id, None) is not None or every]
+            self.are_wanted = every or bool(self._until)
+            if not wanted:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="sqlq-answers", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no thread is to be had now; who waits looks for itself
+                    return
+                self._thread = thread
+        self._ended.put(wanted)
+
+    def finish(self) -> None:
+        """Let the last answers leave, waiting for a moment at most."""
+        if self._thread is not None:
+            self._ended.put(None)
+            self._thread.join(LAST_WORDS_SECONDS)
+
+    def _forget(self, moment: float) -> None:
+        for id in [id for id, until in self._until.items() if until < moment]:
+            del self._until[id]
+
+    def _run(self) -> None:
+        while (ids := self._ended.get()) is not None:
+            while not self._ended.empty():
+                more = self._ended.get()
+                if more is None:
+                    self._ended.put(None)
+                    break
+                ids += more
+            try:
+                results.answer(self._database, ids)
+            except Exception as error:
+                log.debug("those who wait for jobs were not answered: %s", error)

@@ -1,0 +1,99 @@
+"""A worker in a thread of a program of one's own: start it, wait until it works, stop it."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from sqlq.clock import Duration, milliseconds, readable
+from sqlq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlq.worker.settle import Tally
+
+
+class Background:
+    """What a worker can do beside `run`, which blocks."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._is_ready = threading.Event()
+        self._failure: BaseException | None = None
+
+    def run(self) -> Tally:
+        """Work until stopped."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop in good order."""
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        """Work in a thread of this process, and return at once. Raises `ConfigurationError` for a worker that
+        has been started before.
+
+        >>> worker = app.worker().start()  # doctest: +SKIP
+        >>> worker.wait_until_ready()  # doctest: +SKIP
+        """
+        if self._thread is not None:
+            raise ConfigurationError("this worker has been started before: make another one by app.worker()")
+        self._thread = threading.Thread(target=self._run_here, name="sqlq-worker", daemon=True)
+        self._thread.start()
+        return self
+
+    def wait_until_ready(self, timeout: Duration = "30s") -> None:
+        """Wait until the worker is entered in the database, has entered the App's lifespan, and claims.
+
+        Raises what kept it from that, `TimeoutError` when it takes longer, and `ConfigurationError` for a
+        worker that was not started.
+        """
+        if self._thread is None:
+            raise ConfigurationError("this worker was not started: call start() before wait_until_ready()")
+        ms = milliseconds(timeout, "timeout")
+        if not self._is_ready.wait(ms / 1000):
+            raise TimeoutError(f"the worker was not ready within {readable(ms)}")
+        if self._failure is not None:
+            raise self._failure
+
+    def join(self, timeout: Duration | None = None) -> bool:
+        """Wait until the worker has ended, after `stop` or by itself; return whether it has. Raises what it
+        ended by, if it did not end in good order."""
+        if self._thread is not None:
+            self._thread.join(None if timeout is None else milliseconds(timeout, "timeout") / 1000)
+            if self._thread.is_alive():
+                return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _run_here(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._is_ready.set()
+
+    def __enter__(self) -> Self:
+        """Start, and wait until the worker is ready."""
+        self.start()
+        try:
+            self.wait_until_ready()
+        except TimeoutError:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop, and wait until what runs has ended, or the grace time is over."""
+        self.stop()
+        if error is None:
+            self.join()
+        elif self._thread is not None:
+            self._thread.join()

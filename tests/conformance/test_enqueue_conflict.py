@@ -1,0 +1,352 @@
+"""What becomes of a waiting job whose unique key a new one has: it is kept, or replaced, or postponed too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq import Job
+from sqlq.job import Completed, ErrorText, Retried, Settlement
+from sqlq.store import endings, jobs
+from sqlq.testing import inline
+from tests.conformance.driver_callers import Caller, Mode, every_mode
+from tests.faults import guard
+from tests.waiting import wait_until
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def index(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="shop.index")
+    def index(page: int = 0, note: str = "") -> None: ...
+
+    return index
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """A user's engine, whose transactions on SQLite begin with the write lock."""
+    engine = create_engine(database_url)
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine, immediate=True)
+    guard.install(engine)
+    yield engine
+    guard.check(engine)
+    engine.dispose()
+
+
+def claim_all(app: sqlq.App) -> list[Any]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
+
+
+def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
+    with app.database.begin() as conn:
+        assert endings.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+
+
+def count(app: sqlq.App) -> int:
+    with app.database.read() as conn:
+        return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
+
+
+def test_the_newest_arguments_win_while_it_waits(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
+) -> None:
+    new = index.new(1).set(unique_key="k", delay="1h")
+    first = app.enqueue(new.set(priority=3, label="one", headers={"a": 1}))
+    due = app.get(first.id).available_at
+    again = app.enqueue(index.new(2).set(unique_key="k", on_conflict="replace", timeout="5s"))
+    assert again == Job(first.id, "default", "shop.index", sqlq.State.SCHEDULED, created=False, replaced=True)
+    found = app.get(first.id)
+    assert found.payload == {"args": [2]}
+    assert (found.priority, found.timeout_ms, found.label, found.headers) == (0, 5_000, None, {})
+    assert found.available_at == due, "it is due when the first one was"
+    kept = app.enqueue(index.new(3).set(unique_key="k"))
+    assert (kept.created, kept.replaced, app.get(first.id).payload) == (False, False, {"args": [2]})
+
+
+def test_another_task_may_take_the_place(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
+    other = app.task(name="shop.other")(lambda: None)
+    first = app.enqueue(index.new(1).set(unique_key="k"))
+    again = app.enqueue(other.new().set(unique_key="k", on_conflict="replace"))
+    assert (again.id, again.task, app.get(first.id).task) == (first.id, "shop.other", "shop.other")
+
+
+@pytest.mark.parametrize("conflict", ["replace", "postpone"])
+def test_where_none_waits_one_is_made(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, conflict: Any
+) -> None:
+    options: dict[str, Any] = {"at_most": "1h"} if conflict == "postpone" else {}
+    made = app.enqueue(index.new(1).set(unique_key="k", on_conflict=conflict, **options))
+    assert (made.created, made.replaced, made.state) == (True, False, "available")
+    with Session(engine) as session, session.begin():
+        new = index.new(2).set(unique_key="m", on_conflict=conflict, **options)
+        first = app.enqueue(new, session=session)
+        again = app.enqueue(new, session=session)
+        assert (first.created, again.created, again.replaced) == (True, False, True), (
+            "in one transaction, too"
+        )
+    assert count(app) == 2
+
+
+def test_it_is_postponed_but_not_for_ever(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
+    def put_off(n: int, delay: str, at_most: str = "10m") -> timedelta:
+        new = index.new(n).set(unique_key="k", delay=delay, on_conflict="postpone", at_most=at_most)
+        job = app.enqueue(new)
+        found = app.get(job.id)
+        assert found.payload == {"args": [n]}
+        assert found.available_at is not None
+        return found.available_at - found.created_at
+
+    minute = timedelta(minutes=1)
+    assert put_off(1, "30s") == timedelta(seconds=30)
+    second = put_off(2, "5m")
+    assert 5 * minute <= second < 6 * minute
+    assert put_off(3, "1m") == second, "never earlier"
+    assert put_off(4, "1h") == 10 * minute, "and not later than that after the first"
+    assert put_off(5, "1h", at_most="2m") == 10 * minute
+    assert count(app) == 1
+
+
+@pytest.mark.parametrize(("until", "created"), [("finish", False), ("start", True)])
+def test_what_runs_is_not_replaced(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, until: Any, created: bool
+) -> None:
+    new = index.new(1).set(unique_key="k", unique_until=until, on_conflict="replace")
+    first = app.enqueue(new)
+    (held,) = claim_all(app)
+    again = app.enqueue(new.with_payload('{"args": [2]}'))
+    assert (again.created, again.replaced, again.id == first.id) == (created, False, not created)
+    assert app.get(first.id).payload == {"args": [1]}
+    settle(app, held, Completed())
+    assert app.enqueue(new).replaced is created
+
+
+def test_a_job_that_waits_for_its_retry_begins_anew(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
+) -> None:
+    """With all attempts, and nothing of what the other had come to; but whoever held that one is fenced."""
+    first = app.enqueue(index.new(1).set(unique_key="k"))
+    (held,) = claim_all(app)
+    settle(app, held, Retried(3_600_000, ErrorText("ValueError", "no")))
+    with engine.begin() as conn, guard.unguarded(conn):
+        conn.execute(text("UPDATE jobs SET cursor = '[1]', losses = 2, releases = 3, progress = 1"))
+    again = app.enqueue(index.new(2).set(unique_key="k", on_conflict="replace", max_attempts=2))
+    assert (again.id, again.replaced, again.state) == (first.id, True, "scheduled")
+    found = app.get(first.id)
+    assert (found.attempts, found.releases, found.errors, found.cursor, found.progress) == (
+        0,
+        0,
+        [],
+        None,
+        None,
+    )
+    assert (found.payload, found.max_attempts, found.lease_token) == ({"args": [2]}, 2, 1)
+
+
+def test_of_several_in_a_batch_the_last_counts(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine
+) -> None:
+    old = app.enqueue(index.new(0).set(unique_key="old"))
+
+    def new(n: int, key: str, conflict: Any = "replace") -> sqlq.NewJob:
+        return index.new(n).set(unique_key=key, on_conflict=conflict)
+
+    batch = [
+        new(1, "b"),
+        index.new(2),
+        new(3, "old"),
+        new(4, "b"),
+        new(5, "old"),
+        new(6, "a", "keep"),
+        new(7, "c").set(on_conflict="postpone", at_most="1h"),
+        new(8, "b", "keep"),
+    ]
+    with Session(engine) as session, session.begin():
+        done = app.enqueue_many(batch, session=session)
+    assert [job.created for job in done] == [False, True, False, True, False, True, True, False]
+    assert [job.replaced for job in done] == [False, False, False, False, True, False, False, False]
+    assert done[0].id == done[3].id == done[7].id
+    assert done[2].id == done[4].id == old.id
+    payloads = {job.unique_key: job.payload["args"][0] for job in app.list()}
+    assert payloads == {"old": 5, "b": 4, "a": 6, "c": 7, None: 2}
+
+
+@every_mode
+def test_on_drivers_connections(
+    app: sqlq.App, index: sqlq.Task[..., None], database_url: str, mode: Mode
+) -> None:
+    first = app.enqueue(index.new(1).set(unique_key="k", delay="1m"))
+    new = index.new(2).set(unique_key="k", delay="1h", on_conflict="postpone", at_most="30m")
+    with Caller(database_url, mode) as caller:
+        for end in (caller.rollback, caller.commit):
+            caller.begin()
+            again = caller.enqueue(app, new)
+            assert (again.id, again.created, again.replaced) == (first.id, False, True)
+            end()
+            found = app.get(first.id)
+            assert found.available_at is not None
+            waits = found.available_at - found.created_at
+            assert waits == timedelta(minutes=1 if end == caller.rollback else 30)
+
+
+def test_the_statement_for_other_drivers(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
+    first = app.enqueue(index.new(1).set(unique_key="k"))
+    new = index.new(2).set(unique_key="k", on_conflict="replace")
+    sql, parameters = app.statement(
+        new, paramstyle="pyformat" if engine.dialect.name != "sqlite" else "qmark"
+    )
+    with engine.begin() as conn:
+        assert conn.exec_driver_sql(sql, parameters).scalar_one() == first.id
+    assert app.get(first.id).payload == {"args": [2]}
+
+
+# -- at the same time ----------------------------------------------------------------------------------------
+
+
+def waiting_for_locks(engine: Engine) -> int:
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type "
+        "= 'Lock'"
+    )
+    with engine.connect() as conn:
+        return conn.scalar(text(waiting)) or 0
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@on_postgresql
+def test_an_open_completion_is_not_waited_for(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
+    """A handler's transaction may be long, and its job cannot be replaced anyway."""
+    first = app.enqueue(index.new(1).set(unique_key="k"))
+    (held,) = claim_all(app)
+    with engine.begin() as handler:
+        endings.complete(
+            handler, (held.id, held.lease_token), Completed(), schema="public", keep_finished=True
+        )
+        new = index.new(2).set(unique_key="k", on_conflict="replace")
+        again = pool.submit(app.enqueue, new).result(20)
+    assert (again.id, again.created, again.replaced) == (first.id, False, False)
+
+
+@on_postgresql
+@pytest.mark.parametrize("rival_commits", [True, False])
+def test_the_later_of_two_that_replace_wins(
+    app: sqlq.App,
+    index: sqlq.Task[..., None],
+    engine: Engine,
+    pool: ThreadPoolExecutor,
+    rival_commits: bool,
+) -> None:
+    first = app.enqueue(index.new(1).set(unique_key="k"))
+    new = index.new(2).set(unique_key="k", on_conflict="replace")
+    with Session(engine) as rival:
+        app.enqueue(new, session=rival)
+        future = pool.submit(app.enqueue, index.new(3).set(unique_key="k", on_conflict="replace"))
+        wait_until(lambda: waiting_for_locks(engine) == 1, what="the second waits for the first")
+        rival.commit() if rival_commits else rival.rollback()
+    again = future.result(20)
+    assert (again.id, again.replaced) == (first.id, True)
+    assert app.get(first.id).payload == {"args": [3]}
+
+
+@on_postgresql
+def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
+    first = app.enqueue(index.new(1).set(unique_key="k"))
+    with app.database.begin() as conn:
+        jobs.claim(conn, ["default"], limit=1, owner="w", lease_ms=60_000)
+        future = pool.submit(app.enqueue, index.new(2).set(unique_key="k", on_conflict="replace"))
+        wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
+    again = future.result(20)
+    assert (again.id, again.created, again.replaced, again.state) == (first.id, False, False, "running")
+    assert app.get(first.id).payload == {"args": [1]}
+
+
+@on_postgresql
+def test_batches_with_reversed_keys_do_not_deadlock(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
+    """Some are there and some not, some are to be kept and others replaced: one order for all of them."""
+    app.enqueue_many([index.new(n).set(unique_key=f"k{n}") for n in range(0, 9, 2)])
+    batch = [
+        index.new(100 + n).set(unique_key=f"k{n}", on_conflict="keep" if n % 3 == 0 else "replace")
+        for n in range(9)
+    ]
+
+    def producer(batch: list[sqlq.NewJob]) -> list[Job]:
+        with Session(engine) as session, session.begin():
+            return app.enqueue_many(batch, session=session)
+
+    with Session(engine) as rival:
+        app.enqueue(batch[4], session=rival)
+        one, two = pool.submit(producer, batch), pool.submit(producer, batch[::-1])
+        wait_until(lambda: waiting_for_locks(engine) == 2, what="both batches wait")
+        rival.commit()
+    first, second = one.result(30), two.result(30)[::-1]
+    assert [job.id for job in first] == [job.id for job in second]
+    assert count(app) == 9
+
+
+def test_of_many_at_once_one_is_there_with_the_last_arguments(
+    app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
+) -> None:
+    start = threading.Barrier(4)
+
+    def racer(n: int) -> Job:
+        start.wait(20)
+        with Session(engine) as session, session.begin():
+            return app.enqueue(index.new(n).set(unique_key="k", on_conflict="replace"), session=session)
+
+    done = [future.result(30) for future in [pool.submit(racer, n) for n in range(4)]]
+    assert sum(job.created for job in done) == 1
+    assert sum(job.replaced for job in done) == 3
+    assert len({job.id for job in done}) == count(app) == 1
+
+
+# -- without a table, and what is refused --------------------------------------------------------------------
+
+
+def test_inline_a_job_that_waits_for_the_commit_is_replaced(app: sqlq.App, engine: Engine) -> None:
+    seen: list[int] = []
+    task = app.task(name="t")(seen.append)
+    with inline(app, at="commit"), Session(engine) as session, session.begin():
+        new = [task.new(n).set(unique_key="k", on_conflict="replace") for n in (1, 2)]
+        first, second = (app.enqueue(job, session=session) for job in new)
+        assert (first.created, first.replaced, second.created, second.replaced) == (True, False, False, True)
+    assert seen == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"on_conflict": "replace"}, 'on_conflict="replace" is about a unique key'),
+        ({"on_conflict": "drop", "unique_key": "k"}, "on_conflict is 'drop': it is"),
+        ({"on_conflict": "postpone", "unique_key": "k"}, "without at_most could put the job off for ever"),
+        ({"at_most": "5m"}, "at_most is about a unique key"),
+        ({"at_most": "5m", "unique_key": "k"}, 'but this is "keep"'),
+        ({"at_most": 5, "on_conflict": "postpone", "unique_key": "k"}, "at_most is 5: give a timedelta"),
+    ],
+)
+def test_what_is_said_by_halves_is_refused(options: dict[str, Any], says: str) -> None:
+    new = sqlq.NewJob("t", "{}", "default", 5)
+    with pytest.raises(sqlq.EnqueueError) as refused:
+        new.set(**options)
+    assert says in str(refused.value)

@@ -1,0 +1,314 @@
+"""Unblocking by committed facts: each step once, whoever dies in between, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+import sqlq
+from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.store import endings, jobs, records, unblock
+from sqlq.store.database import Database
+from sqlq.worker.chores import RECENT_MS, Unblock
+
+ERROR = ErrorText("ValueError", "no")
+LONG_AGO_MS = 10 * RECENT_MS
+
+
+class Seam:
+    """An App without a worker: the test claims, settles and unblocks by itself."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.task = app.task(name="step")(lambda n=None: n)
+
+    @property
+    def claims(self) -> Database:
+        return self.app.database.for_claims
+
+    def flow(self, width: int, when: sqlq.flow.When = "success") -> tuple[list[int], int]:
+        """Enqueue so many steps and one that waits for all; return their ids."""
+        flow = sqlq.Flow()
+        first = [flow.add(self.task.new(i)) for i in range(width)]
+        flow.add(self.task.new(), after=first, when=when)
+        done = self.app.enqueue(flow)
+        return [job.id for job in done.jobs[:-1]], done.jobs[-1].id
+
+    def claim(self) -> list[ClaimedJob]:
+        with self.app.database.begin() as conn:
+            return jobs.claim(conn, ["default"], limit=1000, owner="me", lease_ms=3_600_000)
+
+    def settle(self, held: list[ClaimedJob], outcome: Outcome | None = None) -> None:
+        with self.app.database.begin() as conn:
+            done = endings.settle(
+                conn, [Settlement(j.id, j.lease_token, j.attempts, outcome or Completed()) for j in held]
+            )
+        assert len(done) == len(held)
+
+    def end(self, outcome: Outcome | None = None) -> list[int]:
+        """Claim and settle what is available; return their ids."""
+        held = self.claim()
+        self.settle(held, outcome)
+        return [job.id for job in held]
+
+    def state(self, id: int) -> str:
+        return str(self.app.get(id).state)
+
+
+@pytest.fixture
+def seam(app: sqlq.App) -> Seam:
+    return Seam(app)
+
+
+def make_old(engine: Engine) -> None:
+    """Let what has ended have ended long ago."""
+    ago = "- interval '1 day'" if engine.dialect.name == "postgresql" else "- 86400000"
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE finished_jobs SET finished_at = finished_at {ago}"))
+        conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at {ago}"))
+
+
+# -- by facts ------------------------------------------------------------------------------------------------
+
+
+def test_a_step_waits_for_the_last_before_it(seam: Seam) -> None:
+    parents, step = seam.flow(3)
+    held = seam.claim()
+    for job in held[:-1]:
+        seam.settle([job])
+        assert not unblock.after(seam.claims, [job.id])
+    seam.settle(held[-1:])
+    assert seam.state(step) == "blocked", "a settle writes nothing of it"
+    assert unblock.after(seam.claims, parents).free == 1
+    assert seam.state(step) == "available"
+    assert not unblock.after(seam.claims, parents), "once"
+
+
+@pytest.mark.parametrize(
+    ("when", "outcome", "state"),
+    [
+        ("success", Completed(), "available"),
+        ("success", Failed("error", ERROR), "blocked"),
+        ("failure", Completed(), "cancelled"),
+        ("failure", Failed("error", ERROR), "available"),
+        ("ended", Completed(), "available"),
+        ("ended", Failed("error", ERROR), "available"),
+    ],
+)
+def test_each_edge_holds_as_it_says(seam: Seam, when: Any, outcome: Outcome, state: str) -> None:
+    parents, step = seam.flow(2, when)
+    seam.end(outcome)
+    unblock.after(seam.claims, parents)
+    assert seam.state(step) == state
+
+
+def test_what_stands_in_no_table_is_no_success(seam: Seam, engine: Engine) -> None:
+    (parent,), step = seam.flow(1)
+    (other,), ended = seam.flow(1, "ended")
+    seam.end()
+    with engine.begin() as conn:
+        conn.execute(text("DELETE FROM finished_jobs"))
+    unblock.after(seam.claims, [parent, other])
+    assert (seam.state(step), seam.state(ended)) == ("cancelled", "available")
+
+
+def test_of_many_that_see_the_last_one_end_one_unblocks(seam: Seam) -> None:
+    """Each looks after its own settle's commit, so that the last of them sees all; and the step's row lets
+    one through."""
+    width, rounds = 4, 12
+    steps = []
+    with ThreadPoolExecutor(width) as pool:
+        for _ in range(rounds):
+            _, step = seam.flow(width)
+            steps.append(step)
+            held = seam.claim()
+            together = threading.Barrier(width)
+
+            def end(job: ClaimedJob, together: threading.Barrier = together) -> int:
+                together.wait()
+                seam.settle([job])
+                return unblock.after(seam.claims, [job.id]).free
+
+            assert sum(pool.map(end, held)) == 1
+            assert seam.state(step) == "available"
+            seam.end()
+
+
+def test_a_delay_counts_from_the_enqueue(seam: Seam) -> None:
+    flow = sqlq.Flow()
+    flow.add(seam.task.new()).on_success(seam.task.new().set(delay="1h"))
+    first, second = seam.app.enqueue(flow).jobs
+    seam.end()
+    unblock.after(seam.claims, [first.id])
+    details = seam.app.get(second.id)
+    assert details.state == "scheduled"
+    assert details.available_at is not None
+    assert 3500 < (details.available_at - details.created_at).total_seconds() <= 3601
+
+
+def test_more_than_one_statement_takes_are_unblocked(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 10)
+    flow = sqlq.chain(seam.task.new(), seam.task.map(range(35)), seam.task.new())
+    done = seam.app.enqueue(flow)
+    seam.end()
+    assert unblock.after(seam.claims, [done.jobs[0].id]).free == 35
+    assert unblock.after(seam.claims, seam.end()).free == 1
+
+
+def test_cancelling_goes_on_to_what_waits_for_the_cancelled(
+    seam: Seam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 3)
+    flow = sqlq.Flow()
+    first = flow.add(seam.task.new())
+    wide = flow.add(seam.task.map(range(10)), after=[first], when="failure")
+    flow.add(seam.task.new(), after=[wide])
+    done = seam.app.enqueue(flow)
+    seam.end()
+    assert len(unblock.after(seam.claims, [done.jobs[0].id]).cancelled) == 11
+    assert {seam.state(job.id) for job in done.jobs[1:]} == {"cancelled"}
+
+
+# -- nobody waits --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(engine: Engine, id: int) -> Iterator[None]:
+    with engine.connect() as conn:
+        conn.execute(text(f"SELECT 1 FROM jobs WHERE id = {id} FOR UPDATE"))
+        yield
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
+    parents, step = seam.flow(1)
+    seam.end()
+    with locked(engine, step):
+        assert not unblock.after(seam.claims, parents)
+    assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_step_that_is_completing_keeps_no_other_from_its_settle(seam: Seam, engine: Engine) -> None:
+    _, step = seam.flow(2)
+    completing, other = seam.claim()
+    with engine.connect() as conn:
+        right = (completing.id, completing.lease_token)
+        assert endings.complete(conn, right, Completed(), schema="public", keep_finished=True)
+        seam.settle([other])
+        assert not unblock.after(seam.claims, [other.id])
+        conn.commit()
+    assert unblock.after(seam.claims, [completing.id]).free == 1
+    assert seam.state(step) == "available"
+
+
+# -- sweeps --------------------------------------------------------------------------------------------------
+
+
+def test_what_ended_lately_is_swept(seam: Seam) -> None:
+    _, step = seam.flow(2)
+    seam.end()
+    assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
+    assert seam.state(step) == "available"
+    assert not unblock.sweep_recent(seam.claims, RECENT_MS)
+
+
+def test_what_ended_long_ago_is_swept_some_at_a_time(seam: Seam, engine: Engine) -> None:
+    steps = [seam.flow(2)[1] for _ in range(5)]
+    seam.end()
+    make_old(engine)
+    assert not unblock.sweep_recent(seam.claims, RECENT_MS)
+    place: Any = (0, 0)
+    turns = 0
+    while place is not None:
+        _, place = unblock.sweep_all(seam.claims, place, 2)
+        turns += 1
+    assert turns == 3
+    assert {seam.state(step) for step in steps} == {"available"}
+
+
+def test_the_chore_asks_rarely_where_there_are_no_flows(seam: Seam) -> None:
+    freed: list[None] = []
+    chore = Unblock(seam.app.database, lambda: freed.append(None))
+    with statements(seam.app.database.engine) as asked:
+        assert chore.run() > 40
+    assert len(asked) <= 1
+    _, step = seam.flow(1)
+    seam.end()
+    assert chore.run() < 10
+    assert (seam.state(step), freed) == ("available", [None])
+
+
+def test_the_chore_sweeps_what_ended_lately_between_two_sweeps_of_all(
+    seam: Seam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unblock, "sweep_all", lambda *_: (unblock.Unblocked(), None))
+    _, step = seam.flow(1)
+    seam.end()
+    Unblock(seam.app.database, lambda: None).run()
+    assert seam.state(step) == "available"
+
+
+@contextmanager
+def statements(engine: Engine) -> Iterator[list[str]]:
+    """Collect the statements that go by SQLAlchemy."""
+    asked: list[str] = []
+
+    def collect(conn: Connection, cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    event.listen(engine, "before_cursor_execute", collect)
+    yield asked
+    event.remove(engine, "before_cursor_execute", collect)
+
+
+# -- pruning -------------------------------------------------------------------------------------------------
+
+
+def prune(seam: Seam) -> int:
+    with seam.app.database.begin() as conn:
+        return records.prune(conn, finished_older_than_ms=1_000, limit=100)
+
+
+def count(engine: Engine, table: str) -> int:
+    with engine.connect() as conn:
+        return int(conn.scalar(text(f"SELECT count(*) FROM {table}")) or 0)
+
+
+def test_what_a_live_step_waited_for_is_not_pruned(seam: Seam, engine: Engine) -> None:
+    parents, step = seam.flow(2)
+    seam.end()
+    seam.app.enqueue(seam.task.new())
+    (other,) = seam.claim()
+    seam.settle([other])
+    make_old(engine)
+    assert prune(seam) == 1, "jobs of no flow go as ever"
+    unblock.after(seam.claims, parents)
+    assert prune(seam) == 0, "the step may still take their results"
+    seam.end(Failed("error", ERROR))
+    make_old(engine)
+    assert prune(seam) == 0, "it may be retried"
+    assert seam.app.retry_failed([step]) == [step]
+    seam.end()
+    make_old(engine)
+    assert count(engine, "sqlq_edges") == 2
+    assert prune(seam) == 3
+    assert [count(engine, table) for table in ("finished_jobs", "sqlq_edges", "sqlq_flows")] == [0, 0, 0]
+
+
+def test_a_flow_stays_as_long_as_one_of_its_jobs(seam: Seam, engine: Engine) -> None:
+    parents, _ = seam.flow(1, "ended")
+    seam.end(Failed("error", ERROR))
+    unblock.after(seam.claims, parents)
+    seam.end()
+    make_old(engine)
+    assert prune(seam) == 1
+    assert (count(engine, "sqlq_flows"), count(engine, "sqlq_edges")) == (1, 0)
+    seam.app.admin.forget_failed(parents)
+    assert count(engine, "sqlq_flows") == 0

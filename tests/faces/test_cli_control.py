@@ -1,0 +1,191 @@
+"""Workers at the hands of their operators: signals, `sqlq workers pause` and the like, `sqlq restart`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+import sqlq
+from sqlq.job import State
+from tests.faces.command import Command
+from tests.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def _states(app: sqlq.App) -> list[str]:
+    return sorted(worker.state for worker in app.workers())
+
+
+def _pids(app: sqlq.App) -> set[int]:
+    return {worker.pid for worker in app.workers()}
+
+
+def _enqueue(run: Command, *args: str) -> int:
+    return int(run.shop("enqueue", "--json", *args).json()["id"])
+
+
+@pytest.fixture
+def becomes(app: sqlq.App) -> Callable[..., None]:
+    def becomes(*states: str) -> None:
+        wait_until(lambda: _states(app) == sorted(states), what=f"workers {states}")
+
+    return becomes
+
+
+@on_sqlite
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTSTP])
+def test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died(
+    sqlq_: Command, app: sqlq.App, becomes: Callable[..., None], number: signal.Signals
+) -> None:
+    running = _enqueue(sqlq_, "wait", "a")
+    with sqlq_.working("-c", "2") as worker:
+        sqlq_.wait_for("a.started")
+        worker.send_signal(number)
+        becomes("paused")
+        waiting = _enqueue(sqlq_, "shop.send", "7")
+        sqlq_.touch("a.go")
+        wait_until(lambda: app.get(running).state is State.FINISHED, what="what ran going on")
+        (pid,) = _pids(app)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: _pids(app) - {pid}, what="another process")
+        becomes("paused")
+        assert app.get(waiting).state is State.AVAILABLE
+        worker.send_signal(signal.SIGCONT)
+        wait_until(lambda: app.get(waiting).state is State.FINISHED)
+        worker.terminate()
+        assert worker.wait(30) == 0
+    assert sqlq_.log().count("paused: this worker claims nothing") == 1
+    assert sqlq_.log().count("resumed: this worker claims again") == 1
+
+
+@on_sqlite
+def test_a_paused_worker_stops_as_any_other(sqlq_: Command, becomes: Callable[..., None]) -> None:
+    with sqlq_.working() as worker:
+        becomes("idle")
+        worker.send_signal(signal.SIGUSR2)
+        becomes("paused")
+        worker.terminate()
+        assert worker.wait(30) == 0
+
+
+def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]) -> None:
+    with sqlq_.working("-p", "2", "-c", "1", "--name", "mail-1") as worker:
+        becomes("idle", "idle")
+        assert "mail-1: working on" in sqlq_.log()
+        (first,) = {shown["name"] for shown in sqlq_.shop("workers", "--json").json()}
+        assert first == "mail-1"
+        assert "mail-1 on " in sqlq_.ok("workers")
+        one = next(iter(_pids(app)))
+        host = app.workers()[0].host
+        said = sqlq_.ok("workers", "pause", f"{host}:{one}")
+        assert "2 workers will be paused within 2 seconds; what runs may finish" in said
+        becomes("paused", "paused")
+        assert ": paused for " in sqlq_.ok("workers")
+        waiting = _enqueue(sqlq_, "wait", "a")
+        assert len(sqlq_("workers", "resume", "mail-1", "--json").json()) == 2
+        sqlq_.wait_for("a.started")
+        before = _pids(app)
+        assert "asked mail-1 on " in sqlq_.ok("restart")
+        becomes("idle", "idle", "stopping")
+        assert len(_pids(app) - before) == 2, "the replacement of a busy one does not wait for it"
+        sqlq_.touch("a.go")
+        wait_until(lambda: not _pids(app) & before, what="the busy one gone")
+        assert app.get(waiting).state is State.FINISHED
+        becomes("idle", "idle")
+        assert "will be stopped" in sqlq_.ok("workers", "stop", "--all")
+        assert worker.wait(30) == 0
+    assert "an operator restarts it" in sqlq_.log()
+    assert app.admin.workers(silent=True) == []
+    assert sqlq_.ok("restart") == "no worker is running\n"
+
+
+@on_sqlite
+def test_a_worker_to_which_nothing_comes_exits(sqlq_: Command, app: sqlq.App) -> None:
+    done = _enqueue(sqlq_, "shop.send", "7")
+    with sqlq_.working("--max-idle", "1s") as worker:
+        assert worker.wait(60) == 0
+    assert app.get(done).state is State.FINISHED
+    assert sqlq_.log().count("nothing has come for 1 s") == 1
+    assert "stopped: 1 completed" in sqlq_.log()
+
+
+@on_sqlite
+def test_a_bound_below_the_size_of_a_worker_process_is_one_sentence(sqlq_: Command) -> None:
+    done = sqlq_.shop("work", "--max-rss", "1MB")
+    assert done.code == 2
+    assert "--max-rss is 1 MB: this process has " in done.err
+    assert "give more than that, and room for what jobs need" in done.err
+
+
+@on_sqlite
+def test_the_titles_of_processes_say_what_they_are_at(
+    sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
+) -> None:
+    def title(pid: int) -> str:
+        shown = subprocess.run(
+            ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
+        )
+        return shown.stdout.strip()
+
+    _enqueue(sqlq_, "wait", "a")
+    with sqlq_.working("--name", "mail-1") as worker:
+        sqlq_.wait_for("a.started")
+        (pid,) = _pids(app)
+        assert title(worker.pid) == "sqlq: mail-1 supervisor"
+        wait_until(lambda: title(pid) == "sqlq: mail-1 worker busy")
+        sqlq_.touch("a.go")
+        wait_until(lambda: title(pid) == "sqlq: mail-1 worker idle")
+        app.fleet.pause(all=True)
+        wait_until(lambda: title(pid) == "sqlq: mail-1 worker paused")
+
+
+@on_sqlite
+def test_without_setproctitle_titles_stay_as_they_are(sqlq_: Command) -> None:
+    (sqlq_.directory / "setproctitle.py").write_text("raise ModuleNotFoundError('setproctitle')\n")
+    assert "working on" in sqlq_.work().err
+
+
+MISUSED: list[tuple[tuple[str, ...], str]] = [
+    (("workers", "pause"), "name the workers, or give --all"),
+    (("workers", "stop", "a", "--all"), "name the workers, or give --all, and not both"),
+    (("pause",), "name the queues, or give --all"),
+    (("pause", "mail", "--all"), "name the queues, or give --all, and not both"),
+    (("resume",), "name the queues, or give --all"),
+    (("pause", "--all", "--for", "soon"), "--for is 'soon': give a duration such as \"30s\""),
+    (("pause", "mail", "--for", "0s"), "--for is zero: a pause has a length"),
+    (("work", "-q", "high=many"), "--queue has 'high' with the weight 'many': it is a whole number from 1"),
+    (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
+    (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
+    (("work", "--max-idle", "0s"), "--max-idle is zero"),
+    (("work", "--name", " "), "--name is ' ': it must be text that is not blank"),
+]
+
+
+@on_sqlite
+@pytest.mark.parametrize(("args", "said"), MISUSED, ids=" ".join)
+def test_what_makes_no_sense_is_one_sentence(sqlq_: Command, args: tuple[str, ...], said: str) -> None:
+    assert said in sqlq_.shop(*args).misuse()
+
+
+@on_sqlite
+def test_who_is_not_there_is_one_sentence(sqlq_: Command) -> None:
+    assert "no worker that is alive is called 'mail-7'" in sqlq_("workers", "pause", "mail-7").sentence()
+
+
+def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
+    assert sqlq_.ok("pause", "--all", "--for", "10m") == "paused all queues for 10m\n"
+    _enqueue(sqlq_, "shop.send", "7")
+    status = sqlq_.ok("status")
+    assert "all queues are paused until " in status
+    assert "sqlq resume --all" in status
+    assert sqlq_.ok("pause", "--all") == "all queues are paused already, and from now on without an end\n"
+    assert sqlq_("resume", "--all", "--json").json() == {"all": True, "resumed": True}
+    assert sqlq_.ok("resume", "--all") == "all queues are not paused\n"
+    assert sqlq_.ok("pause", "mail", "--for", "1h").startswith("paused mail for 1h")
+    assert sqlq_.ok("pause", "mail", "--for", "2h") == "mail is paused already, and from now on for 2h\n"
+    assert "paused: mail until " in sqlq_.ok("status")

@@ -1,0 +1,186 @@
+"""`sqlq flow`, and what `app.flow` tells."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+import sqlq
+from sqlq.admin import SKIPPED
+from sqlq.doctor import Doctor
+from sqlq.errors import JobNotFoundError
+from tests.faces.command import Command
+from tests.flow_shop import Shop
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> Shop:
+    return Shop(app)
+
+
+def order(shop: Shop) -> tuple[sqlq.EnqueuedFlow, list[int]]:
+    """Enqueue an order whose payment is broken, and run what can run."""
+    shop.broken.add("pay")
+    flow = sqlq.Flow("order 7")
+    paid, packed = flow.add(shop.note.new("pay")), flow.add(shop.note.new("pack").set(label="two boxes"))
+    flow.add(shop.note.new("ship"), after=[paid, packed])
+    flow.add(shop.note.new("alarm"), after=[paid], when="failure")
+    done = shop.app.enqueue(flow)
+    shop.work()
+    return done, [job.id for job in done.jobs]
+
+
+def test_an_app_tells_all_about_a_flow(shop: Shop) -> None:
+    done, (pay, pack, ship, alarm) = order(shop)
+    found = shop.app.flow(done.id)
+    assert (found.name, found.state) == ("order 7", "failed")
+    assert found.counts == {"failed": 1, "finished": 2, "blocked": 1}
+    assert found.progress == sqlq.Progress(2, 4)
+    assert found.results == {pack: "pack", alarm: "alarm"}
+    assert {step.id: dict(step.after) for step in found.steps} == {
+        pay: {},
+        pack: {},
+        ship: {pay: "success", pack: "success"},
+        alarm: {pay: "failure"},
+    }
+    assert found.step(pay).error == "ValueError: pay is broken"
+    with pytest.raises(JobNotFoundError, match="there is no flow 77"):
+        shop.app.flow(77)
+
+
+def test_a_flow_is_retried(shop: Shop) -> None:
+    done, (pay, *_) = order(shop)
+    shop.broken.clear()
+    assert shop.app.admin.retry_flow(done.id) == [pay]
+    assert shop.work() == ["pay", "ship"]
+    assert shop.app.flow(done.id).state == "finished"
+    assert shop.app.admin.retry_flow(done.id) == []
+
+
+def test_a_failed_step_is_skipped_and_has_no_result(shop: Shop) -> None:
+    done, (pay, _, ship, _) = order(shop)
+    found = shop.app.admin.skip(pay)
+    assert (found.id, found.state) == (done.id, "running")
+    assert shop.work() == ["ship"]
+    assert shop.app.get(pay).reason == SKIPPED
+    assert shop.app.get(ship).state == "finished"
+    with pytest.raises(sqlq.NoResultError, match="has finished, but it was skipped by an operator"):
+        shop.app.result(pay)
+
+
+def test_a_step_that_needs_a_skipped_result_fails_and_says_so(shop: Shop) -> None:
+    shop.broken.add("pay")
+    done = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note))
+    shop.work()
+    shop.app.admin.skip(done.jobs[0].id)
+    assert shop.work() == []
+    assert str(shop.app.get(done.jobs[1].id).error).endswith(
+        f"a result that is not there: of job {done.jobs[0].id} (note): {SKIPPED}"
+    )
+
+
+def test_a_step_that_waits_is_skipped(shop: Shop) -> None:
+    done = shop.app.enqueue(sqlq.group(shop.note.new(1)).then(shop.note.new(2)))
+    first, second = done.jobs
+    shop.app.admin.skip(second.id)
+    shop.app.admin.skip(first.id)
+    assert shop.work() == []
+    assert shop.app.flow(done.id).counts == {"finished": 2}
+
+
+def test_what_is_no_step_is_not_skipped(shop: Shop) -> None:
+    job = shop.app.enqueue(shop.note.new(1))
+    with pytest.raises(JobNotFoundError, match="is a step of no flow"):
+        shop.app.admin.skip(job.id)
+    done = shop.app.enqueue(sqlq.chain(shop.note.new(1)))
+    shop.work()
+    with pytest.raises(JobNotFoundError, match="is finished: only a step that waits or has failed"):
+        shop.app.admin.skip(done.jobs[0].id)
+
+
+def test_a_flow_is_cancelled(shop: Shop) -> None:
+    done, (pay, _, ship, _) = order(shop)
+    assert shop.app.admin.cancel_flow(done.id) == {ship: "cancelled"}
+    assert shop.app.get(pay).state == "failed"
+    assert shop.app.admin.cancel_flow(done.id) == {}
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+def test_flows_are_listed_and_shown(shop: Shop, sqlq_: Command) -> None:
+    assert sqlq_.ok("flow", "list").startswith("no flows in ")
+    done, (pay, pack, ship, _) = order(shop)
+    (line,) = sqlq_.ok("flow", "list").splitlines()[1:]
+    assert line.split()[:4] == [str(done.id), "order", "7", "failed"]
+    (listed,) = sqlq_("flow", "list", "--json").json()
+    assert (listed["counts"], listed["done"], listed["of"]) == (
+        {"blocked": 1, "finished": 2, "failed": 1},
+        2,
+        4,
+    )
+    said = sqlq_.ok("flow", "show", str(done.id))
+    assert "two boxes" in said
+    assert f"{pay}, {pack}" in said
+    assert f"{pay} (failure)" in said
+    assert f"sqlq flow retry {done.id}" in said
+    shown = sqlq_("flow", "show", str(done.id), "--json").json()
+    assert [step["after"] for step in shown["steps"] if step["id"] == ship] == [
+        {str(pay): "success", str(pack): "success"}
+    ]
+
+
+def test_a_flow_is_mended_from_the_command_line(shop: Shop, sqlq_: Command) -> None:
+    done, (pay, _, ship, _) = order(shop)
+    assert f"moved back 1 step of flow {done.id}" in sqlq_.ok("flow", "retry", str(done.id))
+    assert sqlq_.ok("flow", "retry", str(done.id)) == f"no step of flow {done.id} has failed\n"
+    shop.work()
+    assert sqlq_("flow", "retry", str(done.id), "--json").json() == {"retried": [pay]}
+    shop.work()
+    assert sqlq_.ok("flow", "skip", str(pay)).startswith(f"skipped step {pay}; flow {done.id} is running")
+    assert f"cancelled 1 step of flow {done.id}: {ship}" in sqlq_.ok("flow", "cancel", str(done.id))
+    assert sqlq_.ok("flow", "cancel", str(done.id)) == f"no step of flow {done.id} is left to cancel\n"
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "cancel"])
+def test_a_flow_that_is_not_there_is_one_sentence(sqlq_: Command, command: str) -> None:
+    assert sqlq_("flow", command, "7").sentence() == "there is no flow 7: it never was, or is kept no more"
+
+
+def test_a_step_that_is_not_there_is_one_sentence(sqlq_: Command) -> None:
+    assert sqlq_("flow", "skip", "7").sentence().startswith("there is no job 7")
+
+
+def test_a_job_in_a_flow_says_so(shop: Shop, sqlq_: Command) -> None:
+    done, (_, _, ship, _) = order(shop)
+    said = sqlq_.ok("show", str(ship))
+    assert "for steps before it" in said
+    assert str(done.id) in said
+    assert "blocked" in sqlq_.ok("jobs", "--state", "blocked")
+    assert [queue["blocked"] for queue in sqlq_("status", "--json").json()["queues"]] == [1]
+    assert [queue["blocked"] for queue in sqlq_("status", "--exact", "--json").json()["queues"]] == [1]
+
+
+def test_the_doctor_names_a_flow_behind_a_failed_step(app: sqlq.App) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    task = app.task(name="step", max_attempts=1)(fail)
+    flow = sqlq.Flow("order 7")
+    first = flow.add(task.new())
+    for _ in range(2):
+        flow.add(task.new(), after=[first])
+    done = app.enqueue(flow)
+    alone = app.enqueue(sqlq.chain(task.new()))
+    app.worker(drain=True).run()
+
+    def said() -> str:
+        return "\n".join(each.said for each in Doctor(app.database).examine() if each.check == "flows")
+
+    assert said() == "no flow stands still behind a failed step"
+    with app.database.begin() as conn:
+        hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
+        conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at {hour}"))
+    assert f"flow {done.id} (order 7) stands still: its step {done.jobs[0].id} (step) failed" in said()
+    assert "2 steps wait for it" in said()
+    assert f"flow {alone.id}" not in said(), "nothing waits there"

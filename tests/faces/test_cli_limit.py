@@ -1,0 +1,142 @@
+"""`sqlq limit`: what limits allow, and an operator's word about it."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+import sqlq
+from sqlq.doctor import Doctor
+from sqlq.store import cluster, limits
+from tests.faces.command import Command
+
+
+@pytest.fixture
+def call(app: sqlq.App) -> sqlq.Task[..., None]:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=2))
+    def call(n: int = 0) -> None: ...
+
+    return call
+
+
+def allowed(app: sqlq.App) -> list[str]:
+    return [f"{each.key}: {each.says}" for each in app.admin.limits()]
+
+
+def test_what_a_limit_allows_and_holds(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+    assert app.admin.limits() == []
+    app.enqueue_many([*(call.new(n) for n in range(5)), call.new(9).set(limit=sqlq.Serial("one"))])
+    limits.look(app.database)
+    one, stripe = app.admin.limits()
+    assert (stripe.key, stripe.says, stripe.running, stripe.waiting) == ("stripe", "2 running", 2, 3)
+    assert stripe.oldest_due_at is not None
+    assert (one.says, one.running, one.waiting, one.oldest_due_at) == ("in order", 1, 0, None)
+    assert [each.key for each in app.admin.limits("str")] == ["stripe"]
+
+
+def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+    app.enqueue_many([call.new(n) for n in range(9)])
+    assert limits.look(app.database).number == 2
+    app.admin.set_limit("stripe", running=4)
+    assert limits.look(app.database).number == 2  # at once, and two more
+    app.enqueue(call.new())  # a deploy that says 2
+    assert limits.look(app.database).number == 0
+    assert allowed(app) == ["stripe: 4 running"]
+    app.admin.clear_limit("stripe", app.limits.declared("stripe"))
+    assert allowed(app) == ["stripe: 2 running"]
+    app.admin.set_limit("stripe", rate="10/1s")
+    app.admin.clear_limit("stripe")
+    assert allowed(app) == ["stripe: 10/1s"]
+    app.enqueue(call.new())
+    limits.look(app.database)
+    assert allowed(app) == ["stripe: 2 running"]
+
+
+def test_a_newer_deploy_changes_a_limit(app: sqlq.App, call: sqlq.Task[..., None], database_url: str) -> None:
+    app.enqueue_many([call.new(n) for n in range(9)])
+    assert limits.look(app.database).number == 2
+    newer = sqlq.App(database_url)
+    newer.enqueue(newer.task(name="call", limit=sqlq.Limit("stripe", running=5))(lambda: None).new())
+    assert limits.look(app.database).number == 3
+    newer.close()
+
+
+def test_what_runs_in_order_stays_so(app: sqlq.App) -> None:
+    @app.task(name="book", limit=sqlq.Serial("account", on_failure="hold"))
+    def book() -> None: ...
+
+    app.enqueue(book.new())
+    limits.look(app.database)
+    with pytest.raises(sqlq.ConfigurationError, match="run in order, one at a time"):
+        app.admin.set_limit("account", running=2)
+    assert app.admin.set_limit("account", rate="5/1s").says == "in order, held by failures, 5/1s"
+
+
+def test_the_command_lists_sets_and_clears(sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+    assert "no limits in" in sqlq_.ok("limit", "list")
+    app.enqueue_many([call.new(n) for n in range(5)])
+    limits.look(app.database)
+    said = sqlq_.ok("limit", "list")
+    assert "stripe" in said
+    assert "2 running" in said
+    assert sqlq_.ok("limit", "set", "stripe", "--running", "7", "--rate", "100/1m") == (
+        "stripe: 7 running, 100/1m, until it is cleared\n"
+    )
+    (found,) = sqlq_("limit", "list", "--json").json()
+    assert (found["says"], found["max_running"], found["waiting"]) == ("7 running, 100/1m", 7, 3)
+    assert found["set_at"] is not None
+    assert sqlq_.ok("limit", "clear", "stripe").startswith("stripe: 7 running, 100/1m, until a job")
+
+
+def test_mistakes_are_one_sentence(sqlq_: Command) -> None:
+    said = "say what is allowed: --running, --rate or both"
+    assert sqlq_("limit", "set", "stripe").misuse() == said
+    said = "--running is 0: it must be a whole number from 1 to 1,000,000"
+    assert sqlq_("limit", "set", "stripe", "--running", "0").misuse() == said
+    said = "--rate is 'often': it is a number of starts and a period"
+    assert sqlq_("limit", "set", "stripe", "--rate", "often").misuse().startswith(said)
+    assert sqlq_("limit", "clear", "strip").sentence().startswith("there is no limit of the key 'strip'")
+
+
+def test_the_doctor_names_lines_that_stand_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+    app.enqueue_many([call.new(n).set(queue="nowhere") for n in range(3)])
+    limits.look(app.database)
+    assert "no line of a limit stands still" in said_of_limits(app)
+    with app.database.begin() as conn:
+        hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
+        conn.execute(text(f"UPDATE jobs SET due_at = due_at {hour} WHERE blocked_by = 'limit'"))
+    said = said_of_limits(app)
+    assert "a job has been in line for the key 'stripe' since" in said
+    assert "held by 2 jobs that no worker claims, in queue 'nowhere'" in said
+
+
+def said_of_limits(app: sqlq.App) -> str:
+    return "\n".join(each.said for each in Doctor(app.database).examine() if each.check == "limits")
+
+
+def make_late(app: sqlq.App) -> None:
+    with app.database.begin() as conn:
+        hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
+        conn.execute(text(f"UPDATE jobs SET due_at = due_at {hour} WHERE blocked_by = 'limit'"))
+
+
+def test_the_doctor_says_why_a_line_stands_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+    app.enqueue(call.new().set(queue="nowhere"))
+    with app.database.begin() as conn:
+        cluster.register(conn, id="one", host="here", pid=1, version="0", queues=["default"], concurrency=1)
+    make_late(app)
+    limits.look(app.database)
+    assert "no worker serves its queue 'nowhere'" in said_of_limits(app)
+    app.pause("nowhere")
+    assert "its queue 'nowhere' is paused" in said_of_limits(app)
+
+
+def test_the_doctor_names_the_failed_job_that_holds_a_line(app: sqlq.App) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    book = app.task(name="book", max_attempts=1, limit=sqlq.Serial("account", on_failure="hold"))(fail)
+    first, _ = app.enqueue_many([book.new(), book.new()])
+    app.worker(drain=True).run()
+    make_late(app)
+    assert f"job {first.id} has failed, and holds those after it" in said_of_limits(app)

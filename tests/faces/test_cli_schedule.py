@@ -1,0 +1,158 @@
+"""`sqlq schedule` as people run it, and what it says of bad input."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from tests.faces.command import Command
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
+
+
+def test_a_schedule_is_added_looked_at_changed_run_and_removed(sqlq_: Command, app: sqlq.App) -> None:
+    assert sqlq_.ok("schedule", "list") == "no schedules\n"
+    done = sqlq_.shop("schedule", "add", "nightly", "shop.send", "7", "true", *CRON, "--priority", "3")
+    assert done.code == 0, done
+    assert done.out.startswith("added nightly: 0 3 * * * Europe/Berlin, next 20")
+    found = app.schedules.get("nightly")
+    assert (found.payload, found.queue, found.is_declared) == ('{"args": [7, true]}', "mail", False)
+
+    table = sqlq_.ok("schedule", "list").splitlines()
+    assert table[0].split() == ["name", "state", "when", "task", "next", "ticks", "skipped", "last", "job"]
+    assert table[1].startswith("nightly  active  0 3 * * * Europe/Berlin  shop.send")
+    shown = sqlq_.ok("schedule", "show", "nightly")
+    assert shown.startswith("schedule nightly: active\n")
+    assert len(shown.partition("next moments\n")[2].splitlines()) == 10
+    (listed,) = sqlq_("schedule", "list", "--json").json()
+    assert (listed["name"], listed["plan"], len(listed["upcoming"])) == (
+        "nightly",
+        "0 3 * * * Europe/Berlin",
+        10,
+    )
+    assert sqlq_("schedule", "show", "nightly", "--json").json()["ticks"] == 0
+
+    id = sqlq_("schedule", "run", "nightly", "--json").json()["id"]
+    assert sqlq_.ok("schedule", "run", "nightly") == f"enqueued job {id + 1}: shop.send in queue mail\n"
+    assert f"{id + 1} available" in sqlq_.ok("schedule", "list")
+    assert "schedule      nightly, for 20" in sqlq_.ok("show", str(id))
+    shown = sqlq_.ok("schedule", "show", "nightly")
+    assert [line.split()[:2] for line in shown.partition("last jobs\n")[2].splitlines()[1:]] == [
+        [str(id + 1), "available"],
+        [str(id), "available"],
+    ]
+    span = ("--from", "2026-03-28T00:00:00Z", "--to", "2026-03-31T00:00:00Z")
+    said = sqlq_.ok("schedule", "backfill", "nightly", *span)
+    assert said == f"enqueued 3 jobs of nightly: {id + 2}, {id + 3}, {id + 4}\n"
+    assert sqlq_("schedule", "backfill", "nightly", *span, "--json").json()["ids"] == [id + 5, id + 6, id + 7]
+    assert [str(app.get(id + n).scheduled_for)[:19] for n in (2, 3, 4)] == [
+        "2026-03-28 02:00:00",
+        "2026-03-29 01:00:00",
+        "2026-03-30 01:00:00",
+    ]
+
+    assert sqlq_.ok("schedule", "pause", "nightly") == "paused nightly\n"
+    assert sqlq_.ok("schedule", "pause", "nightly") == "nightly is paused already\n"
+    assert sqlq_("schedule", "resume", "nightly", "--json").json() == {"schedule": "nightly", "resumed": True}
+    assert sqlq_.ok("schedule", "resume", "nightly") == "nightly is not paused\n"
+    assert sqlq_.ok("schedule", "change", "nightly", "--every", "90s").startswith(
+        "changed nightly: every 90 s, next"
+    )
+    assert sqlq_.ok("schedule", "remove", "nightly") == "removed nightly\n"
+    assert sqlq_("schedule", "show", "nightly").sentence() == "there is no schedule 'nightly'"
+
+
+def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.App) -> None:
+    app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
+    app.write_declared()
+    sqlq_.ok("schedule", "change", "nightly", "--cron", "0 4 * * *")
+    assert "0 4 * * * (pinned)" in sqlq_.ok("schedule", "list")
+    assert sqlq_.ok("schedule", "reset", "nightly") == "reset nightly\n"
+    assert sqlq_.ok("schedule", "reset", "nightly") == "nightly is as code declares it\n"
+    assert "code declared it: the next worker" in sqlq_.ok("schedule", "remove", "nightly")
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cron", "61 * * * *"], "--cron is '61 * * * *' (bad minute): it has five fields"),
+        (["--every", "10"], "--every is '10': give a duration such as"),
+        (["--every", "500ms"], "--every is 500 ms: it must be at least 1 s"),
+        (
+            ["--cron", "* * * * *", "--timezone", "Mars"],
+            "--timezone is 'Mars', which this machine does not know",
+        ),
+        (["--every", "1h", "--jitter", "2h"], "--jitter is 2 h, and the moments are 60 min apart"),
+        (["--every", "1h", "--repeats", "0"], "--repeats is 0: it is a whole number from 1 on"),
+        (["--every", "1h", "--starts", "soon"], "'soon' is not a time like"),
+        (["--at", "2030-01-31T08:00:00"], "has no time zone: add one"),
+        ([], 'say when: --cron "0 3 * * *", --every 90s or --at'),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(sqlq_: Command, arguments: list[str], said: str) -> None:
+    assert said in sqlq_.shop("schedule", "add", "x", "shop.send", "7", *arguments).misuse()
+
+
+@on_sqlite
+def test_other_mistakes_are_one_sentence(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
+    add = ("schedule", "add", "nightly", "shop.send")
+    assert "no task is named 'shop.sent'" in sqlq_.shop(*add[:3], "shop.sent", *CRON).sentence()
+    assert "missing a required argument" in sqlq_.shop(*add, *CRON).sentence()
+    assert "add checks the job against its task: name the App" in sqlq_(*add, "7", *CRON).misuse()
+    past = sqlq_.shop(*add, "7", "--at", "2020-01-01T00:00:00Z").sentence()
+    assert "the schedule 'nightly' has no moment to come" in past
+    assert sqlq_.shop(*add, "7", *CRON).code == 0
+    assert "there is a schedule 'nightly' already" in sqlq_.shop(*add, "7", *CRON).sentence()
+    assert "did you mean 'nightly'?" in sqlq_("schedule", "pause", "nightli").sentence()
+    backfill = ("schedule", "backfill", "nightly", "--from", "2026-01-01T00:00:00Z", "--to")
+    assert "is not after --from" in sqlq_(*backfill, "2025-01-01T00:00:00Z").misuse()
+    assert "has no moment from" in sqlq_.ok(*backfill, "2026-01-01T00:01:00Z")
+    assert "backfill it in parts" in sqlq_(*backfill, "2126-01-01T00:00:00Z").sentence()
+    assert "no code declares it" in sqlq_("schedule", "reset", "nightly").sentence()
+
+
+def test_what_fails_is_shown_by_the_list_and_the_doctor(
+    sqlq_: Command, app: sqlq.App, engine: Engine
+) -> None:
+    task = app.task(name="shop.send")(lambda: None)
+    app.schedules.add("broken", task.new(), every="1h")
+    app.schedules.add("unknown", task.new(), every="1h")
+    assert "none is late, and none fails" in sqlq_("doctor").out
+    job = app.schedules.run("unknown")
+    since = "UPDATE jobs SET unknown_since = created_at"
+    with engine.begin() as conn:
+        conn.execute(text(since))
+    said = sqlq_("doctor").out
+    assert f"no worker that met its last job, {job.id}, knows the task shop.send" in said
+    with engine.begin() as conn:
+        conn.execute(
+            text("UPDATE sqlq_schedules SET error = 'it broke', error_at = created_at WHERE name = 'broken'")
+        )
+        conn.execute(text("UPDATE sqlq_schedules SET next_at = created_at WHERE name = 'unknown'"))
+        columns = (
+            "id, queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases"
+        )
+        conn.execute(
+            text(
+                f"INSERT INTO failed_jobs ({columns}, created_at, schedule, reason) "
+                f"SELECT {columns}, created_at, schedule, 'unknown_task' FROM jobs WHERE id = :id"
+            ),
+            {"id": job.id},
+        )
+        conn.execute(text("DELETE FROM jobs"))
+        hour = "interval '1 hour'" if engine.dialect.name == "postgresql" else "3600000"
+        conn.execute(text(f"UPDATE sqlq_schedules SET next_at = next_at - {hour} WHERE name = 'unknown'"))
+    said = sqlq_("doctor").out
+    assert "the schedule broken cannot be ticked: it broke" in said
+    assert (
+        f"the schedule unknown cannot be ticked: its last job, {job.id}, failed: unknown_task (shop.send)"
+        in said
+    )
+    assert "1 schedule is due for more than 60 s" in said
+    listed = sqlq_.ok("schedule", "list")
+    assert "failing" in listed
+    assert "error: it broke" in listed
+    assert f"{job.id} failed: unknown_task" in listed

@@ -1,0 +1,412 @@
+"""`sqlq work --metrics-port` and `sqlq metrics`, scraped as Prometheus does; and whether what rests on their
+names, dashboard, alerts and guide, names what they show."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.metrics import DatabaseCollector, names
+from sqlq.metrics import __dir__ as names_of_the_room
+from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
+from sqlq.metrics.serve import serve
+from sqlq.metrics.serve import text as shown
+from sqlq.store.vitals import Vitals
+from tests.faces.command import Command
+from tests.servers import OwnPostgreSQL
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "examples" / "monitoring"
+METRICS = {metric.name: metric for metric in (*OF_WORKERS, *OF_THE_DATABASE)}
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(url: str) -> Samples:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return parsed(answer.read().decode())
+
+
+def parsed(said: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(said)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, /, **labels: str) -> float:
+    """The sum over all samples of this name that have these labels."""
+    wanted = set(labels.items())
+    return sum(number for (named, has), number in found.items() if named == name and wanted <= has)
+
+
+def seen(url: str, number: float, name: str, **labels: str) -> Samples:
+    """Scrape until this number is shown, and return all that is."""
+    last: list[Samples] = []
+
+    def look() -> bool:
+        last[:] = [scrape(url)]
+        return value(last[0], name, **labels) == number
+
+    wait_until(look, what=f"{name} {labels} of {number:g}")
+    return last[0]
+
+
+def shown_as(metric: Described) -> set[str]:
+    """The names of a metric's samples."""
+    if metric.kind == "counter":
+        return {f"{metric.name}_total"}
+    if metric.kind == "histogram":
+        return {f"{metric.name}_{part}" for part in ("bucket", "count", "sum")}
+    return {metric.name}
+
+
+def url_in(said: str) -> str:
+    found = re.search(r"http://0\.0\.0\.0:(\d+)/metrics", said)
+    return f"http://127.0.0.1:{found[1]}/metrics" if found else ""
+
+
+@contextmanager
+def scraped(run: Command, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`sqlq work` with an endpoint, at the URL that it says."""
+    with run.working("--metrics-port", "0", *options) as process:
+        url = wait_until(lambda: url_in(run.log()), what="the URL of the endpoint")
+        yield url, process
+
+
+def enqueue(app: sqlq.App, task: str, n: int = 1, *args: object, attempts: int = 2) -> list[int]:
+    new = app.named(task).new(*args).set(queue="mail", max_attempts=attempts)
+    return [job.id for job in app.enqueue_many([new] * n)]
+
+
+def ended(app: sqlq.App) -> dict[str, int]:
+    with app.database.read() as conn:
+        schema = app.database.schema
+        finished, failed = (
+            conn.execute(text(f"SELECT count(*) FROM {'' if schema is None else schema + '.'}{table}"))
+            for table in ("finished_jobs", "failed_jobs")
+        )
+        return {"finished": finished.scalar_one(), "failed": failed.scalar_one()}
+
+
+# -- sqlq work -----------------------------------------------------------------------------------------------
+
+
+def test_the_endpoint_of_work_counts_what_the_database_says(sqlq_: Command, app: sqlq.App) -> None:
+    enqueue(app, "shop.send", 200, 7)
+    enqueue(app, "shop.fail", 3, "lift it")
+    with scraped(sqlq_, "-p", "2") as (url, process):
+        wait_until(lambda: ended(app) == {"finished": 200, "failed": 3}, what="all jobs to end")
+        seen(url, 3, "sqlq_attempts_total", outcome="failed")
+        seen(url, 2, "sqlq_processes")
+        found = seen(url, 200, "sqlq_attempts_total", outcome="finished")
+        send = {"task": "shop.send", "queue": "mail"}
+        assert value(found, "sqlq_attempts_total", **send) == 200
+        assert value(found, "sqlq_attempts_total", outcome="retried") == 3
+        assert value(found, "sqlq_failed_total", task="shop.fail", reason="error") == 3
+        assert value(found, "sqlq_run_seconds_count", outcome="finished", **send) == 200
+        assert value(found, "sqlq_wait_seconds_count", **send) == 200
+        assert value(found, "sqlq_settle_seconds_count", queue="mail") == 206
+        assert value(found, "sqlq_claimed_total", queue="mail") == 206
+        assert value(found, "sqlq_claim_seconds_count", found="jobs") >= 1
+        assert value(found, "sqlq_slots") == 20
+        assert value(found, "sqlq_processes_lost_total") == 0
+        assert {name for name, _ in found} == {name for metric in OF_WORKERS for name in shown_as(metric)}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+DEADLY = """
+import os, signal
+
+@app.task(queue="mail", max_attempts=1)
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_process_that_dies_loses_and_doubles_nothing(sqlq_: Command, app: sqlq.App) -> None:
+    with (sqlq_.directory / "shop.py").open("a") as shop:
+        shop.write(DEADLY)
+    enqueue(app, "shop.send", 50, 7)
+    with scraped(sqlq_) as (url, _):
+        seen(url, 50, "sqlq_attempts_total", outcome="finished")
+        enqueue(app, "shop.die", attempts=1)
+        wait_until(lambda: ended(app)["failed"] == 1, what="the death")
+        enqueue(app, "shop.send", 50, 7)
+        wait_until(lambda: ended(app)["finished"] == 100, what="the other 50")
+        seen(url, 1, "sqlq_processes_lost_total")
+        found = seen(url, 100, "sqlq_attempts_total", outcome="finished")
+        assert value(found, "sqlq_attempts_total", task="shop.die", outcome="failed") == 1
+        assert value(found, "sqlq_failed_total", task="shop.die", reason="worker_lost") == 1
+
+
+def test_under_a_storm_of_kills_nothing_is_counted_twice(sqlq_: Command, app: sqlq.App) -> None:
+    """What a killed process had not told yet is not counted at all: less than it had in its slots and in its
+    last batch."""
+    number, kills = 400, 3
+    with (sqlq_.directory / "shop.py").open("a") as shop:
+        shop.write("@app.task(queue='mail', max_attempts=9)\ndef nap() -> None:\n    time.sleep(0.005)\n")
+    enqueue(app, "shop.nap", number, attempts=9)
+    with scraped(sqlq_, "-c", "4") as (url, process):
+        for kill in range(1, kills + 1):
+            before = ended(app)["finished"]
+            wait_until(lambda: ended(app)["finished"] > before + 10, what="some to finish")  # noqa: B023
+            psutil.Process(process.pid).children()[0].kill()
+            seen(url, kill, "sqlq_processes_lost_total")
+        wait_until(lambda: ended(app)["finished"] == number, what="all to finish")
+        found = seen(url, 0, "sqlq_slots_busy")
+        counted = value(found, "sqlq_attempts_total", outcome="finished")
+        assert number - kills * 100 <= counted <= number
+        rescued = value(found, "sqlq_attempts_total", outcome="rescued")
+        again = sum(job.attempts - 1 for job in app.list(state="finished", limit=number))
+        assert rescued == again > 0, "each attempt that was lost, once"
+        assert value(found, "sqlq_run_seconds_count", outcome="finished") == counted
+
+
+@on_sqlite
+def test_slots_that_are_busy_and_what_was_given_back(sqlq_: Command, app: sqlq.App) -> None:
+    enqueue(app, "wait", 1, "one")
+    with scraped(sqlq_, "-c", "3", "--grace", "0s") as (url, process):
+        sqlq_.wait_for("one.started")
+        seen(url, 1, "sqlq_slots_busy")
+        sqlq_.touch("one.go")
+        seen(url, 0, "sqlq_slots_busy")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@on_sqlite
+def test_a_port_in_use_is_one_sentence(sqlq_: Command) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for command in (("work", "--metrics-port"), ("metrics", "--port")):
+            said = sqlq_.shop(*command, port)
+            assert said.code == 1
+            named = f"sqlq: {command[1]} {port}: "
+            assert said.err == f"{named}another process listens there already; name a port that is free\n"
+
+
+@on_sqlite
+def test_an_address_that_is_none_of_this_machine_is_one_sentence(sqlq_: Command) -> None:
+    said = sqlq_.shop("metrics", "--port", "0", "--host", "192.0.2.1").sentence()
+    assert said.startswith("nothing can listen on host 192.0.2.1, port 0: ")
+    assert "99999 is not in the range" in sqlq_.shop("work", "--metrics-port", "99999").misuse()
+
+
+@on_sqlite
+def test_without_prometheus_client_the_sentence_names_the_extra(sqlq_: Command) -> None:
+    (sqlq_.directory / "prometheus_client.py").write_text("raise ImportError('not here')")
+    path = {"PYTHONPATH": f"{sqlq_.directory}:{ROOT}"}
+    for command in (("work", "--metrics-port", "0"), ("metrics",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "sqlq", "--app", "shop:app", *command],
+            cwd=sqlq_.directory,
+            env={**sqlq_.environment, **path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "needs prometheus_client: pip install 'sqlq[metrics]'" in done.stderr
+
+
+@on_sqlite
+def test_prometheus_client_is_imported_by_who_shows_metrics_alone(sqlq_: Command, app: sqlq.App) -> None:
+    with (sqlq_.directory / "shop.py").open("a") as shop:
+        shop.write(
+            "import sys\n@app.task(queue='mail')\ndef imported() -> list[str]:\n"
+            "    return sorted({name.split('.')[0] for name in sys.modules})\n"
+        )
+    for options in ((), ("--metrics-port", "0")):
+        (id,) = enqueue(app, "shop.imported")
+        sqlq_.work(*options)
+        assert not {"prometheus_client", "opentelemetry", "sentry_sdk"} & set(app.get(id).result)
+
+
+# -- sqlq metrics --------------------------------------------------------------------------------------------
+
+
+def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> None:
+    ids = enqueue(app, "shop.send", 4, 7)
+    app.enqueue(app.named("shop.send").new(7).set(queue="mail", delay="1h"))
+    app.enqueue(app.named("shop.send").new(7).set(queue="news"))
+    app.pause("news")
+    once = parsed(sqlq_.ok("metrics"))
+    assert value(once, "sqlq_jobs", queue="mail", state="available") == len(ids)
+    assert value(once, "sqlq_jobs", queue="mail", state="scheduled") == 1
+    assert value(once, "sqlq_jobs_capped") == 0
+    assert value(once, "sqlq_queue_paused", queue="news") == 1
+    assert value(once, "sqlq_queue_paused", queue="mail") == 0
+    assert value(once, "sqlq_queue_served") == 0
+    assert value(once, "sqlq_workers") == 0
+    enqueue(app, "shop.fail", 1, "lift it", attempts=1)
+    with (
+        sqlq_.working(),
+        (sqlq_.directory / "metrics.out").open("w") as out,
+        subprocess.Popen(
+            [sys.executable, "-m", "sqlq", "metrics", "--port", "0"],
+            cwd=sqlq_.directory,
+            env={**sqlq_.environment, "PYTHONUNBUFFERED": "1"},
+            stdout=out,
+        ) as process,
+    ):
+        url = wait_until(lambda: url_in((sqlq_.directory / "metrics.out").read_text()), what="the URL")
+        seen(url, 1, "sqlq_failed_jobs", reason="error")
+        found = seen(url, 1, "sqlq_workers", state="alive")
+        assert value(found, "sqlq_database_up") == 1
+        assert value(found, "sqlq_worker_slots") == 10
+        assert value(found, "sqlq_queue_served", queue="mail") == 1
+        assert value(found, "sqlq_jobs", queue="mail", state="failed") == 1
+        assert value(found, "sqlq_oldest_wait_seconds", queue="news") > 0
+        expected = {name for metric in OF_THE_DATABASE for name in shown_as(metric)}
+        absent = {
+            "sqlite": {"sqlq_table_rows", "sqlq_oldest_transaction_seconds"},
+            "postgresql": {"sqlq_wal_bytes"},
+        }[app.database.engine.dialect.name]
+        assert {name for name, _ in found} == expected - absent
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> None:
+    def ask() -> Samples:
+        return parsed(shown(DatabaseCollector(app.admin)))
+
+    assert ("sqlq_table_rows", frozenset({("kind", "dead")})) in ask()
+    with engine.connect() as conn:
+        conn.execute(text("SELECT pg_current_xact_id()"))
+        wait_until(lambda: value(ask(), "sqlq_oldest_transaction_seconds") > 0.1, what="the old transaction")
+
+
+def test_scrapes_at_once_ask_the_database_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Vitals] = []
+    vitals = app.admin.vitals
+
+    def ask() -> Vitals:
+        asked.append(vitals())
+        return asked[-1]
+
+    monkeypatch.setattr(app.admin, "vitals", ask)
+    monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 60.0)
+    url = serve(DatabaseCollector(app.admin), 0, "127.0.0.1", "--port")
+    first, second = scrape(url), scrape(url)
+    assert first == second
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_while_the_database_is_away_one_number_says_so(
+    restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 0.0)
+    url = serve(DatabaseCollector(app.admin), 0, "127.0.0.1", "--port")
+    assert value(scrape(url), "sqlq_database_up") == 1
+    restartable_postgresql.stop()
+    try:
+        found = scrape(url)
+    finally:
+        restartable_postgresql.start()
+    assert value(found, "sqlq_database_up") == 0
+    assert {name for name, _ in found} == {"sqlq_database_up", "sqlq_version_info"}
+    seen(url, 1, "sqlq_database_up")
+
+
+def test_a_database_without_tables_is_one_sentence(bare: Command) -> None:
+    said = bare("metrics", "-d", f"sqlite:///{bare.directory}/none.db").sentence()
+    assert "sqlq" in said
+    assert "migrate" in said
+
+
+def test_an_endpoint_of_ones_own_can_show_the_database(app: sqlq.App) -> None:
+    assert "DatabaseCollector" in names_of_the_room()
+    registry = CollectorRegistry()
+    registry.register(DatabaseCollector(app.admin))
+    assert registry.get_sample_value("sqlq_database_up") == 1.0
+
+
+@on_sqlite
+def test_a_name_that_is_no_utf_8_stops_no_scrape(app: sqlq.App) -> None:
+    with app.database.begin() as conn:
+        conn.exec_driver_sql("INSERT INTO jobs (queue, task, payload) VALUES ('ma\nil\"\\', 't', '{}')")
+    registry = CollectorRegistry()
+    registry.register(DatabaseCollector(app.admin))
+    labels = {"queue": 'ma\nil"\\', "state": "available"}
+    assert registry.get_sample_value("sqlq_jobs", labels) == 1.0
+
+
+# -- what rests on the names ---------------------------------------------------------------------------------
+
+
+def named_in(expression: str) -> set[str]:
+    return set(re.findall(r"\bsqlq_[a-z_]+\b", expression))
+
+
+def expressions() -> dict[str, str]:
+    """Every expression of the dashboard and of the alerts, by where it stands."""
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    }
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            found[variable["name"]] = variable["query"]["query"]
+    alerts = (MONITORING / "alerts.yml").read_text()
+    for alert, body in re.findall(r"- alert: (\w+)\n(.*?)(?=\n\n|\Z)", alerts, re.DOTALL):
+        (expression,) = re.findall(r"expr: (?:>-\n)?(.*?)\n +(?:for|labels):", body, re.DOTALL)
+        found[alert] = expression
+    return found
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions().items())
+def test_dashboard_and_alerts_name_what_is_shown(where: str, expression: str) -> None:
+    known = {name: metric for metric in METRICS.values() for name in shown_as(metric)}
+    assert named_in(expression), "an expression of no metric of sqlq's"
+    for name in named_in(expression):
+        assert name in known
+    for name, selector in re.findall(r"\b(sqlq_[a-z_]+)\{([^}]*)\}", expression):
+        labels = set(re.findall(r"(\w+)(?:=|!)", selector))
+        assert labels <= {*known[name].labels, "le"}, f"{where}: {labels}"
+    if grouped := re.search(r"by \(([\w, ]+)\)", expression):
+        has = {label for name in named_in(expression) for label in known[name].labels}
+        assert set(grouped[1].split(", ")) <= {*has, "le", "instance"}
+
+
+def test_alerts_and_panels_are_there() -> None:
+    found = expressions()
+    assert len([where for where in found if where.startswith("Sqlq")]) >= 10
+    assert len(found) >= 28
+
+
+def test_the_guide_describes_every_metric_and_no_other() -> None:
+    page = (ROOT / "docs" / "guide" / "metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `(sqlq_[a-z_]+)` \|([^|]*)\|", page, re.MULTILINE))
+    described = {
+        f"{metric.name}_total" if metric.kind == "counter" else metric.name: metric
+        for metric in METRICS.values()
+    }
+    assert rows.keys() == described.keys()
+    for name, metric in described.items():
+        assert tuple(re.findall(r"\w+", rows[name])) == metric.labels, name
+    assert names.VERSION.name in rows

@@ -1,0 +1,288 @@
+"""Traces through the queue, with OpenTelemetry's own SDK: what spans there are, whose they are, and what the
+log says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq import otel
+from sqlq.errors import ConfigurationError
+from sqlq.testing import drain, inline
+from tests.faces.command import Command
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Traced:
+    """An App that is traced into memory."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("shop")
+        otel.instrument(app, tracer_provider=self.provider)
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        found: Sequence[ReadableSpan] = self.exporter.get_finished_spans()
+        return [span for span in found if span.name == name]
+
+    def span(self, name: str) -> ReadableSpan:
+        (found,) = self.spans(name)
+        return found
+
+
+@pytest.fixture
+def traced(app: sqlq.App) -> Traced:
+    return Traced(app)
+
+
+def id_of(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
+
+
+def trace_of(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.trace_id
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_trace_goes_from_the_request_through_the_queue_into_the_handler(traced: Traced, kind: str) -> None:
+    def plain() -> None:
+        with traced.tracer.start_as_current_span("in the handler"):
+            pass
+
+    async def asynchronous() -> None:
+        await asyncio.sleep(0)
+        plain()
+
+    task = traced.app.task(name="send", queue="mail")(asynchronous if kind == "async def" else plain)
+    with traced.tracer.start_as_current_span("request"):
+        job = traced.app.enqueue(task.new())
+    drain(traced.app)
+    request, create, process, inner = map(
+        traced.span, ["request", "create mail", "process mail", "in the handler"]
+    )
+    assert len({trace_of(span) for span in (request, create, process, inner)}) == 1
+    assert parent_of(create) == id_of(request)
+    assert parent_of(process) == id_of(create)
+    assert parent_of(inner) == id_of(process)
+    assert create.kind is SpanKind.PRODUCER
+    assert process.kind is SpanKind.CONSUMER
+    assert [link.context.span_id for link in process.links] == [id_of(create)]
+    assert dict(create.attributes or {}) == {
+        "messaging.system": "sqlq",
+        "messaging.destination.name": "mail",
+        "messaging.operation.name": "create",
+        "messaging.operation.type": "create",
+        "sqlq.task": "send",
+    }
+    assert dict(process.attributes or {}) == {
+        "messaging.system": "sqlq",
+        "messaging.destination.name": "mail",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": str(job.id),
+        "sqlq.task": "send",
+        "sqlq.attempt": 1,
+        "sqlq.max_attempts": 5,
+    }
+    assert process.status.status_code is StatusCode.UNSET
+
+
+def test_many_jobs_have_a_span_each(traced: Traced, engine: Engine) -> None:
+    task = traced.app.task(name="t")(lambda: None)
+    with Session(engine) as session, session.begin():
+        traced.app.enqueue_many([task.new() for _ in range(3)], session=session)
+    drain(traced.app)
+    creates = {id_of(span) for span in traced.spans("create default")}
+    assert len(creates) == 3
+    assert {parent_of(span) for span in traced.spans("process default")} == creates
+
+
+@pytest.mark.parametrize("kind", ["traceparent", "none", "broken"])
+def test_a_row_that_sql_has_inserted(traced: Traced, kind: str) -> None:
+    traced.app.task(name="t")(lambda: None)
+    headers = {
+        "traceparent": json.dumps({"traceparent": PARENT, "tenant": 7}),
+        "none": None,
+        "broken": json.dumps({"traceparent": "00-nothing"}),
+    }
+    with traced.app.database.begin() as conn:
+        said = "NULL" if headers[kind] is None else f"'{headers[kind]}'"
+        conn.exec_driver_sql(f"INSERT INTO jobs (queue, task, headers) VALUES ('default', 't', {said})")
+    assert drain(traced.app).completed == 1
+    span = traced.span("process default")
+    if kind == "traceparent":
+        assert f"{trace_of(span):032x}" == PARENT.split("-")[1]
+        assert f"{parent_of(span):016x}" == PARENT.split("-")[2]
+        assert [f"{link.context.span_id:016x}" for link in span.links] == [PARENT.split("-")[2]]
+    else:
+        assert span.parent is None
+        assert not span.links
+
+
+def test_a_context_that_the_caller_has_set_is_kept(traced: Traced) -> None:
+    task = traced.app.task(name="t")(lambda: None)
+    traced.app.enqueue(task.new().set(headers={"traceparent": PARENT}))
+    drain(traced.app)
+    assert not traced.spans("create default")
+    assert f"{parent_of(traced.span('process default')):016x}" == PARENT.split("-")[2]
+
+
+def test_a_retry_is_in_the_trace_and_links_to_the_attempt_before(traced: Traced) -> None:
+    @traced.app.task(name="t", max_attempts=3, backoff="0s")
+    def fail() -> None:
+        raise ValueError("no")
+
+    traced.app.enqueue(fail.new())
+    traced.app.worker(drain=True).run()
+    create = traced.span("create default")
+    attempts = traced.spans("process default")
+    assert [(span.attributes or {})["sqlq.attempt"] for span in attempts] == [1, 2, 3]
+    assert {parent_of(span) for span in attempts} == {id_of(create)}
+    links = [[link.context.span_id for link in span.links] for span in attempts]
+    first, second, _ = map(id_of, attempts)
+    assert links == [[id_of(create)], [id_of(create), first], [id_of(create), second]]
+    for span in attempts:
+        assert span.status.status_code is StatusCode.ERROR
+        assert (span.attributes or {})["error.type"] == "ValueError"
+        assert [event.name for event in span.events] == ["exception"]
+
+
+@pytest.mark.parametrize("signal", [sqlq.Snooze("1h"), sqlq.Cancel("no more"), sqlq.Retry("1h")])
+def test_what_a_handler_asks_for_is_no_error(traced: Traced, signal: Exception) -> None:
+    @traced.app.task(name="t")
+    def ask() -> None:
+        raise signal
+
+    traced.app.enqueue(ask.new())
+    traced.app.worker(drain=True).run()
+    span = traced.span("process default")
+    assert span.status.status_code is StatusCode.UNSET
+    assert (span.attributes or {})["sqlq.signal"] == type(signal).__name__
+
+
+def test_the_span_of_one_attempt_is_not_that_of_the_next_job(traced: Traced) -> None:
+    seen: list[Any] = []
+    task = traced.app.task(name="t")(lambda: None)
+    plain = traced.app.task(name="plain", around=None)(lambda: seen.append(trace.get_current_span()))
+    for job in (task.new(), plain.new()) * 3:
+        traced.app.enqueue(job)
+    traced.app.worker(drain=True, concurrency=1).run()
+    assert len(seen) == 3
+    assert not any(span.get_span_context().is_valid for span in seen)
+
+
+def test_inline_jobs_are_traced_too(traced: Traced) -> None:
+    task = traced.app.task(name="t")(lambda: None)
+    with inline(traced.app), traced.tracer.start_as_current_span("request"):
+        traced.app.enqueue(task.new())
+    assert parent_of(traced.span("process default")) == id_of(traced.span("create default"))
+
+
+def test_an_event_names_the_trace(traced: Traced) -> None:
+    heard: list[sqlq.JobEvent] = []
+    traced.app.on("finished")(heard.extend)
+    traced.app.enqueue(traced.app.task(name="t")(lambda: None).new())
+    traced.app.worker(drain=True).run()
+    (event,) = heard
+    span = traced.span("process default")
+    assert event.trace_id == f"{trace_of(span):032x}"
+    assert event.span_id == f"{id_of(span):016x}"
+
+
+def test_a_second_call_is_one_sentence(traced: Traced) -> None:
+    with pytest.raises(ConfigurationError, match="second time"):
+        otel.instrument(traced.app)
+
+
+def test_without_a_provider_nothing_is_written(app: sqlq.App) -> None:
+    otel.instrument(app)
+    task = app.task(name="t")(lambda: None)
+    job = app.enqueue(task.new())
+    assert drain(app).completed == 1
+    assert not app.get(job.id).headers
+
+
+TRACED_SHOP = """
+import logging
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+from sqlq import otel
+
+provider = TracerProvider()
+exporter = ConsoleSpanExporter(
+    out=open("spans", "a"),
+    formatter=lambda span: f"{span.context.trace_id:032x} {span.context.span_id:016x} {span.name}\\n",
+)
+provider.add_span_processor(BatchSpanProcessor(exporter))
+otel.instrument(app, tracer_provider=provider)
+
+@app.task(queue="mail")
+def log_a_line() -> None:
+    logging.getLogger("shop").warning("in the handler")
+
+@app.task(queue="mail", isolate=True)
+def log_alone() -> None:
+    logging.getLogger("shop").warning("in the handler")
+"""
+
+
+def test_lines_of_the_log_carry_the_trace(sqlq_: Command, app: sqlq.App) -> None:
+    """Also those of a job in a process of its own, whose spans are exported when it ends."""
+    with (sqlq_.directory / "shop.py").open("a") as shop:
+        shop.write(TRACED_SHOP)
+    ids = [
+        sqlq_.shop("enqueue", "--json", f"shop.{task}").json()["id"] for task in ("log_a_line", "log_alone")
+    ]
+    (sqlq_.directory / "spans").unlink()  # those of the commands
+    worked = sqlq_.work("--log-format", "json")
+    lines = [json.loads(line) for line in worked.err.splitlines()]
+    spans = {tuple(line.split(" ", 2)) for line in (sqlq_.directory / "spans").read_text().splitlines()}
+    for id in ids:
+        own = [line for line in lines if line.get("job_id") == id]
+        assert [line["message"] for line in own if line["logger"] == "shop"] == ["in the handler"]
+        assert [line["event"] for line in own if "event" in line] == ["finished"]
+        (named,) = {(line["trace_id"], line["span_id"]) for line in own}
+        assert (*named, "process mail") in spans
+        traceparent = str(app.get(id).headers["traceparent"])
+        assert traceparent.split("-")[1] == named[0]
+
+
+@pytest.mark.parametrize(("module", "missing"), [("otel", "opentelemetry"), ("sentry", "sentry_sdk")])
+def test_what_is_not_installed_is_one_sentence(bare: Command, module: str, missing: str) -> None:
+    (bare.directory / f"{missing}.py").write_text("raise ImportError('not here')")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sqlq.{module}"],
+        cwd=bare.directory,
+        env={**bare.environment, "PYTHONPATH": f"{bare.directory}:{bare.environment['PYTHONPATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"pip install 'sqlq[{module}]'" in done.stderr.splitlines()[-1]

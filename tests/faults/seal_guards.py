@@ -1,0 +1,38 @@
+"""The guards of sealed payloads, for `tests.faults.mutations`."""
+
+from __future__ import annotations
+
+SEAL, SEALED, FAULTS, ROTATION = (
+    "tests/unit/test_seal.py::",
+    "tests/worker/test_sealed.py::",
+    "tests/faults/test_sealed_jobs.py::",
+    "tests/conformance/test_rotation.py::",
+)
+
+# ruff: noqa: E501 - a guard is one line
+# fmt: off
+GUARDS: list[tuple[str, str | None, str, str]] = [
+    ("jobs-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-sign]"),
+    ("bound-to-task-and-queue", "str(task), str(queue)", "'', str(queue)", SEALED + "test_payloads_of_two_tasks_cannot_be_exchanged[sqlite-sign]"),
+    ("bound-to-task-and-queue", "str(task), str(queue)", "str(task), ''", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-encrypt-moved to another queue]"),
+    ("bound-to-task-and-queue", "kind, str(task)", "'', str(task)", SEAL + "test_a_seal_is_of_its_task_and_queue_alone[result-t-q-encrypt]"),
+    ("signatures-are-checked", "plain is not None and fits", "plain is not None", SEAL + "test_no_change_of_a_sealed_text_is_taken[sign]"),
+    ("plain-rows-are-refused", None, "if False:", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-sign-without its seal]"),
+    ("no-seal-without-a-key", None, "if False:", SEAL + "test_the_environment_says_it_where_the_app_does_not"),
+    ("a-bad-seal-fails", None, "done.ready.append(job)", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-sign-cut off]"),
+    ("sealed-is-not-bad-payload", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-sign]"),
+    ("sealed-without-a-key-fails", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-encrypt]"),
+    ("results-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-encrypt]"),
+    ("complete-seals", None, "done,", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
+    ("a-result-that-is-not-opened-is-none", None, "if False:", SEALED + "test_a_plain_result_is_none_where_plain_rows_are_refused[sqlite]"),
+    ("changed-arguments-are-sealed", None, "return payload", SEALED + "test_a_replay_is_opened_as_the_job_was[sqlite-sign]"),
+    ("results-of-steps-are-opened", None, "pass", SEALED + "test_a_step_whose_result_was_changed_is_not_followed[sqlite-sign]"),
+    ("growth-is-sealed", None, "pass", SEALED + "test_a_handler_sees_results_and_grows_its_flow[sqlite-sign]"),
+    ("follow-ups-are-sealed", None, "return new", SEALED + "test_follow_ups_are_sealed_whoever_writes_them[sqlite-sign]"),
+    ("the-supervisor-seals", None, "self._database.seal = None", FAULTS + "test_what_follows_a_job_whose_worker_died_is_sealed[sqlite]"),
+    ("schedules-are-sealed", None, "pass", SEALED + "test_schedules_are_sealed_when_they_are_stored[sqlite-sign]"),
+    ("a-sealed-schedule-stays", None, "if True:", SEALED + "test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs[sqlite-encrypt]"),
+    ("rotation-skips-the-locked", "skip_locked=True", "nowait=True", ROTATION + "test_a_row_that_is_locked_is_passed_over_and_said[postgresql]"),
+    ("rotation-leaves-what-does-not-open", None, "raise", ROTATION + "test_what_does_not_open_is_left_as_it_is_and_said[sqlite]"),
+]
+# fmt: on

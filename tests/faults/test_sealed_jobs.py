@@ -1,0 +1,116 @@
+"""Sealed jobs under real processes that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.rotation import Rotation
+from sqlq.seal import HEAD, new_key
+from tests.faults.processes import ROOT, worker_process
+from tests.waiting import wait_until
+
+SHOP = """
+import os
+import signal
+
+import sqlq
+from sqlalchemy import create_engine
+
+app = sqlq.App()
+
+
+@app.task
+def heard(ended: sqlq.Ended) -> str:
+    return ended.task
+
+
+@app.task(isolate=True)
+def apart(card: str) -> str:
+    with sqlq.current_job().completing(create_engine(app.database.engine.url), result=card):
+        return str(os.getpid())
+
+
+@app.task(max_attempts=1, on_failure=heard)
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_follows_a_job_whose_worker_died_is_sealed(
+    database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its supervisor, which imports no App."""
+    monkeypatch.setenv("SQLQ_KEYS", new_key())
+    (tmp_path / "sealed_shop.py").write_text(SHOP)
+    app = sqlq.App(database_url)
+    with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
+        app.enqueue(app.named("sealed_shop.dies").new())
+        ended = wait_until(
+            lambda: [job for job in app.list() if job.task == "sealed_shop.heard" and job.ended_at]
+        )
+    assert [(job.state, job.result) for job in ended] == [("finished", "sealed_shop.dies")]
+    with engine.connect() as conn:
+        assert str(conn.scalar(text("SELECT payload FROM finished_jobs"))).startswith(HEAD)
+    app.close()
+
+
+def test_an_isolated_job_is_opened_and_its_result_sealed(
+    database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its process has no connection of sqlq's to the queue."""
+    monkeypatch.setenv("SQLQ_KEYS", new_key())
+    monkeypatch.setenv("SQLQ_SEAL", "encrypt")
+    (tmp_path / "sealed_shop.py").write_text(SHOP)
+    app = sqlq.App(database_url)
+    job = app.enqueue(app.named("sealed_shop.apart").new("4111-1111"))
+    with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
+        wait_until(lambda: app.get(job.id).ended_at)
+    assert app.result(job) == "4111-1111"
+    with engine.connect() as conn:
+        stored = conn.execute(text("SELECT payload, result FROM finished_jobs")).one()
+    assert all(each.startswith(HEAD) and "4111" not in each for each in stored)
+    app.close()
+
+
+def test_a_rotation_that_is_killed_is_gone_on_with(database_url: str, engine: Engine, tmp_path: Path) -> None:
+    old, new = new_key(), new_key()
+    app = sqlq.App(database_url, keys=[old])
+    task = app.task(name="t")(lambda n: None)
+    number = 10_000
+    app.enqueue_many([task.new(n) for n in range(number)])
+    both = sqlq.App(database_url, keys=[new, old])
+    assert both.seal is not None
+
+    def sealed_anew() -> int:
+        with engine.connect() as conn:
+            query = text("SELECT count(*) FROM jobs WHERE substr(payload, 1, 22) = :begins")
+            return int(conn.scalar(query, {"begins": both.seal.begins}) or 0) if both.seal else 0
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sqlq", "-d", database_url, "keys", "rotate"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SQLQ_KEYS": f"{new} {old}"},
+        stdin=subprocess.DEVNULL,
+    )
+    wait_until(sealed_anew, what="the rotation")
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(10) == -signal.SIGKILL, "it had ended before it was killed"
+    done = sealed_anew()
+    assert 0 < done < number
+    assert done % 100 == 0, "a batch is one transaction"
+    checked = Rotation(both.database).check()
+    assert (checked.sealed["jobs.payload"], checked.bad) == (number, 0)
+    rotated = Rotation(both.database).rotate()
+    assert (rotated.sealed["jobs.payload"], rotated.left) == (number - done, 0)
+    alone = sqlq.App(database_url, keys=[new])
+    assert Rotation(alone.database).check().bad == 0
+    for each in (app, both, alone):
+        each.close()

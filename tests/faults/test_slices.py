@@ -1,0 +1,116 @@
+"""The coupons of the examples, their workers killed at random: each merchant gets one."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from tests.faults.processes import ROOT, WorkerProcess, worker_process
+from tests.faults.scorecard import record
+from tests.waiting import wait_until
+
+SLICE = 10
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Run a command of the example, as its README tells."""
+    done = subprocess.run(
+        [sys.executable, "coupons.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def kill_one(worker: WorkerProcess, chance: random.Random) -> None:
+    """Kill one of the processes that run handlers, or in which one may be about to."""
+    with suppress(psutil.NoSuchProcess):
+        found = [child.pid for child in psutil.Process(worker.process.pid).children(recursive=True)]
+        if found:
+            os.kill(chance.choice(found), signal.SIGKILL)
+
+
+def each_gets_one(
+    app: sqlq.App, engine: Engine, folder: Path, url: str, *, merchants: int, kills: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    shutil.copytree(ROOT / "examples" / "coupons", folder)
+    assert run(folder, "setup", str(merchants)) == f"{merchants:,} merchants"
+    id = int(run(folder, "give", "spring").removeprefix("job "))
+
+    def given() -> int:
+        cursor = app.get(id).cursor
+        return cursor[0] if cursor else 0
+
+    def has_come_on(before: int) -> bool:
+        return given() > before or app.get(id).state == "finished"
+
+    killed = 0
+    with worker_process(folder, "coupons:app", url, "--lease", "2s") as worker:
+        while killed < kills and app.get(id).state != "finished":
+            before = given()
+            wait_until(lambda: has_come_on(before), timeout=90, what="another slice")  # noqa: B023
+            kill_one(worker, chance)
+            killed += 1
+        worker.kill()  # the supervisor, too: the rest is for a rescue
+    with worker_process(folder, "coupons:app", url, "--lease", "2s"):
+        wait_until(lambda: app.get(id).state == "finished", timeout=180, what="the job done")
+    with engine.connect() as conn:
+        per_merchant = text(
+            "SELECT m.id, count(c.id) FROM merchants m LEFT JOIN coupons c ON c.merchant_id = m.id GROUP BY 1"
+        )
+        numbers = {row[0]: row[1] for row in conn.execute(per_merchant)}
+    lost = sum(number == 0 for number in numbers.values())
+    doubled = sum(number > 1 for number in numbers.values())
+    record(
+        "G14: slices of a job whose workers are killed",
+        cases=merchants,
+        kills=killed + 1,
+        slices_lost=lost,
+        slices_doubled=doubled,
+        seed=seed,
+    )
+    done = app.get(id)
+    assert (lost, doubled, len(numbers)) == (0, 0, merchants)
+    assert (done.result, done.cursor) == (merchants, [merchants, merchants])
+    assert done.attempts > 1, "killed too late for this to prove anything"
+    assert run(folder, "check") == f"{merchants:,} merchants have one coupon, 0 have none, 0 have several"
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
+    monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
+    monkeypatch.setenv("COUPONS_SLICE", str(SLICE))
+
+
+def test_each_merchant_gets_one_coupon_though_the_workers_are_killed(
+    app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str
+) -> None:
+    folder = tmp_path / "coupons"
+    each_gets_one(app, engine, folder, database_url, merchants=2_000, kills=2, seed=20_261_122)
+
+
+@pytest.mark.slow
+def test_each_of_many_merchants_gets_one_coupon_though_the_workers_are_killed(
+    app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str
+) -> None:
+    seed = int.from_bytes(os.urandom(4))
+    print(f"seed {seed}")
+    folder = tmp_path / "coupons"
+    each_gets_one(app, engine, folder, database_url, merchants=100_000, kills=30, seed=seed)

@@ -1,0 +1,24 @@
+"""Guards of what waits, as `tests.faults.mutations` takes them away: schedules, flows and limits, and what else may
+become of a job meanwhile."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BESIDE = "tests/worker/test_limits_and.py::"
+
+# ruff: noqa: E501 - a guard is one line
+# fmt: off
+WAITING: Final[list[tuple[str, str | None, str, str]]] = [
+    ("only-what-is-served-is-admitted-postgresql", "queue = ANY(CAST(%(served)s AS varchar[]))", "true", BESIDE + "test_jobs_of_a_queue_that_no_worker_serves_stay_in_line[postgresql-limit]"),
+    ("only-what-is-served-is-admitted-sqlite", "? IS NULL OR queue IN (SELECT value FROM json_each(?))", "? IS NULL OR ? IS NOT NULL", BESIDE + "test_jobs_of_a_queue_that_no_worker_serves_stay_in_line[sqlite-serial]"),
+    ("unserved-hold-no-slots", None, "if False:", BESIDE + "test_a_queue_that_is_served_no_more_gives_its_slots_back[sqlite]"),
+    ("a-rule-is-said-at-once", "Wake(job.limit_key, rule)", "Wake(job.limit_key, rule, job.delay_ms, job.available_at)", BESIDE + "test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says[sqlite]"),
+    ("a-schedule-knows-its-limit", None, "pass", BESIDE + "test_the_job_of_a_schedule_knows_the_limit_that_it_names[postgresql]"),
+    ("the-next-start-is-by-the-new-rate", "min(free_at, latest)", "row.next_free_at", BESIDE + "test_a_rate_that_is_raised_counts_from_the_last_start[sqlite]"),
+    ("the-next-start-is-by-the-new-rate", "min(free_at, latest)", "min(row.next_free_at, latest)", BESIDE + "test_a_rate_that_is_lowered_is_kept_at_once[postgresql]"),
+    ("one-wake-for-the-next-start", "bool(self.ids) or self.changed", "True", BESIDE + "test_looks_at_a_rate_that_is_used_up_leave_one_wake[sqlite]"),
+    ("the-slots-of-the-expired-are-looked-at", None, "pass", BESIDE + "test_a_job_that_was_not_started_in_time_lets_the_next_go_on[sqlite-admitted]"),
+    ("skipping-lets-a-line-go-on", None, "pass", BESIDE + "test_skipping_a_step_gives_its_slot_back[postgresql]"),
+    ("slots-are-counted-postgresql", "LIMIT coalesce(line.running, 0)", "LIMIT line.running", "tests/sql/test_admission_costs.py::test_an_admission_reads_no_more_beside_a_long_line[postgresql]"),
+]

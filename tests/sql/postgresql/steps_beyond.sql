@@ -1,0 +1,5 @@
+SELECT flow_id, id, blocked_by = 'flow' FROM public.jobs
+ WHERE flow_id IS NOT NULL AND (flow_id, id) > (CAST(%(flow)s AS bigint), CAST(%(id)s AS bigint))
+ ORDER BY flow_id, id
+ LIMIT %(most)s;
+

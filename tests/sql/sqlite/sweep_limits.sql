@@ -1,0 +1,26 @@
+WITH waiting_in_vain AS MATERIALIZED 
+(SELECT main.jobs.id AS id 
+FROM main.jobs 
+WHERE main.jobs.limit_key IS NOT NULL AND main.jobs.blocked_by IS NULL AND main.jobs.reserved_at IS NULL AND main.jobs.queue IN (SELECT main.sqlq_queues.queue 
+FROM main.sqlq_queues 
+WHERE main.sqlq_queues.paused_at IS NOT NULL) ORDER BY main.jobs.id
+ LIMIT ? OFFSET ?)
+ UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=main.jobs.available_at WHERE main.jobs.id IN (SELECT waiting_in_vain.id 
+FROM waiting_in_vain) RETURNING limit_key;
+
+SELECT DISTINCT main.sqlq_workers.queues 
+FROM main.sqlq_workers 
+WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
+
+WITH RECURSIVE keys("key") AS 
+(SELECT min(main.jobs.limit_key) AS "key" 
+FROM main.jobs 
+WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > ? UNION ALL SELECT (SELECT min(main.jobs.limit_key) AS min_1 
+FROM main.jobs 
+WHERE main.jobs.blocked_by = ? AND main.jobs.limit_key > keys."key") AS anon_1 
+FROM keys 
+WHERE keys."key" IS NOT NULL)
+ SELECT keys."key" 
+FROM keys
+ LIMIT ? OFFSET ?;
+

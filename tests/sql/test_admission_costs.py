@@ -1,0 +1,123 @@
+"""How an admission and its sweep run beside long lines: by indexes, in pages that do not grow with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlq
+from sqlq.job import Rule
+from sqlq.store import limits
+from sqlq.store.dialect import Line
+from sqlq.store.postgresql import PostgreSQL
+from tests.sql.test_statements import walk
+
+IN_LINE, ADMITTED = 100_000, 20_000
+PAGES = 400
+LINES = [
+    Line("full", 10, 1_000, in_order=False, holds=False),
+    Line("rated", None, 5, in_order=False, holds=False),
+    Line("serial", 1, 1_000, in_order=True, holds=True),
+]
+
+
+def crowd(engine: Engine, rows: int, admitted: int) -> None:
+    """Let a line be long, another hold many slots, a third wait in order; nobody analyses the table."""
+    postgresql = engine.dialect.name == "postgresql"
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+    far = "'9998-01-01 00:00+00'" if postgresql else "253339228800000"
+    now = "now()" if postgresql else "1"
+    columns = "task, limit_key, blocked_by, priority, available_at, due_at"
+    with engine.begin() as conn:
+        if postgresql:
+            conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)"))
+        for key, number in (("full", rows), ("serial", rows // 10), ("rated", rows // 10)):
+            waits = f"SELECT 't', '{key}', 'limit', i % 7, {far}, {now} FROM n"
+            conn.execute(text(f"INSERT INTO jobs ({columns}) {numbers} {waits}"), {"rows": number})
+        holds = f"SELECT 't', 'rated', NULL, 0, {now}, NULL FROM n"
+        conn.execute(text(f"INSERT INTO jobs ({columns}) {numbers} {holds}"), {"rows": admitted})
+
+
+def read(plan: dict[str, Any]) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_admission_reads_no_more_beside_a_long_line(app: sqlq.App, engine: Engine) -> None:
+    crowd(engine, IN_LINE, ADMITTED)
+    plans: list[dict[str, Any]] = []
+
+    class Explaining:
+        """A connection that asks for the plan of each statement, and runs it thereby."""
+
+        def __init__(self, conn: Any) -> None:
+            self._conn = conn
+
+        def get_execution_options(self) -> Any:
+            return self._conn.get_execution_options()
+
+        def exec_driver_sql(self, statement: str, given: Any) -> list[Any]:
+            run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
+            plans.append(self._conn.exec_driver_sql(run, given).scalar_one()[0]["Plan"])
+            return []
+
+    for served in (None, ["default"]):
+        with app.database.for_claims.begin() as conn:
+            list(PostgreSQL().pick(Explaining(conn), LINES, served))  # type: ignore[arg-type]  # executes alike
+    assert len(plans) == 4
+    for plan in plans:
+        scans = [node for node in walk(plan) if node["Node Type"] == "Seq Scan"]
+        on_jobs = [node for node in scans if node["Relation Name"] == "jobs"]
+        assert not on_jobs, json.dumps(on_jobs, indent=1)
+        assert read(plan) < PAGES, json.dumps(plan, indent=1)
+        of_jobs = [node for node in walk(plan) if node.get("Relation Name") == "jobs"]
+        assert max(node["Actual Rows"] for node in of_jobs) <= 10, json.dumps(of_jobs, indent=1)
+    assert [plan["Actual Rows"] for plan in plans] == [15, 1, 15, 1]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_sweep_steps_from_key_to_key_of_long_lines(app: sqlq.App, engine: Engine) -> None:
+    crowd(engine, IN_LINE, 10)
+    touched: list[int] = []
+
+    def look(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        if "RECURSIVE keys" in statement and not statement.startswith("EXPLAIN"):
+            run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
+            touched.append(read(conn.exec_driver_sql(run, given).scalar_one()[0]["Plan"]))
+
+    claims = app.database.for_claims
+    event.listen(claims.engine, "before_cursor_execute", look)
+    with claims.begin() as conn:
+        keys, _ = limits.sweep_on(conn, "", 500)
+    event.remove(claims.engine, "before_cursor_execute", look)
+    assert keys == ["full", "rated", "serial"]
+    assert len(touched) == 1
+    assert touched[0] < 60
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_sqlite_goes_by_indexes(app: sqlq.App, engine: Engine) -> None:
+    crowd(engine, 2_000, 100)
+    with app.database.begin() as conn:
+        conn.execute(limits._LOCK, {"keys": ["full"]})
+        limits._add(conn, app.database.dialect, {line.key: Rule(line.running) for line in LINES})
+    asked: list[tuple[str, Any]] = []
+
+    def note(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        asked.append((statement, given))
+
+    event.listen(app.database.engine, "before_cursor_execute", note)
+    with app.database.begin() as conn:
+        assert len(list(app.database.dialect.pick(conn, LINES, ["default"]))) == 16
+        limits.sweep_on(conn, "", 500)
+    event.remove(app.database.engine, "before_cursor_execute", note)
+    with engine.connect() as conn:
+        for statement, given in asked:
+            if "jobs" in statement:
+                plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, given)]
+                assert not [step for step in plan if step.startswith("SCAN jobs") and "INDEX" not in step], (
+                    plan
+                )

@@ -1,0 +1,146 @@
+"""What each database receives for an unblock and the sweeps, and how it runs them beside many that wait.
+
+`SQLQ_TEST_WRITE_GOLDEN=1` writes the golden files anew; read the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.job import Completed, NewJob, Settlement
+from sqlq.store import endings, jobs, unblock
+from sqlq.store.database import Database
+from sqlq.store.dialect import Ask, Dialect
+from tests.sql.test_statements import walk
+
+Call = Callable[[Dialect, Ask, str | None], Any]
+CALLS: dict[str, Call] = {
+    "unblock": lambda dialect, ask, schema: dialect.unblock(
+        ask, schema, [1, 2], are_steps=False, most=1_000, reason=unblock.REASON
+    ),
+    "unblock_steps": lambda dialect, ask, schema: dialect.unblock(
+        ask, schema, [3], are_steps=True, most=1_000, reason=unblock.REASON
+    ),
+    "waiting_for": lambda dialect, ask, schema: dialect.waiting_for(ask, schema, [1, 2]),
+    "waiting_for_recent": lambda dialect, ask, schema: dialect.waiting_for_recent(ask, schema, 21_000),
+    "steps_beyond": lambda dialect, ask, schema: dialect.steps_beyond(ask, schema, (0, 0), 1_000),
+}
+WAITING = 30_000
+
+
+def job(task: str = "t") -> NewJob:
+    return NewJob(task, "{}", "default", 5)
+
+
+def asked(database: Database, call: Call) -> list[tuple[str, Any]]:
+    """Return the statements that a call sends, with their parameters."""
+    got: list[tuple[str, Any]] = []
+
+    def work(ask: Ask) -> None:
+        def noting(statement: str, parameters: Any) -> Any:
+            got.append((statement, parameters))
+            return ask(statement, parameters)
+
+        call(database.dialect, noting, database.schema)
+
+    database.run_past_sqlalchemy(work)
+    return got
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_database_receives_the_golden_statement(app: sqlq.App, engine: Engine, name: str) -> None:
+    """Of two steps that wait one becomes free, and one is cancelled."""
+    flow = sqlq.Flow()
+    first, second = flow.add(job()), flow.add(job())
+    flow.add(job(), after=[first])
+    flow.add(job(), after=[second], when="failure")
+    app.enqueue(flow)
+    with app.database.begin() as conn:
+        held = jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)
+        done = [Settlement(each.id, each.lease_token, 1, Completed()) for each in held]
+        assert len(endings.settle(conn, done)) == 2
+    actual = "".join(f"{statement.strip()};\n\n" for statement, _ in asked(app.database, CALLS[name]))
+    golden = Path(__file__).parent / engine.dialect.name / f"{name}.sql"
+    if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
+        golden.write_text(actual)
+    assert actual == golden.read_text(), f"{golden.name} is not what the database receives"
+
+
+def crowd(engine: Engine) -> list[int]:
+    """Let many steps wait for one that has failed; return the ids of that and of one that others wait for."""
+    postgresql = engine.dialect.name == "postgresql"
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+    far = "'9998-01-01 00:00+00'" if postgresql else "253339228800000"
+    carried = (
+        "id, queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases, "
+        "created_at, flow_id"
+    )
+    now = "now()" if postgresql else "1"
+    ended = f"'default', 't', '{{}}', 0, 1, {now}, 1, 'finish', 0, {now}, 1"
+    with engine.begin() as conn:
+        if postgresql:
+            for table in ("jobs", "finished_jobs", "failed_jobs", "sqlq_edges"):
+                conn.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+        blocked = f"SELECT 1000 + i, 't', 1, 'flow', {far} FROM n"
+        conn.execute(
+            text(f"INSERT INTO jobs (id, task, flow_id, blocked_by, available_at) {numbers} {blocked}"),
+            {"rows": WAITING},
+        )
+        conn.execute(
+            text(
+                f"INSERT INTO sqlq_edges (job_id, depends_on) {numbers} SELECT 1000 + i, 1 FROM n WHERE i > 1"
+            ),
+            {"rows": WAITING},
+        )
+        conn.execute(text("INSERT INTO sqlq_edges (job_id, depends_on) VALUES (1001, 2)"))
+        conn.execute(text(f"INSERT INTO failed_jobs ({carried}, reason) SELECT 1, {ended}, 'error'"))
+        conn.execute(
+            text(
+                f"INSERT INTO finished_jobs ({carried}, outcome) {numbers} SELECT CASE i WHEN 1 THEN 2 ELSE "
+                f"-i END, {ended}, 'completed' FROM n"
+            ),
+            {"rows": WAITING},
+        )
+    return [1, 2]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_plan_made_on_empty_tables_goes_by_indexes_beside_many_that_wait(
+    app: sqlq.App, engine: Engine
+) -> None:
+    claims = app.database.for_claims
+    for _ in range(2):
+        assert not unblock.after(claims, [1])
+    crowd(engine)
+    with claims.connect() as conn, conn.begin() as transaction:
+        sql = "SELECT name FROM pg_prepared_statements WHERE statement LIKE '%verdict%'"
+        (name,) = conn.scalars(text(sql))
+        run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name} ('{{2}}', 1000, 'why')"
+        (plan,) = conn.exec_driver_sql(run).scalar_one()
+        transaction.rollback()
+    nodes = list(walk(plan["Plan"]))
+    scans = [node for node in nodes if node["Node Type"] == "Seq Scan"]
+    assert not scans, json.dumps(scans, indent=1)
+    touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+    assert touched < 120, f"{touched} pages\n{json.dumps(plan, indent=1)}"
+    assert unblock.after(claims, [2]).free == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", CALLS)
+def test_sqlite_goes_by_indexes(app: sqlq.App, engine: Engine, name: str) -> None:
+    crowd(engine)
+    with engine.connect() as conn:
+        for statement, parameters in asked(app.database, CALLS[name]):
+            plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
+            whole = [step for step in plan if step.startswith("SCAN") and "INDEX" not in step]
+            tables = ("ended", "step", "quiet", "each", "json_each", "CONSTANT", "given")
+            assert not [step for step in whole if step.split()[1] not in tables], "\n".join(plan)

@@ -1,0 +1,123 @@
+"""What a flow refuses where it is written, and what it is written as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq import flow as flows
+from sqlq.errors import ArgumentsError, EnqueueError
+from sqlq.flow import Edge
+
+app = sqlq.App("sqlite:///flows.db")
+
+
+@app.task(name="count")
+def count(n: int) -> int:
+    return n
+
+
+@app.task(name="say")
+def say(text: str) -> None: ...
+
+
+@app.task(name="total")
+def total(numbers: list[int], *, by: str = "") -> int:
+    return sum(numbers)
+
+
+untyped: Any = {"count": count, "say": say, "total": total}
+"""What type checkers would refuse, too."""
+
+
+def taking(step: Any) -> Any:
+    """A job that takes a step's result."""
+    return count.new(step.result)
+
+
+REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
+    (lambda f, s: f.add(count), "flow.add takes a job, a chain or a group, not the Task"),
+    (lambda f, s: f.add(sqlq.Flow("b")), "not the flow 'b': write flow.add"),
+    (lambda f, s: f.add(count.new(1), after=7), "after is the int 7: it is a list of steps"),
+    (lambda f, s: f.add(count.new(1), after=[7]), "after holds the int 7: it lists steps"),
+    (lambda f, s: f.add(count.new(1), after=[sqlq.Flow().add(count.new(1))]), "is a step of another flow"),
+    (lambda f, s: f.add(taking(sqlq.Flow().add(count.new(1)))), "is a step of another flow"),
+    (lambda f, s: f.add(count.new(1), after=[s], when="sucess"), "when is 'sucess': it is \"success\""),
+    (lambda f, s: f.add(count.new(1), after={s: "never"}), "when is 'never'"),
+    (lambda f, s: f.add(count.new(1).set(unique_key="k")), "has the unique key 'k': a step of a flow cannot"),
+    (lambda f, s: f.add(taking(s), after=[s], when="failure"), "and comes when that has failed: only a step"),
+    (lambda f, s: f.add(taking(s), after=[s], when="ended"), "and comes when that has ended in any way"),
+    (lambda f, s: f.add(total.new(sqlq.group(count.new(1)).results)), "a group that does not come before it"),
+    (lambda f, s: sqlq.chain(count.new(1), 7), "the int 7 is no part of a chain or group"),
+    (lambda f, s: sqlq.group([count.new(1)]), "the list .* is no part of a chain or group"),
+    (lambda f, s: sqlq.Flow(""), "the flow's name is ''"),
+    (lambda f, s: sqlq.Flow("b").plan(), "the flow 'b' has no steps"),
+    (
+        lambda f, s: app.enqueue(taking(s)),
+        "an argument of count is the result of step 1 .count., and the job",
+    ),
+    (lambda f, s: app.enqueue(sqlq.group()), "a flow has no steps"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "says"), REFUSED)
+def test_what_cannot_be_is_refused_in_a_sentence(wrong: Callable[[Any, Any], Any], says: str) -> None:
+    flow = sqlq.Flow("a")
+    with pytest.raises(EnqueueError, match=says):
+        wrong(flow, flow.add(count.new(1)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            lambda s: say.new(s.result),
+            "say: text is the result of count, which returns int, and it is annotated",
+        ),
+        (
+            lambda s: count.new(s.on_success(say.new("a")).result),
+            "n is the result of say, which returns NoneType",
+        ),
+        (lambda s: untyped["total"].new([1], by={"a": s.result}), "which is not JSON"),
+        (lambda s: total.new([1, s.result]), "which is not JSON"),
+        (lambda s: untyped["count"].new(s.result, 2), "too many positional arguments"),
+    ],
+)
+def test_a_result_of_another_type_is_refused(wrong: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(ArgumentsError, match=says):
+        wrong(sqlq.Flow().add(count.new(1)))
+
+
+def test_a_flow_is_written_as_jobs_and_edges() -> None:
+    flow = sqlq.Flow("a")
+    one, two = flow.add(count.new(1)), flow.add(count.new(2))
+    three = flow.add(total.new([two.result, one.result]), after={two: "success"})
+    flow.add(say.new("x"), after=[three, one], when="failure")
+    plan = flow.plan()
+    assert plan.edges == [
+        *(Edge(2, 1, "success", 0), Edge(2, 0, "success", 1)),
+        *(Edge(3, 2, "failure", 0), Edge(3, 0, "failure", 1)),
+    ]
+    assert json.loads(plan.jobs[2].payload) == {"args": [None], "results": [[0, [0, 1]]]}
+
+
+def test_a_flow_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "MOST_STEPS", 3)
+    with pytest.raises(EnqueueError, match="has 3 steps, which is the most"):
+        sqlq.Flow().add(count.map(range(4)))
+    monkeypatch.setattr(flows, "MOST_STEPS", 100)
+    monkeypatch.setattr(flows, "MOST_EDGES", 10)
+    with pytest.raises(EnqueueError, match="between two wide groups put one step"):
+        sqlq.Flow().add(sqlq.chain(count.map(range(4)), sqlq.group(*[say.new("a")] * 4)))
+
+
+def test_a_job_takes_the_results_of_so_many_steps_as_its_payload_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flows, "PAYLOAD_BYTES", 60)
+    with pytest.raises(EnqueueError, match="it takes the results of too many steps"):
+        sqlq.Flow().add(count.map(range(40)).then(total))

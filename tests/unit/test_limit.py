@@ -1,0 +1,162 @@
+"""Limits as they are declared: their keys, what they say, and what is refused."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.job import Rule
+from sqlq.limit import Limit, Serial, checked_rate, said
+
+
+@pytest.fixture
+def app() -> sqlq.App:
+    return sqlq.App("sqlite:///nowhere.db")
+
+
+def test_a_key_is_made_from_the_arguments_however_they_are_given(app: sqlq.App) -> None:
+    @app.task(name="bill", limit=Limit("{region}:{customer}", running=1))
+    def bill(customer: uuid.UUID, region: str = "eu") -> None: ...
+
+    id = uuid.UUID(int=7)
+    for job in (bill.new(id), bill.new(customer=id), bill.new(id, "eu"), bill.new(id, region="eu")):
+        assert job.limit_key == f"eu:{id}"
+    assert bill.new_from_json([str(id), "us"]).limit_key == f"us:{id}"
+
+
+def test_a_key_may_look_into_an_argument(app: sqlq.App) -> None:
+    @app.task(name="bill", limit=Limit("{order[customer]}", running=1))
+    def bill(order: dict[str, Any], **more: Any) -> None: ...
+
+    assert bill.new({"customer": 7}).limit_key == "7"
+    with pytest.raises(sqlq.ArgumentsError, match="the key of its limit cannot be made from"):
+        bill.new({})
+
+
+def test_a_key_may_be_a_function(app: sqlq.App) -> None:
+    @app.task(name="bill", limit=Limit(lambda customer, **_: f"c{customer % 10}", running=1))
+    def bill(customer: int, note: str = "") -> None: ...
+
+    assert bill.new(27, note="x").limit_key == "c7"
+
+
+def test_a_function_that_makes_no_key_is_said(app: sqlq.App) -> None:
+    def nothing(customer: int) -> str:
+        return None  # type: ignore[return-value]
+
+    @app.task(name="bill", limit=Limit(nothing, running=1))
+    def bill(customer: int) -> None: ...
+
+    with pytest.raises(sqlq.ArgumentsError, match="bill: the key of its limit is None"):
+        bill.new(7)
+
+
+def test_a_key_too_long_is_said(app: sqlq.App) -> None:
+    @app.task(name="bill", limit=Limit("c:{customer}", running=1))
+    def bill(customer: str) -> None: ...
+
+    with pytest.raises(sqlq.ArgumentsError, match="the key of its limit has 302 characters: at most 255"):
+        bill.new("x" * 300)
+
+
+def test_a_key_takes_no_result(app: sqlq.App) -> None:
+    @app.task(name="bill", limit=Limit("c:{customer}", running=1))
+    def bill(customer: int) -> int:
+        return customer
+
+    flow = sqlq.Flow()
+    first = flow.add(bill.new(1))
+    with pytest.raises(sqlq.ArgumentsError, match="result of step 1"):
+        bill.new(first.result)
+
+
+def test_braces_are_written_twice(app: sqlq.App) -> None:
+    @app.task(name="bill", limit=Limit("{{a}}", running=1))
+    def bill() -> None: ...
+
+    assert bill.new().limit_key == "{a}"
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        (
+            "c:{client}",
+            "bill: the key 'c:{client}' of its limit names 'client', and its parameters are customer",
+        ),
+        ("c:{}", "names '{}', and its parameters are customer"),
+        ("c:{0}", "names '0'"),
+        ("c:{customer:{width}}", "names 'width'"),
+    ],
+)
+def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
+    app: sqlq.App, key: str, sentence: str
+) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+
+        @app.task(name="bill", limit=Limit(key, running=1))
+        def bill(customer: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Limit("a"), "says nothing: give running=, rate= or both"),
+        (lambda: Limit("a", running=0), "running is 0: it must be a whole number from 1"),
+        (lambda: Limit("a", running=True), "running is True"),
+        (lambda: Limit("a", rate="often"), "rate is 'often': it is a number of starts and a period"),
+        (lambda: Limit("a", rate="0/1m"), "its number lies between 1"),
+        (lambda: Limit("a", rate="5/0s"), "its period is not zero"),
+        (lambda: Limit("a", rate="5/1y"), "the period of rate '5/1y' is '1y': give a timedelta or text"),
+        (lambda: Limit("a", rate=5), "rate is 5"),  # type: ignore[arg-type]
+        (lambda: Limit("", running=1), "the key of a limit is '': it must be text that is not blank"),
+        (lambda: Limit(7, running=1), "the key of a limit is 7"),  # type: ignore[arg-type]
+        (lambda: Limit("a{", running=1), "is no template"),
+        (lambda: Serial("a", on_failure="stop"), 'on_failure is \'stop\': it is "go on" or "hold"'),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, sentence: str) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+        make()
+
+
+def test_two_limits_of_one_key_that_differ_are_refused(app: sqlq.App) -> None:
+    first = app.limit("stripe", running=5)
+    assert app.limit("stripe", running=5) == first
+    with pytest.raises(sqlq.ConfigurationError, match="two limits of the key 'stripe' differ"):
+        app.limit("stripe", running=6)
+    with pytest.raises(sqlq.ConfigurationError, match="two limits of the key 'stripe' differ"):
+
+        @app.task(name="call", limit=Serial("stripe"))
+        def call() -> None: ...
+
+
+def test_a_name_that_nobody_has_declared_is_refused(app: sqlq.App) -> None:
+    app.limit("api", running=5)
+    with pytest.raises(sqlq.ConfigurationError, match=r"limit is 'aip'.*declared are api"):
+
+        @app.task(name="call", limit="aip")
+        def call() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("100/1m", (100, 60_000)),
+        ("3/s", (3, 1_000)),
+        ("1_000 / 2h30m", (1_000, 9_000_000)),
+        ("1/d", (1, 86_400_000)),
+    ],
+)
+def test_rates(text: str, rate: tuple[int, int]) -> None:
+    assert checked_rate(text) == rate
+
+
+def test_what_a_limit_says_in_words() -> None:
+    assert said(Rule(5, 100, 60_000)) == "5 running, 100/1m"
+    assert said(Serial("a", on_failure="hold").rule) == "in order, held by failures"
+    assert said(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
+    assert said(Rule()) == "no limit"

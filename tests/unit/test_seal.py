@@ -1,0 +1,284 @@
+"""Seals: what they are bound to, which keys are taken, and that nothing of a key is ever said."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.errors import ConfigurationError, SealError
+from sqlq.seal import HEAD, Seal, Unopened, looked_into, new_key, seal_of
+
+KEY = "wnIgP-EjW0kBhPaSnlOcSLPyLWxJupaY4uQcInb7QdY"  # names tests, so it is the same in all processes
+OTHER = new_key()
+PAYLOADS = [
+    "{}",
+    '{"args": [7]}',
+    '{"args": ["\\"seal\\": \\"x\\", ü}"], "kwargs": {"a": {}}}',
+    '{\n"args": []}',
+]
+BOTH = pytest.mark.parametrize("how", ["sign", "encrypt"])
+
+
+def seal(*keys: str, how: str = "sign", unsealed: Any = None) -> Seal:
+    found = seal_of(list(keys) or [KEY], how, unsealed)
+    assert found is not None
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("text", PAYLOADS)
+def test_what_is_sealed_is_opened(how: str, text: str) -> None:
+    sealed = seal(how=how).sealed("payload", "t", "q", text)
+    assert sealed.startswith(seal(how=how).begins or "?")
+    assert "seal" in json.loads(sealed)
+    assert seal(OTHER, KEY).opened("payload", "t", "q", sealed) == text
+
+
+@pytest.mark.parametrize("text", ["", "7", "{ }", "[1]", '{"args": 1} ', "{1}"])
+def test_what_sql_wrote_that_is_no_payload_is_not_signed(text: str) -> None:
+    with pytest.raises(SealError, match="no JSON object"):
+        seal().sealed("payload", "t", "q", text)
+
+
+@BOTH
+@pytest.mark.parametrize("text", ["7", "null", '"ü"', "[1, {}]", '{"args": 1}', '{"seal": "s1"}'])
+def test_results_are_any_json(how: str, text: str) -> None:
+    sealed = seal(how=how).sealed("result", "t", "q", text)
+    assert isinstance(json.loads(sealed), dict)
+    assert seal().opened("result", "t", "q", sealed) == text
+
+
+def test_what_is_signed_can_be_read_by_sql_and_what_is_encrypted_cannot() -> None:
+    signed = json.loads(seal().sealed("payload", "t", "q", '{"args": ["secret"]}'))
+    assert signed["args"] == ["secret"]
+    assert json.loads(seal().sealed("result", "t", "q", "[1]"))["result"] == [1]
+    texts = {seal(how="encrypt").sealed("payload", "t", "q", '{"args": ["secret"]}') for _ in range(100)}
+    assert len(texts) == 100, "no nonce comes twice"
+    assert not any("secret" in text for text in texts)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("kind", "task", "queue"), [("payload", "other", "q"), ("payload", "t", "other"), ("result", "t", "q")]
+)
+def test_a_seal_is_of_its_task_and_queue_alone(how: str, kind: Any, task: str, queue: str) -> None:
+    sealed = seal(how=how).sealed("payload", "t", "q", '{"args": [7]}')
+    with pytest.raises(SealError, match="does not fit: it was altered, or is of another task or queue"):
+        seal().opened(kind, task, queue, sealed)
+
+
+def test_names_cannot_be_cut_elsewhere() -> None:
+    sealed = seal().sealed("payload", 'a", "b', "c", "{}")
+    with pytest.raises(SealError):
+        seal().opened("payload", "a", 'b", "c', sealed)
+
+
+@BOTH
+def test_no_change_of_a_sealed_text_is_taken(how: str) -> None:
+    sealed = seal(how=how).sealed("payload", "t", "q", '{"args": [7]}')
+    changed = [sealed[:i] + chr(ord(c) ^ 1) + sealed[i + 1 :] for i, c in enumerate(sealed)]
+    changed += [sealed[:i] for i in range(len(sealed))] + [
+        sealed + " ",
+        sealed.replace(": ", ":"),
+        f" {sealed}",
+    ]
+    changed += [sealed[:-1] + ', "args": [8]}', sealed.replace("s1", "e1").replace("e1", "s1")]
+    taken = []
+    for text in changed:
+        if text == sealed:
+            continue
+        try:
+            taken.append(seal().opened("payload", "t", "q", text))
+        except SealError:
+            pass
+    assert taken == []
+
+
+@pytest.mark.parametrize(
+    "text", ["s1.{id}.\ud800{more}", "e1.{id}.\ud800", "e1.{id}.", "s1.{id}.", "e1.{id}.AAAA"]
+)
+def test_what_is_no_text_is_no_seal(text: str) -> None:
+    key = next(iter(seal().keys))
+    said = text.format(id=key, more="A" * 42)
+    for row in (f'{HEAD}{said}"}}', f'{HEAD}{said}", "args": ["\ud800"]}}'):
+        with pytest.raises(SealError):
+            seal().opened("payload", "t", "q", row)
+    with pytest.raises(SealError):
+        seal().opened("payload", "t", "q", 7)  # type: ignore[arg-type]
+    assert not seal().is_sealed_now(sqlq.App().named("t").new(), 7)
+
+
+def test_a_key_that_is_not_here_is_named_and_the_right_one_asked_for() -> None:
+    sealed = seal(OTHER).sealed("payload", "t", "q", "{}")
+    with pytest.raises(
+        SealError, match=r"its payload is sealed with key [0-9a-f]{8}, which this App does not"
+    ):
+        seal().opened("payload", "t", "q", sealed)
+
+
+def test_a_key_of_the_same_id_does_not_help() -> None:
+    mine, theirs = seal(), seal(OTHER)
+    sealed = theirs.sealed("payload", "t", "q", "{}")
+    mine.keys[next(iter(theirs.keys))] = next(iter(mine.keys.values()))
+    with pytest.raises(SealError, match="does not fit"):
+        mine.opened("payload", "t", "q", sealed)
+
+
+def test_plain_rows_are_refused_unless_they_are_let_in() -> None:
+    with pytest.raises(SealError, match="its payload is not sealed, and this App takes sealed rows only"):
+        seal().opened("payload", "t", "q", "{}")
+    assert seal(unsealed="take").opened("payload", "t", "q", "{}") == "{}"
+    by_queue = seal(unsealed=["q"])
+    assert by_queue.opened("payload", "t", "q", "{}") == "{}"
+    with pytest.raises(SealError):
+        by_queue.opened("payload", "t", "other", "{}")
+
+
+def test_the_first_key_seals_and_read_seals_nothing() -> None:
+    assert (seal(OTHER, KEY).begins or "") == f"{HEAD}s1.{next(iter(seal(OTHER).keys))}."
+    reading = seal(how="read")
+    assert reading.sealed("payload", "t", "q", "{}") == "{}"
+    assert reading.opened("payload", "t", "q", "{}") == "{}", "its own rows are plain"
+    assert reading.opened("payload", "t", "q", seal().sealed("payload", "t", "q", "{}")) == "{}"
+
+
+def test_what_is_not_opened_is_not_shown() -> None:
+    sealed = seal().sealed("payload", "t", "q", '{"args": ["secret"]}')
+    for found in (
+        looked_into(None, "payload", "t", "q", sealed),
+        looked_into(seal(OTHER), "payload", "t", "q", sealed),
+        looked_into(seal(), "payload", "t", "q", sealed[:-1]),
+        looked_into(seal(), "result", "t", "q", "7"),
+    ):
+        assert isinstance(found.text, Unopened)
+        assert "secret" not in json.dumps(found.text)
+    assert looked_into(seal(), "payload", "t", "q", sealed).text == '{"args": ["secret"]}'
+    assert looked_into(None, "payload", "t", "q", "{}") == ("{}", None)
+
+
+def test_another_language_signs_as_the_guide_says() -> None:
+    def mac(key: bytes, text: str) -> bytes:
+        return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+    raw = base64.urlsafe_b64decode(KEY + "=")
+    id = mac(raw, "sqlq seal 1: key id").hex()[:8]
+    context = json.dumps(["sqlq", "s1", id, "payload", "täsk", "q"])
+    payload = '{"args": ["ü"]}'
+    digest = mac(mac(raw, "sqlq seal 1: sign"), f"{context}\n{payload}")
+    signature = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    row = f'{{"seal": "s1.{id}.{signature}", {payload[1:]}'
+    assert seal().opened("payload", "täsk", "q", row) == payload
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ([b64(bytes(range(31)))], "keys[0] has 31 bytes: a key is 32 random bytes in base64"),
+        ([KEY, b64(bytes(range(33)))], "keys[1] has 33 bytes"),
+        (["not base64: $$$$"], "keys[0] is no base64"),
+        (["ключ"], "keys[0] is no base64"),
+        ([b64(bytes(32))], "keys[0] is not random"),
+        ([None], "keys[0] is of type NoneType: a key is text"),
+        ([KEY.encode()], "keys[0] is of type bytes"),
+        ([KEY, KEY], "twice"),
+        (KEY, "keys is no list"),
+        ("", "keys is no list"),
+        ({KEY: 1}, "keys is no list"),
+    ],
+)
+def test_what_is_no_key_is_refused_in_a_sentence_that_says_nothing_of_it(keys: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)) as caught:
+        sqlq.App(keys=keys)
+    said = str(caught.value)
+    assert "\n" not in said
+    for key in keys if isinstance(keys, list) else [keys]:
+        assert not isinstance(key, str) or not key or key not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seal": "sign"}, "seal is set, but there is no key"),
+        ({"keys": [], "unsealed": "refuse"}, "unsealed is set, but there is no key"),
+        ({"keys": [KEY], "seal": "rot13"}, 'seal is \'rot13\': it is "sign", "encrypt" or "read"'),
+        ({"keys": [KEY], "unsealed": "maybe"}, "unsealed is 'maybe'"),
+        ({"keys": [KEY], "unsealed": ["a,b"]}, "a comma separates queues"),
+        ({"keys": [KEY], "seal": "read", "unsealed": "refuse"}, "this App itself writes plain rows"),
+    ],
+)
+def test_what_an_app_says_wrongly_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        sqlq.App(**options)
+
+
+def test_the_environment_says_it_where_the_app_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sqlq.App().seal is None
+    monkeypatch.setenv("SQLQ_SEAL", "encrypt")
+    with pytest.raises(ConfigurationError, match="SQLQ_SEAL is set, but there is no key"):
+        sqlq.App()
+    monkeypatch.setenv("SQLQ_KEYS", f"{OTHER}, {KEY}")
+    found = sqlq.App().seal
+    assert found is not None
+    assert list(found.keys) == [*seal(OTHER).keys, *seal(KEY).keys]
+    assert found.how == "encrypt"
+    monkeypatch.setenv("SQLQ_KEYS", f"{OTHER} AAAA")
+    with pytest.raises(ConfigurationError, match=r"SQLQ_KEYS\[1\] has 3 bytes"):
+        sqlq.App()
+    given = sqlq.App(keys=[KEY], seal="sign", unsealed="take").seal
+    assert given is not None
+    assert (list(given.keys), given.how) == (list(seal().keys), "sign")
+
+
+def test_a_key_may_be_in_either_alphabet_with_or_without_its_end() -> None:
+    raw = bytes(range(224, 256))
+    forms = [b64(raw), b64(raw).rstrip("="), base64.urlsafe_b64encode(raw).decode(), f" {b64(raw)}\n"]
+    assert len({tuple(seal(form).keys) for form in forms}) == 1
+
+
+def test_keys_are_in_no_repr() -> None:
+    app = sqlq.App(keys=[KEY, OTHER], seal="encrypt")
+    assert app.seal is not None
+    for shown in (repr(app), repr(app.seal), str(app.seal.keys), repr(app.address), repr(app.database)):
+        assert KEY not in shown
+        assert OTHER not in shown
+    assert next(iter(app.seal.keys)) in repr(app.seal)
+
+
+def test_the_facts_of_a_seal_make_it_again() -> None:
+    first = seal(KEY, OTHER, how="encrypt", unsealed=["q"])
+    again = Seal.of_facts(json.loads(json.dumps(first.facts())))
+    assert again is not None
+    assert (list(again.keys), again.how, again.refuses_plain("q")) == (list(first.keys), "encrypt", False)
+    assert again.refuses_plain("other")
+    assert Seal.of_facts(None) is None
+
+
+def test_new_keys_are_fit_for_a_command_line() -> None:
+    keys = {new_key() for _ in range(500)}
+    assert len(keys) == 500
+    assert all(re.fullmatch(r"[A-Za-z0-9_][\w-]{42}", key) for key in keys)
+
+
+def test_without_the_library_nothing_is_encrypted_and_all_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = seal(how="encrypt").sealed("payload", "t", "q", "{}")
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'sqlq\[crypto\]'"):
+        seal(how="encrypt")
+    assert seal().opened("payload", "t", "q", seal().sealed("payload", "t", "q", "{}")) == "{}"
+    with pytest.raises(SealError, match="cryptography"):
+        seal().opened("payload", "t", "q", sealed)

@@ -1,0 +1,194 @@
+"""A worker that ends by itself, because of its memory or because nothing comes; and one in a thread of a
+program of its own: start, wait until it is ready, stop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.worker import bounds
+from sqlq.worker.bounds import checked_bytes, readable_bytes, resident_bytes
+from sqlq.worker.supervisor import Supervisor, SupervisorOptions
+from tests.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ("400MB", 400_000_000),
+        ("400M", 400_000_000),
+        ("400mb", 400_000_000),
+        (" 1.5 GB ", 1_500_000_000),
+        ("400MiB", 419_430_400),
+        ("2K", 2_000),
+        (7, 7),
+    ],
+)
+def test_sizes(given: str | int, number: int) -> None:
+    assert checked_bytes(given, "max_rss") == number
+
+
+@pytest.mark.parametrize("given", ["", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5])
+def test_what_is_no_size_is_one_sentence(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match='give a size such as "400MB"'):
+        checked_bytes(given, "max_rss")
+
+
+def test_a_size_as_people_read_it() -> None:
+    assert [readable_bytes(number) for number in (1, 412_300_000, 1_540_000_000)] == [
+        "1 MB",
+        "412 MB",
+        "1.5 GB",
+    ]
+    assert 1_000_000 < resident_bytes() < 1_000_000_000_000
+
+
+@on_sqlite
+def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sqlq.App) -> None:
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    with pytest.raises(ConfigurationError, match=r"max_rss is 1 MB: this process has \d+ MB before"):
+        app.worker(max_rss="1MB", drain=True).run()
+    assert app.get(job.id).attempts == 0
+    assert app.admin.workers(silent=True) == []
+
+
+@on_sqlite
+def test_a_worker_that_has_grown_ends_after_what_it_runs(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bounds, "MEASURE_SECONDS", 0.0)
+    size, go = [1_000], threading.Event()
+    monkeypatch.setattr(bounds, "resident_bytes", lambda: size[0])
+    told: list[Any] = []
+
+    @app.task(name="grows")
+    def grows() -> None:
+        size[0] = 3_000_000
+        wait_until(lambda: worker._retiring)
+        go.set()
+
+    job = app.enqueue(grows.new())
+    worker = app.worker(max_rss=2_000_000)
+    monkeypatch.setattr(worker._supervision, "leaving", lambda why, replace: told.append((why, replace)))
+    assert worker.run().completed == 1
+    assert go.is_set()
+    assert told == [("it has 3 MB in use, more than 2 MB", True)]
+    assert app.get(job.id).state == "finished"
+
+
+# -- nothing comes -------------------------------------------------------------------------------------------
+
+
+def test_a_worker_to_which_nothing_comes_ends(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    assert app.worker(max_idle="300ms").run().completed == 1
+
+
+@on_sqlite
+def test_a_paused_or_busy_worker_is_not_idle(app: sqlq.App) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    @app.task(name="long")
+    def long() -> None:
+        started.set()
+        go.wait(30)
+
+    app.enqueue(long.new())
+    worker = app.worker(max_idle="50ms").start()
+    assert started.wait(30)
+    begun = worker._bounds._worked_at
+    wait_until(lambda: worker._bounds._worked_at > begun + 0.2)
+    worker.pause()
+    go.set()
+    wait_until(lambda: not len(worker._leases))
+    begun = worker._bounds._worked_at
+    wait_until(lambda: worker._bounds._worked_at > begun + 0.2)
+    worker.resume()
+    assert worker.join("30s")
+
+
+def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
+    supervisor = Supervisor([], SupervisorOptions(2, 30_000, 0, max_idle_ms=1_000))
+    said: list[Any] = []
+    children: list[Any] = [
+        SimpleNamespace(idle_ms=0.0, link=SimpleNamespace(offer=lambda **message: said.append(message)))
+        for _ in range(2)
+    ]
+    supervisor._children = children
+    for child, idle_ms, stops in ((0, 5_000, False), (1, 10, False), (1, 1_000, True)):
+        report = {"tally": Counter(), "running": 0, "idle_ms": idle_ms}
+        supervisor._events = queue.SimpleQueue()
+        supervisor._events.put((children[child], {"report": report}))
+        supervisor._next_event()
+        assert (supervisor._stopping_since is not None) is stops
+    assert said == [{"stop": True}, {"stop": True}]
+    supervisor._keeper.close()
+
+
+# -- in a thread ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_works_while_a_block_runs(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    with app.worker() as worker:
+        assert [each.id for each in app.workers()] == [worker.id]
+        job = app.enqueue(task.new())
+        wait_until(lambda: app.get(job.id).state == "finished")
+    assert app.workers() == []
+
+
+@on_sqlite
+def test_a_worker_is_started_waited_for_and_stopped(app: sqlq.App) -> None:
+    entering, enter = threading.Event(), threading.Event()
+
+    @app.lifespan
+    def slow() -> Iterator[None]:
+        entering.set()
+        enter.wait(30)
+        yield
+
+    worker = app.worker()
+    with pytest.raises(ConfigurationError, match=r"not started: call start\(\)"):
+        worker.wait_until_ready()
+    assert worker.start() is worker
+    assert entering.wait(30)
+    with pytest.raises(TimeoutError, match="not ready within 10 ms"):
+        worker.wait_until_ready("10ms")
+    enter.set()
+    worker.wait_until_ready()
+    assert worker.join("1ms") is False
+    worker.stop()
+    assert worker.join("30s") is True
+    with pytest.raises(ConfigurationError, match="has been started before"):
+        worker.start()
+
+
+@on_sqlite
+def test_what_keeps_a_worker_from_its_start_is_raised(app: sqlq.App) -> None:
+    @app.lifespan
+    def fails() -> Iterator[None]:
+        raise ValueError("no model here")
+        yield
+
+    with pytest.raises(sqlq.SqlqError, match="no model here"), app.worker():
+        pytest.fail("it is not ready")
+
+
+@on_sqlite
+def test_what_a_block_raises_is_not_hidden(app: sqlq.App) -> None:
+    with pytest.raises(KeyError, match="mine"), app.worker() as worker:
+        raise KeyError("mine")
+    assert worker.join() is True

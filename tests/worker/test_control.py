@@ -1,0 +1,361 @@
+"""What operators ask of a worker that is at work, on every database: to pause, resume, stop, restart, and to
+look for jobs that are to be cancelled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+import sqlq
+from sqlq.doctor import Doctor
+from sqlq.errors import ConfigurationError
+from sqlq.store import cluster, control
+from sqlq.worker.control import Control
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+OBEYED_SECONDS = 2.0
+BUSY_MACHINE = 6.0
+"""How much longer a busy machine may take until it counts as a failure."""
+
+
+class Held:
+    """A task whose job runs until it is let go."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.started, self.go = threading.Event(), threading.Event()
+        self.stopped = False
+
+        @app.task(name="held")
+        def held() -> None:
+            self.started.set()
+            while not self.go.wait(0.01):
+                if sqlq.current_job().cancelled:
+                    self.stopped = True
+                    return
+
+        self.task = held
+
+
+@pytest.fixture
+def held(app: sqlq.App) -> Iterator[Held]:
+    held = Held(app)
+    yield held
+    held.go.set()
+
+
+@pytest.fixture
+def quick(app: sqlq.App) -> Any:
+    return app.task(name="quick")(lambda: None)
+
+
+def state(app: sqlq.App) -> str:
+    (worker,) = app.workers()
+    return worker.state
+
+
+def is_idle(app: sqlq.App) -> bool:
+    return [worker.state for worker in app.workers()] == ["idle"]
+
+
+def test_a_paused_worker_claims_nothing_and_what_it_runs_goes_on(
+    app: sqlq.App, held: Held, quick: Any
+) -> None:
+    running = app.enqueue(held.task.new())
+    with working(app) as worker:
+        assert held.started.wait(20)
+        worker.pause()
+        wait_until(lambda: state(app) == "paused")
+        waiting = app.enqueue(quick.new())
+        held.go.set()
+        wait_until(lambda: app.get(running.id).state == "finished")
+        assert app.get(waiting.id).state == "available"
+        worker.resume()
+        wait_until(lambda: app.get(waiting.id).state == "finished")
+        wait_until(lambda: is_idle(app))
+
+
+def test_what_waits_for_a_slot_is_given_back_by_a_pause(app: sqlq.App, held: Held, quick: Any) -> None:
+    app.enqueue(held.task.new())
+    with working(app, concurrency=1) as worker:
+        assert held.started.wait(20)
+        (ahead,) = app.enqueue_many([quick.new()])
+        job = worker._claimer.claim(1)[0]
+        worker._executors.offer([worker._running(job, time.monotonic() + 60)])
+        worker.pause()
+        wait_until(lambda: app.get(ahead.id).state == "available")
+        assert (app.get(ahead.id).attempts, app.get(ahead.id).releases) == (0, 1)
+
+
+def test_a_request_in_the_row_is_obeyed_soon(app: sqlq.App, quick: Any) -> None:
+    with working(app, name="mail-1"):
+        wait_until(lambda: is_idle(app))
+        began = time.monotonic()
+        (asked,) = app.fleet.pause(["mail-1"])
+        assert asked.name == "mail-1"
+        wait_until(lambda: state(app) == "paused")
+        assert time.monotonic() - began < OBEYED_SECONDS + BUSY_MACHINE
+        job = app.enqueue(quick.new())
+        app.fleet.resume([asked.id])
+        wait_until(lambda: app.get(job.id).state == "finished")
+
+
+def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> None:
+    with working(app) as worker:
+        wait_until(lambda: is_idle(app))
+        app.fleet.pause(all=True)
+        wait_until(lambda: worker._control.is_paused)
+        worker.resume()
+        wait_until(lambda: is_idle(app))
+        looked = worker._looked_at
+        app.fleet._database.run(lambda conn: control.hint_at_cancels(conn, [worker.id]))
+        wait_until(lambda: worker._control._cancels_at is not None and worker._looked_at >= looked)
+        assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
+
+
+@pytest.mark.parametrize("word", ["stop", "restart"])
+def test_a_worker_of_a_program_ends_when_what_it_runs_has(
+    app: sqlq.App, held: Held, quick: Any, word: str
+) -> None:
+    running = app.enqueue(held.task.new())
+    worker = app.worker(grace="0s")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert held.started.wait(20)
+    getattr(app.fleet, word)(all=True)
+    wait_until(lambda: state(app) == "stopping")
+    waiting = app.enqueue(quick.new())
+    held.go.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [app.get(job.id).state for job in (running, waiting)] == ["finished", "available"]
+    assert app.workers() == []
+
+
+def test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat(
+    app: sqlq.App, held: Held
+) -> None:
+    job = app.enqueue(held.task.new())
+    with working(app, lease="1d"):
+        assert held.started.wait(20)
+        began = time.monotonic()
+        assert app.cancel([job.id]) == {job.id: "requested"}
+        wait_until(lambda: app.get(job.id).state == "cancelled")
+        assert time.monotonic() - began < OBEYED_SECONDS + BUSY_MACHINE
+    assert held.stopped
+
+
+def test_a_worker_that_starts_says_so(app: sqlq.App) -> None:
+    entering, enter = threading.Event(), threading.Event()
+
+    @app.lifespan
+    def slow() -> Iterator[None]:
+        entering.set()
+        enter.wait(20)
+        yield
+
+    with working(app):
+        assert entering.wait(20)
+        assert state(app) == "starting"
+        enter.set()
+        wait_until(lambda: is_idle(app))
+
+
+def test_a_worker_whose_lifespan_fails_leaves_no_row(app: sqlq.App) -> None:
+    @app.lifespan
+    def fails() -> Iterator[None]:
+        raise ValueError("no")
+        yield
+
+    with pytest.raises(sqlq.SqlqError):
+        app.worker().run()
+    assert app.admin.workers(silent=True) == []
+
+
+def test_an_idle_worker_asks_nothing_more_for_it(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = control.read
+
+    def counted(conn: Connection, id: str) -> control.Wanted:
+        read.append(id)
+        return real(conn, id)
+
+    monkeypatch.setattr(control, "read", counted)
+    with working(app) as worker:
+        wait_until(lambda: is_idle(app))
+        turns: list[str] = []
+        look = Control.look
+
+        def noted(self: Control) -> None:
+            look(self)
+            turns.append("look")
+
+        monkeypatch.setattr(Control, "look", noted)
+        worker._wake.call()
+        wait_until(lambda: len(turns) >= 1)
+        before = len(read)
+        for _ in range(3):
+            turns.clear()
+            worker._wake.call()
+            wait_until(lambda: turns)
+        assert len(read) == before, "nothing was committed, or a lookout tells"
+        if app.database.dialect.sees_commits:
+            with engine.begin() as conn:
+                conn.execute(text("UPDATE sqlq_workers SET unstarted = 0"))
+            wait_until(lambda: len(read) > before, what="the commit of another noticed")
+
+
+# -- all queues ----------------------------------------------------------------------------------------------
+
+
+def test_a_pause_of_all_holds_for_queues_and_workers_that_come_later(app: sqlq.App, quick: Any) -> None:
+    with working(app) as worker:
+        wait_until(lambda: is_idle(app))
+        assert app.pause_all() is True
+        assert app.pause_all() is False
+        wait_until(lambda: worker._control.is_paused)
+        jobs = app.enqueue_many([quick.new(), quick.new().set(queue="made later")])
+        assert app.worker(drain=False, concurrency=1)._control.is_paused is False
+        with working(app) as other:
+            wait_until(lambda: other._control.is_paused, what="the second worker hearing of it as it starts")
+            assert [app.get(job.id).state for job in jobs] == ["available", "available"]
+            assert app.resume_all() is True
+            assert app.resume_all() is False
+            wait_until(lambda: all(app.get(job.id).state == "finished" for job in jobs))
+
+
+@pytest.mark.parametrize("queue", ["default", None])
+def test_a_pause_with_an_end_is_over_by_itself(app: sqlq.App, quick: Any, queue: str | None) -> None:
+    with working(app):
+        wait_until(lambda: is_idle(app))
+        if queue is None:
+            app.pause_all(lasting="3s")
+            wait_until(lambda: state(app) == "paused")
+        else:
+            app.pause(queue, lasting="3s")
+        job = app.enqueue(quick.new())
+        assert app.get(job.id).state == "available"
+        wait_until(lambda: app.get(job.id).state == "finished")
+    assert not app.admin.pauses().named
+    assert app.admin.pauses().all is None
+
+
+def test_a_pause_that_was_over_before_a_worker_started_ends_when_it_does(
+    app: sqlq.App, quick: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    app.pause("default", lasting="1ms")
+    app.pause_all(lasting="1ms")
+    job = app.enqueue(quick.new())
+    with working(app):
+        wait_until(lambda: app.get(job.id).state == "finished")
+    assert "the pause of the queue default is over" in caplog.text
+    assert "the pause of all queues is over" in caplog.text
+
+
+def test_what_was_said_last_about_the_end_of_a_pause_counts(app: sqlq.App) -> None:
+    assert app.pause("mail", lasting="1h") is True
+    assert app.admin.pauses().named["mail"].until is not None
+    assert app.pause("mail") is False
+    assert app.admin.pauses().named["mail"].until is None
+    assert app.pause("mail", lasting="1h") is False
+    assert app.resume("mail") is True
+    assert app.pause("mail") is True
+    assert app.admin.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
+
+
+def test_a_pause_of_all_is_shown_of_each_queue(app: sqlq.App, engine: Engine, quick: Any) -> None:
+    app.enqueue(quick.new())
+    app.pause_all()
+    assert [(queue.queue, queue.paused) for queue in app.admin.status()] == [("default", True)]
+    assert [(queue.queue, queue.paused) for queue in app.admin.status(exact=True)] == [("default", True)]
+    with engine.connect() as conn:
+        assert conn.execute(text("SELECT queue, paused FROM queue_stats")).all() == [("default", 1)]
+
+
+def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine: Engine) -> None:
+    def about() -> list[tuple[str, str | None]]:
+        return [(each.said, each.remedy) for each in Doctor(app.database).examine() if each.check == "paused"]
+
+    with app.database.begin() as conn:
+        for state in ("working", "paused"):
+            labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1, "pid": 1}
+            cluster.register(conn, id=state, host="here", name=f"the-{state}", state=state, **labels)
+    assert about() == [("no queue that holds waiting jobs is paused", None)]
+    app.pause_all(lasting="1h")
+    assert about() == [("no queue that holds waiting jobs is paused", None)]
+    app.pause_all()
+    ((said, remedy),) = about()
+    assert said.startswith("all queues are paused, without an end, since ")
+    assert remedy is not None
+    assert remedy.startswith("sqlq resume --all")
+    ago = "now() - interval '2 hours'" if engine.dialect.name == "postgresql" else "state_at - 7200000"
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE sqlq_workers SET state_at = {ago}"))
+    assert len(about()) == 1, "it is paused because all are"
+    app.resume_all()
+    ((said, remedy),) = about()
+    assert said.startswith("the worker the-paused on here, pid 1, has been paused for 2 h")
+    assert remedy is not None
+    assert remedy.startswith("sqlq workers resume the-paused")
+
+
+# -- who is meant --------------------------------------------------------------------------------------------
+
+
+def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
+    entered = [
+        ("a", "x", 1, 10, "mail"),
+        ("b", "x", 2, 10, "mail"),
+        ("c", "x", 3, None, None),
+        ("d", "y", 1, 10, None),
+    ]
+    with app.database.begin() as conn:
+        for id, host, pid, supervisor, name in entered:
+            labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
+            cluster.register(conn, id=id, host=host, pid=pid, supervisor_pid=supervisor, name=name, **labels)
+
+    def asked(*names: str) -> list[str]:
+        return sorted(worker.id for worker in app.fleet.pause(names))
+
+    assert asked("mail") == ["a", "b"]
+    assert asked("a") == ["a", "b"], "all processes of one supervisor are asked together"
+    assert asked("x:2") == ["a", "b"]
+    assert asked("y:10") == ["d"]
+    assert asked("c") == ["c"]
+    assert asked("x") == ["a", "b", "c"]
+    assert asked("c", "y") == ["c", "d"]
+    with pytest.raises(ConfigurationError, match=r"no worker that is alive is called 'z'.*nobody was asked"):
+        app.fleet.stop(["c", "z"])
+    with app.database.read() as conn:
+        assert {row.asked for row in cluster.entered(conn)} == {"pause"}
+    for names, all in (([], False), (["c"], True)):
+        with pytest.raises(ConfigurationError, match="by name, or all of them, and not both"):
+            app.fleet.restart(names, all=all)
+    with pytest.raises(ConfigurationError, match="the text 'mail'"):
+        app.fleet.pause("mail")
+
+
+def test_who_looks_sends_no_statement_for_it(app: sqlq.App) -> None:
+    """What operators want comes with the look that a host makes anyway."""
+    if app.database.dialect.sees_commits:
+        return
+    with working(app) as worker:
+        wait_until(lambda: is_idle(app))
+        statements: list[str] = []
+        event.listen(
+            worker._database.engine,
+            "before_cursor_execute",
+            lambda conn, cursor, statement, *rest: statements.append(statement),
+        )
+        app.fleet.pause(all=True)
+        wait_until(lambda: worker._control.is_paused)
+        assert not [each for each in statements if each.startswith("SELECT") and "asked" in each]

@@ -1,0 +1,319 @@
+"""Waiting time that ends: a job that was not started in time is cancelled, and never runs."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.job import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.settings import UNKNOWN_TASK_MS
+from sqlq.store import endings, expiry
+from sqlq.worker.chores import Expire
+from tests.conformance.driver_callers import Caller, Mode, every_mode
+from tests.faces.command import Command
+from tests.waiting import wait_until
+from tests.worker.test_leases import claim, working
+
+REASON = "expired: it was not started in time"
+
+
+def due(job: sqlq.JobDetails) -> datetime:
+    assert job.available_at is not None
+    return job.available_at
+
+
+def make_late(engine: Engine, where: str = "1 = 1") -> None:
+    """Let the time be over in which jobs had to be started."""
+    earlier = (
+        f"{SQLITE_NOW} - 1" if engine.dialect.name == "sqlite" else f"{POSTGRESQL_NOW} - interval '1 ms'"
+    )
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE {where}"))
+
+
+def expire(app: sqlq.App, limit: int = 500) -> list[int]:
+    with app.database.begin() as conn:
+        return [job.id for job in expiry.expire(conn, limit=limit)]
+
+
+def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
+    with app.database.begin() as conn:
+        assert endings.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+
+
+@pytest.fixture
+def ran() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def task(app: sqlq.App, ran: list[int]) -> sqlq.Task[..., None]:
+    return app.task(name="t", backoff="0s")(ran.append)
+
+
+# -- until when ----------------------------------------------------------------------------------------------
+
+
+def test_it_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
+    moment = datetime(2040, 1, 1, tzinfo=UTC)
+    new = task.new(1)
+    seconds = timedelta(seconds=1)
+    for job, waits in (
+        (new.set(expires="90s"), 90 * seconds),
+        (new.set(expires="90s", delay="1h"), 90 * seconds),
+        (new.set(expires=timedelta(days=2), available_at=moment), timedelta(days=2)),
+        (new.set(expires="90s", unique_key="k", label="keyed"), 90 * seconds),
+    ):
+        found = app.get(app.enqueue(job).id)
+        assert found.start_by is not None
+        assert found.start_by - due(found) == waits
+    assert app.get(app.enqueue(new.set(expires=moment)).id).start_by == moment
+    assert app.get(app.enqueue(new.set(expires=moment).set(expires=None)).id).start_by is None
+    batch = [new.set(expires="1s"), new, new.set(expires=moment), new.set(delay="1h", expires="1h")]
+    many = [app.get(job.id) for job in app.enqueue_many(batch)]
+    assert [job.start_by and job.start_by - due(job) for job in many[:2]] == [seconds, None]
+    assert many[2].start_by == moment
+    assert many[3].start_by == due(many[3]) + timedelta(hours=1)
+    alike = [app.get(job.id) for job in app.enqueue_many([new.set(expires="5s")] * 3)]
+    assert {job.start_by - due(job) for job in alike if job.start_by} == {5 * seconds}
+
+
+@every_mode
+def test_on_drivers_connections(
+    app: sqlq.App, task: sqlq.Task[..., None], database_url: str, mode: Mode
+) -> None:
+    moment = datetime(2040, 1, 1, tzinfo=UTC)
+    with Caller(database_url, mode) as caller:
+        caller.begin()
+        jobs = [caller.enqueue(app, task.new(1).set(expires=expires)) for expires in ("90s", moment)]
+        jobs += caller.enqueue_many(app, [task.new(1).set(expires="1h"), task.new(2).set(expires=moment)])
+        caller.commit()
+    waits = [(found := app.get(job.id)).start_by - found.available_at for job in jobs]  # type: ignore[operator]
+    assert (waits[0], waits[2]) == (timedelta(seconds=90), timedelta(hours=1))
+    assert [app.get(jobs[i].id).start_by for i in (1, 3)] == [moment, moment]
+
+
+def test_layers(database_url: str) -> None:
+    app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
+    plain, own = app.task(name="plain")(lambda: None), app.task(name="own", expires="5s")(lambda: None)
+
+    def waits(job: sqlq.NewJob) -> float | None:
+        found = app.get(app.enqueue(job).id)
+        return None if found.start_by is None else (found.start_by - due(found)).total_seconds()
+
+    assert waits(plain.new()) == 3_600
+    assert waits(plain.new().set(queue="mail")) == 60
+    assert waits(own.new()) == 5
+    assert waits(own.new().set(expires="7s")) == 7
+    assert waits(own.new().set(expires=None)) is None
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("expires", "says"),
+    [
+        ("0s", "expires is zero: no job could be started in it"),
+        (90, "expires is 90: give a timedelta or text"),
+        ("-1s", "expires is '-1s': give a timedelta"),
+        (datetime(2040, 1, 1), "expires is 2040-01-01 00:00:00, which has no time zone"),  # noqa: DTZ001
+    ],
+)
+def test_what_is_no_time_is_refused(expires: Any, says: str) -> None:
+    with pytest.raises(sqlq.EnqueueError) as refused:
+        sqlq.NewJob("t", "{}", "default", 5).set(expires=expires)
+    assert says in str(refused.value)
+    with pytest.raises(sqlq.ConfigurationError, match="expires"):
+        sqlq.App("sqlite:///x.db").task(name="t", expires="0s")(lambda: None)
+    with pytest.raises(sqlq.ConfigurationError, match="defaults: expires is zero"):
+        sqlq.App("sqlite:///x.db", defaults={"expires": "0s"})
+
+
+# -- a worker finds it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_worker_that_comes_late_does_not_run_it(
+    app: sqlq.App, engine: Engine, ran: list[int], isolate: bool
+) -> None:
+    task = app.task(name="t", isolate=isolate)(ran.append)
+    late, in_time = (app.enqueue(task.new(n).set(expires="1h")) for n in (1, 2))
+    make_late(engine, f"id = {late.id}")
+    app.worker(drain=True).run()
+    assert ran == [2]
+    found = app.get(late.id)
+    assert (found.state, found.reason, found.error) == ("cancelled", REASON, REASON)
+    assert app.get(in_time.id).state == "finished"
+
+
+def test_also_one_that_no_worker_knows(app: sqlq.App, engine: Engine) -> None:
+    late = app.enqueue(app.named("nobody.knows").new().set(expires="1h"))
+    make_late(engine)
+    app.worker(drain=True).run()
+    assert app.get(late.id).reason == REASON
+    assert UNKNOWN_TASK_MS > 0
+
+
+def test_the_time_goes_on_while_it_waits_for_a_slot(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
+    """The worker judges by what was left when it claimed the job, and by its own clock since."""
+    from sqlq.worker.execute import execute
+    from sqlq.worker.running import RunningJob
+
+    task = app.task(name="t")(ran.append)
+    app.enqueue(task.new(1).set(expires="1h"))
+    (claimed,) = claim(app)
+    assert claimed.late_ms is not None
+    assert -3_600_000 <= claimed.late_ms < -3_500_000
+    for waited_s, runs in ((3_000, True), (3_700, False)):
+        running = RunningJob(claimed, task, float("inf"))
+        running.claimed_at -= waited_s
+        outcome = execute(running)
+        assert outcome == (Completed() if runs else Cancelled(REASON))
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("first", [sqlq.Snooze("0s"), ValueError("no")], ids=("snoozed", "failed"))
+def test_what_was_started_in_time_goes_on(app: sqlq.App, engine: Engine, first: Exception) -> None:
+    """Neither a snooze nor a retry is a new start."""
+    seen: list[int] = []
+
+    @app.task(name="goes on", max_attempts=5, backoff="0s")
+    def goes_on() -> None:
+        seen.append(sqlq.current_job().attempts)
+        make_late(engine, "start_by IS NOT NULL")
+        if len(seen) == 1:
+            raise first
+        if len(seen) == 2:
+            raise ValueError("no")
+
+    job = app.enqueue(goes_on.new().set(expires="1h"))
+    with working(app):
+        wait_until(lambda: app.get(job.id).ended_at, what="the end")
+    expected = [1, 1, 2] if isinstance(first, sqlq.Snooze) else [1, 2, 3]
+    assert (app.get(job.id).state, seen) == ("finished", expected)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_job_that_was_given_back_before_it_started_still_expires(
+    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], started: bool
+) -> None:
+    job = app.enqueue(task.new(1).set(expires="1h"))
+    (held,) = claim(app)
+    settle(app, held, Released(0, in_time=started))
+    assert (app.get(job.id).start_by is None) is started
+    if not started:
+        make_late(engine)
+    assert expire(app) == ([] if started else [job.id])
+
+
+# -- nobody looks --------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_claims_is_cancelled_by_a_chore(
+    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]
+) -> None:
+    late = [
+        app.enqueue(task.new(n).set(expires="1h", queue="nobody", delay=delay)).id
+        for n, delay in ((1, "0s"), (2, "1m"))
+    ]
+    others = [app.enqueue(job.set(queue="nobody")).id for job in (task.new(3), task.new(4).set(expires="1h"))]
+    make_late(engine, f"id IN ({late[0]}, {late[1]})")
+    heard: list[sqlq.JobEvent] = []
+    app.on("cancelled")(heard.extend)
+    with working(app, queues=["other"]):
+        wait_until(lambda: app.get(late[1]).state == "cancelled", what="the chore")
+        assert [app.get(id).reason for id in late] == [REASON] * 2
+        assert [app.get(id).state for id in others] == ["available"] * 2
+        wait_until(lambda: len(heard) == 2, what="the events")
+    assert {(event.name, event.id, event.reason, event.attempt) for event in heard} == {
+        ("cancelled", id, REASON, 0) for id in late
+    }
+
+
+def test_in_bounded_batches_the_most_overdue_first(
+    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [app.enqueue(task.new(n).set(expires="1h")).id for n in range(5)]
+    make_late(engine)
+    make_late(engine, f"id = {ids[3]}")
+    with engine.begin() as conn:
+        earlier = "start_by - 1000" if engine.dialect.name == "sqlite" else "start_by - interval '1 second'"
+        conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE id = {ids[3]}"))
+    assert expire(app, limit=2) == [ids[3], ids[0]]
+    monkeypatch.setattr("sqlq.worker.chores.EXPIRE_BATCH", 2)
+    told: list[Any] = []
+    chore = Expire(app.database, told.extend)
+    assert chore.run() == 0.0, "there may be more"
+    assert chore.run() > 0
+    assert [job.id for job in told] == [ids[1], ids[2], ids[4]]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_that_comes_first_wins(app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]) -> None:
+    job = app.enqueue(task.new(1).set(expires="1h"))
+    make_late(engine)
+    with app.database.begin() as conn:
+        conn.execute(text("SELECT id FROM jobs FOR UPDATE"))
+        assert expire(app) == [], "a locked row is left to the next turn"
+    (held,) = claim(app)
+    assert expire(app) == []
+    settle(app, held, Failed("error", ErrorText("ValueError", "no")))
+    assert app.retry_failed([job.id]) == [job.id]
+    assert app.get(job.id).start_by is None, "an operator wants it to run"
+    assert expire(app) == []
+
+
+def test_a_retried_job_is_left_alone_by_the_chore(
+    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None]
+) -> None:
+    app.enqueue(task.new(1).set(expires="1h"))
+    (held,) = claim(app)
+    settle(app, held, Retried(0, ErrorText("ValueError", "no")))
+    make_late(engine)
+    assert expire(app) == []
+
+
+def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
+    app.task(name="t")(ran.append)
+    with engine.begin() as conn:
+        now = SQLITE_NOW if engine.dialect.name == "sqlite" else POSTGRESQL_NOW
+        conn.execute(
+            text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [1]}}', {now})")
+        )
+        later = "4102444800000" if engine.dialect.name == "sqlite" else "'2100-01-01T00:00:00Z'"
+        conn.execute(
+            text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [2]}}', {later})")
+        )
+    app.worker(drain=True).run()
+    assert ran == [2]
+    with engine.connect() as conn:
+        states = conn.execute(text("SELECT state, start_by IS NULL FROM job_states ORDER BY id")).all()
+    assert [tuple(map(str, row)) for row in states] in (
+        [("cancelled", "False"), ("finished", "False")],
+        [("cancelled", "0"), ("finished", "0")],
+    )
+
+
+def test_it_is_shown(app: sqlq.App, task: sqlq.Task[..., None], database_url: str, tmp_path: Path) -> None:
+    id = app.enqueue(task.new(1).set(expires=datetime(2040, 1, 1, tzinfo=UTC))).id
+    with app.database.begin() as conn:
+        conn.execute(text("UPDATE jobs SET cursor = :cursor"), {"cursor": '["' + "x" * 1_000 + '"]'})
+    shown = Command(tmp_path, SQLQ_DATABASE_URL=database_url).ok("show", str(id))
+    assert "start by" in shown
+    assert "2040-01-01" in shown
+    assert "xxxx…" in "".join(shown.split())
+    assert "x" * 400 not in "".join(shown.split())
+
+
+def test_a_worker_at_work_starts_what_is_in_time(app: sqlq.App) -> None:
+    began = threading.Event()
+    job = app.enqueue(app.task(name="t")(began.set).new().set(expires="1h"))
+    with working(app):
+        assert began.wait(30)
+        wait_until(lambda: app.get(job.id).state == "finished", what="the end")

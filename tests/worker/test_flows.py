@@ -1,0 +1,334 @@
+"""Flows as workers run them: each step after what it waits for, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.store import unblock
+from sqlq.worker.claim import Claimer
+from tests.flow_shop import Shop
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> Shop:
+    return Shop(app)
+
+
+# -- one after the other -------------------------------------------------------------------------------------
+
+
+def test_a_step_runs_after_the_one_it_waits_for(shop: Shop) -> None:
+    flow = sqlq.Flow("order 7")
+    first = flow.add(shop.note.new("pay"))
+    second = flow.add(shop.note.new("pack"), after=[first])
+    flow.add(shop.note.new("ship"), after=[first, second])
+    done = shop.app.enqueue(flow)
+    assert [job.state for job in done.jobs] == ["available", "blocked", "blocked"]
+    assert shop.app.get(done.job(second).id).blocked_by == "flow"
+    assert shop.app.get(done.job(second).id).available_at is None
+    assert shop.work() == ["pay", "pack", "ship"]
+    assert set(shop.states().values()) == {"finished"}
+
+
+def test_a_chain_hands_on_results(shop: Shop) -> None:
+    @shop.app.task(name="double")
+    def double(n: int) -> int:
+        return 2 * n
+
+    done = shop.app.enqueue(sqlq.chain(shop.note.new(3), double, double, shop.note))
+    assert shop.work() == [3, 12]
+    assert shop.app.result(done.jobs[-1]) == 12
+
+
+def test_a_join_gets_the_results_in_order(shop: Shop) -> None:
+    done = shop.app.enqueue(shop.note.map([3, 1, 2]).then(shop.total))
+    called = shop.work(concurrency=2)
+    assert sorted(called[:3]) == [1, 2, 3]
+    assert called[3] == [3, 1, 2]
+    assert shop.app.result(done.jobs[-1]) == 6
+
+
+def test_parts_are_nested_at_will(shop: Shop) -> None:
+    inner = sqlq.chain(shop.note.new(1), sqlq.group(shop.note.new(2), shop.note.new(3)), shop.total)
+    flow = sqlq.group(inner, shop.note.new(10), sqlq.group(), sqlq.group(shop.note.new(20))).then(shop.total)
+    shop.app.enqueue(flow)
+    called = shop.work()
+    assert called.index([2, 3]) > max(called.index(2), called.index(3)) > called.index(1)
+    assert called[-1] == [5, 10, 20]
+
+
+def test_a_group_of_nothing_has_finished_at_once(shop: Shop) -> None:
+    shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note.map([]), shop.total))
+    assert shop.work() == [1, []]
+
+
+def test_a_result_is_an_argument_of_its_own_by_name_or_in_a_list(shop: Shop) -> None:
+    got: list[Any] = []
+
+    @shop.app.task(name="take")
+    def take(order: int, *, price: int, all: list[int]) -> None:
+        got.append((order, price, all))
+
+    flow = sqlq.Flow()
+    a, b = flow.add(shop.note.new(5)), flow.add(shop.note.new(6))
+    flow.add(take.new(7, price=b.result, all=[a.result, b.result]))
+    shop.app.enqueue(flow)
+    shop.work()
+    assert got == [(7, 6, [5, 6])]
+
+
+def test_results_of_the_steps_before_are_there_to_look_at(shop: Shop) -> None:
+    got: list[Any] = []
+
+    @shop.app.task(name="look")
+    def look() -> None:
+        got.append(sqlq.current_job().results)
+
+    flow = sqlq.Flow()
+    a, b = flow.add(shop.note.new("a")), flow.add(shop.note.new("b"))
+    flow.add(look.new(), after=[b, a])
+    shop.app.enqueue(flow)
+    shop.work()
+    assert got == [["b", "a"]]
+
+
+def test_a_worker_that_drains_awaits_what_it_unblocks(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that takes longer than a claim that finds nothing."""
+    unblock_after, claimed = unblock.after, threading.Event()
+
+    def slowly(*args: Any) -> unblock.Unblocked:
+        claimed.clear()
+        claimed.wait(1.0)
+        return unblock_after(*args)
+
+    claim = Claimer.claim
+
+    def claim_and_say(*args: Any, **options: Any) -> Any:
+        found = claim(*args, **options)
+        if not found:
+            claimed.set()
+        return found
+
+    monkeypatch.setattr(unblock, "after", slowly)
+    monkeypatch.setattr(Claimer, "claim", claim_and_say)
+    shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note))
+    assert shop.work() == [1, 1, 1]
+
+
+# -- failing -------------------------------------------------------------------------------------------------
+
+
+def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
+    shop.broken.add("pay")
+    flow = sqlq.Flow()
+    paid = flow.add(shop.note.new("pay"))
+    flow.add(shop.note.new("ship"), after=[paid])
+    paid.on_failure(shop.note.new("alarm"))
+    paid.on_success(shop.note.new("thank"))
+    flow.add(shop.note.new("file"), after=[paid], when="ended")
+    shop.app.enqueue(flow)
+    called = shop.work()
+    assert (called[0], sorted(called[1:])) == ("pay", ["alarm", "file"])
+    assert shop.states() == {
+        "pay": "failed",
+        "ship": "blocked",
+        "thank": "blocked",
+        "alarm": "finished",
+        "file": "finished",
+    }
+    shop.broken.clear()
+    assert len(shop.app.retry_failed(all=True)) == 1
+    called = shop.work()
+    assert (called[0], sorted(called[1:])) == ("pay", ["ship", "thank"]), "nothing runs twice"
+
+
+def test_what_can_no_longer_run_is_cancelled_and_what_follows_it(shop: Shop) -> None:
+    flow = sqlq.Flow()
+    paid = flow.add(shop.note.new("pay"))
+    alarm = paid.on_failure(shop.note.new("alarm"))
+    refund = alarm.on_success(shop.note.new("refund"))
+    flow.add(shop.note.new("close"), after=[paid, refund], when="ended")
+    shop.app.enqueue(flow)
+    assert shop.work() == ["pay", "close"]
+    states = shop.states()
+    assert (states["alarm"], states["refund"]) == ("cancelled", "cancelled")
+    assert shop.app.list(state="cancelled")[0].reason == unblock.REASON
+
+
+def test_a_cancelled_step_cancels_what_needs_it(shop: Shop) -> None:
+    flow = sqlq.Flow()
+    paid = flow.add(shop.note.new("pay"))
+    paid.on_success(shop.note.new("ship"))
+    paid.on_failure(shop.note.new("alarm"))
+    flow.add(shop.note.new("file"), after=[paid], when="ended")
+    done = shop.app.enqueue(flow)
+    shop.app.cancel([done.job(paid).id])
+    assert shop.states() == {
+        "pay": "cancelled",
+        "ship": "cancelled",
+        "alarm": "cancelled",
+        "file": "available",
+    }
+    assert shop.work() == ["file"]
+
+
+def test_a_forgotten_step_cancels_what_waits_for_its_success(shop: Shop) -> None:
+    shop.broken.add("pay")
+    flow = sqlq.Flow()
+    flow.add(shop.note.new("pay")).on_success(shop.note.new("ship"))
+    done = shop.app.enqueue(flow)
+    shop.work()
+    shop.app.admin.forget_failed([done.jobs[0].id])
+    assert shop.states() == {"ship": "cancelled"}
+
+
+def test_each_step_may_be_waited_for_in_its_own_way(shop: Shop) -> None:
+    shop.broken.add("a")
+    flow = sqlq.Flow()
+    a, b = flow.add(shop.note.new("a")), flow.add(shop.note.new("b"))
+    flow.add(shop.note.new("c"), after={a: "failure", b: "success"})
+    shop.app.enqueue(flow)
+    assert sorted(shop.work()[:2]) == ["a", "b"]
+    assert shop.called[-1] == "c"
+
+
+def test_a_missing_result_is_one_clear_failure(shop: Shop, engine: Engine) -> None:
+    flow = sqlq.Flow()
+    number = flow.add(shop.note.new(1))
+    flow.add(shop.note.new(number.result))
+    done = shop.app.enqueue(flow)
+    shop.work(max_jobs=1)
+    wait_until(lambda: shop.app.get(done.jobs[1].id).state == "available", what="the second step being free")
+    with engine.begin() as conn:
+        conn.execute(text("DELETE FROM finished_jobs"))
+    assert shop.work() == []
+    failed = shop.app.get(done.jobs[1].id)
+    assert failed.reason == "bad_payload"
+    assert failed.error == (
+        "sqlq.errors.NoResultError: it takes a result that is not there: there is no finished job "
+        f"{done.jobs[0].id}: it failed, or its row was pruned"
+    )
+
+
+# -- whole or nothing ----------------------------------------------------------------------------------------
+
+
+def test_a_flow_is_there_if_its_transaction_commits(shop: Shop, engine: Engine) -> None:
+    with Session(engine) as session:
+        shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), session=session)
+        session.rollback()
+    assert shop.app.list() == []
+    with engine.connect() as conn:
+        assert [conn.scalar(text(f"SELECT count(*) FROM {t}")) for t in ("sqlq_flows", "sqlq_edges")] == [
+            0,
+            0,
+        ]
+    with Session(engine) as session, session.begin():
+        shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), session=session)
+    assert shop.work() == [1, 1]
+
+
+def test_without_retention_the_steps_of_a_flow_are_kept(database_url: str) -> None:
+    app = sqlq.App(database_url, retention="0s")
+    shop = Shop(app)
+    shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note))
+    app.enqueue(shop.note.new(2))
+    assert sorted(shop.work()) == [1, 1, 1, 2]
+    assert len(app.list()) == 3
+    app.close()
+
+
+# -- growing -------------------------------------------------------------------------------------------------
+
+
+def test_a_step_adds_steps_in_the_transaction_that_completes_it(shop: Shop, engine: Engine) -> None:
+    @shop.app.task(name="split")
+    def split(n: int) -> int:
+        job = sqlq.current_job()
+        with job.completing(engine, result=n) as session:
+            session.execute(text("SELECT 1"))
+            parts = sqlq.group(*[shop.note.new(i) for i in range(n)])
+            job.flow.add(sqlq.chain(parts, shop.total))
+            job.flow.add(shop.note.new(job.flow.step.result))
+        return n
+
+    done = shop.app.enqueue(sqlq.chain(split.new(3), shop.note))
+    called = shop.work()
+    assert sorted(map(str, called)) == ["0", "1", "2", "3", "3", "[0, 1, 2]"]
+    assert {job.flow_id for job in shop.app.list()} == {done.id}
+
+
+def test_steps_that_are_added_without_completing_fail_the_attempt(shop: Shop) -> None:
+    @shop.app.task(name="split", max_attempts=1)
+    def split() -> None:
+        sqlq.current_job().flow.add(shop.note.new(1))
+
+    done = shop.app.enqueue(sqlq.chain(split.new()))
+    assert shop.work() == []
+    assert "were added to the flow, but the job was not completed" in str(shop.app.get(done.jobs[0].id).error)
+
+
+def test_growth_that_rolls_back_is_not_there(shop: Shop, engine: Engine) -> None:
+    @shop.app.task(name="split", max_attempts=2, backoff="0s")
+    def split() -> None:
+        job = sqlq.current_job()
+        with job.completing(engine):
+            job.flow.add(shop.note.new(job.attempts))
+            if job.attempts == 1:
+                raise ValueError("no")
+
+    shop.app.enqueue(sqlq.chain(split.new()))
+    assert shop.work() == [2]
+
+
+# -- wide ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [2_500])
+def test_a_wide_group_and_its_join(shop: Shop, width: int) -> None:
+    middle = shop.note.map(range(width))
+    done = shop.app.enqueue(sqlq.chain(shop.note.new(-1), middle, shop.total))
+    called = shop.work(concurrency=20)
+    assert called[0] == -1
+    assert sorted(called[1:-1]) == list(range(width))
+    assert called[-1] == list(range(width))
+    assert shop.app.result(done.jobs[-1]) == sum(range(width))
+
+
+def test_other_jobs_run_beside_blocked_ones(shop: Shop) -> None:
+    shop.broken.add("never")
+    shop.app.enqueue(sqlq.chain(shop.note.new("never"), shop.note.map(range(1000))))
+    assert shop.work() == ["never"]
+    shop.app.enqueue(shop.note.new("a"))
+    assert shop.work() == ["a"]
+
+
+def test_what_a_queue_or_the_app_says_of_expiry_does_not_count_for_steps(database_url: str) -> None:
+    """A step waits for others, for as long as they take."""
+    app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
+    task = app.task(name="plain")(lambda: None)
+    own = app.task(name="own", expires="5s")(lambda: None)
+    assert app.get(app.enqueue(task.new()).id).start_by is not None
+    flow = app.enqueue(sqlq.chain(task.new(), task.new().set(queue="mail")))
+    assert [app.get(job.id).start_by for job in flow.jobs] == [None, None]
+    for said in (own.new(), task.new().set(expires="90s")):
+        with pytest.raises(sqlq.EnqueueError, match="has a time by which it has to start"):
+            app.enqueue(sqlq.chain(task.new(), said))
+    assert app.enqueue(sqlq.chain(own.new().set(expires=None))).jobs
+    app.close()
+
+
+def test_a_flow_is_looked_at_by_asynchronous_code(app: sqlq.App) -> None:
+    task = app.task(name="step")(lambda n: n)
+    flow = app.enqueue(sqlq.chain(task.new(1)))
+    app.worker(drain=True).run()
+    found = asyncio.run(app.aflow(flow.id))
+    assert found.results == {flow.jobs[0].id: 1}

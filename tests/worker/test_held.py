@@ -1,0 +1,122 @@
+"""A job that is claimed and not started is told from one that runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlq
+from sqlq import doctor
+from sqlq.job import ClaimedJob
+from sqlq.store import cluster
+from sqlq.worker.held import BUSY_SECONDS, Held
+from sqlq.worker.running import RunningJob
+from tests.waiting import wait_until
+
+
+@contextmanager
+def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
+    worker = app.worker(**options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(60)
+
+
+@contextmanager
+def blocked(app: sqlq.App) -> Iterator[tuple[int, int, threading.Event]]:
+    """A worker whose event loop one handler blocks, while it holds another; their ids, and what lets it
+    go."""
+    started, go_on = threading.Event(), threading.Event()
+
+    @app.task(name="blocks")
+    async def blocks() -> None:
+        started.set()
+        go_on.wait(60)
+
+    @app.task(name="waits")
+    async def waits() -> None: ...
+
+    first = app.enqueue(blocks.new()).id
+    with working(app, concurrency=2):
+        try:
+            assert started.wait(60)
+            second = app.enqueue(waits.new()).id
+            wait_until(lambda: app.get(second).started is False, what="the job is known not to have started")
+            yield first, second, go_on
+        finally:
+            go_on.set()
+        wait_until(lambda: app.get(second).state == "finished")
+        assert app.get(second).started is None
+
+
+def noted(engine: Engine) -> list[str | None]:
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT held_jobs FROM sqlq_workers")))
+
+
+def test_a_job_that_waits_behind_a_blocked_loop_does_not_run(app: sqlq.App, engine: Engine) -> None:
+    with blocked(app) as (first, second, _):
+        runs, held = app.get(first), app.get(second)
+        assert (runs.state, runs.started, runs.history[-1].outcome) == ("running", True, "running")
+        assert (held.state, held.started, held.history[-1].outcome) == ("running", False, "claimed")
+        assert [(job.id, job.started) for job in app.list()] == [(second, False), (first, True)]
+        (worker,) = app.workers()
+        assert {job.id: job.started for job in worker.jobs} == {first: True, second: False}
+        assert noted(engine) == [f"[{second}]"]
+
+
+def test_the_doctor_names_a_worker_that_holds_jobs_for_long(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with blocked(app):
+
+        def said() -> list[str]:
+            found = doctor.Doctor(app.database).examine()
+            return [each.said for each in found if "without starting" in each.said]
+
+        assert said() == [], "not for a moment"
+        monkeypatch.setattr(doctor, "LONG_HELD_S", 0.0)
+        (line,) = said()
+        assert "has held 1 job for over" in line
+
+
+def test_what_is_held_no_more_is_noted_no_more(app: sqlq.App, engine: Engine) -> None:
+    with blocked(app) as (_, _, go_on):
+        assert noted(engine) != [None]
+        go_on.set()
+        wait_until(lambda: noted(engine) == [None], what="the worker's row names no job")
+
+
+def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: Engine) -> None:
+    statements: list[str] = []
+
+    def collect(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    with app.database.begin() as conn:
+        cluster.register(conn, id="w", host="box", pid=7, version="1", queues=None, concurrency=2)
+    event.listen(app.database.engine, "before_cursor_execute", collect)
+    found: list[Any] = []
+    held = Held(app.database, "w", lambda before: found)
+    for _ in range(3):
+        assert held.run() == BUSY_SECONDS
+    assert statements == []
+    found.append(RunningJob(ClaimedJob(7, 1, "q", "t", "{}", 1, 5), None, 0.0))
+    for _ in range(3):
+        held.run()
+    assert len([each for each in statements if each.startswith("UPDATE")]) == 1
+    assert noted(engine) == ["[7]"]
+
+
+@pytest.mark.parametrize("written", ["no json", "7", '{"a": 1}', '["x", null]', ""])
+def test_what_a_row_says_that_no_worker_writes_is_nothing(written: str) -> None:
+    assert cluster.held_in(written) == []

@@ -1,0 +1,163 @@
+"""Processes for one job at a time: which is kept for the next job, and which ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.job import ClaimedJob, Completed, Outcome
+from sqlq.worker.isolates import Isolates
+from sqlq.worker.running import CompletionTarget, RunningJob
+from tests.faces.command import Command
+from tests.waiting import wait_until
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+ISOLATE = """
+import sys
+from sqlq.worker.link import Link
+link = Link.inherited(int(sys.argv[1]))
+link.send(up=True)
+while (message := link.receive()) is not None and "leave" not in message:
+    link.send(began=True)
+    link.send(outcome={"is": "Completed", "result": None})
+"""
+
+
+class Spawned:
+    """Isolates, and the processes that were started for them."""
+
+    def __init__(self, **options: Any) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.isolates = Isolates(self.spawn, **options)
+
+    def spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        self.processes.append(subprocess.Popen([sys.executable, "-c", ISOLATE, str(fd)], pass_fds=[fd]))
+        return self.processes[-1]
+
+    def run(self, *, alone: bool = False) -> None:
+        running = RunningJob(
+            ClaimedJob(1, 1, "q", "t", "{}", 1, 3),
+            None,
+            float("inf"),
+            CompletionTarget(None, keep_finished=True),
+            isolated=True,
+        )
+        running.alone = alone
+        assert self.isolates.reserve(alone=alone)
+        assert self.isolates.execute(running) == Completed()
+
+    def ended(self) -> list[bool]:
+        return [process.poll() is not None for process in self.processes]
+
+
+@pytest.fixture
+def spawned() -> Iterator[type[Spawned]]:
+    made: list[Spawned] = []
+
+    class Noted(Spawned):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            made.append(self)
+
+    yield Noted
+    for each in made:
+        each.isolates.close()
+
+
+def test_a_job_alone_gets_a_process_that_ran_nothing_and_ends_with_it(spawned: type[Spawned]) -> None:
+    some = spawned()
+    some.run()
+    some.run(alone=True)
+    assert len(some.processes) == 2
+    wait_until(lambda: some.ended() == [False, True], what="the process of one job having ended")
+    some.run()
+    some.run()
+    assert some.ended() == [False, True], "the other one is kept"
+    assert some.isolates._all == set(some.isolates._idle), "and what has ended is forgotten"
+
+
+def test_one_that_waits_for_its_first_job_serves_a_job_alone(spawned: type[Spawned]) -> None:
+    some = spawned(warm=1)
+    some.run(alone=True)
+    assert len(some.processes) == 1
+
+
+def test_a_job_alone_waits_for_room_as_any_other(spawned: type[Spawned]) -> None:
+    some = spawned(warm=1)
+    some.run()
+    some.isolates._at_a_time = 0  # as while others start
+    assert some.isolates.reserve() is True
+    some.isolates.cancel_reservation()
+    assert some.isolates.reserve(alone=True) is False, "the one that waits has run a job"
+
+
+def test_processes_end_after_so_many_jobs(spawned: type[Spawned]) -> None:
+    some = spawned(max_jobs=2)
+    for _ in range(5):
+        some.run()
+    assert len(some.processes) == 3
+    wait_until(lambda: some.ended() == [True, True, False])
+
+
+@on_sqlite
+def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
+    class Recorded(Isolates):
+        ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
+
+        def execute(self, running: RunningJob) -> Outcome:
+            self.ran.append((running.task, running.alone))
+            return Completed()
+
+    app.enqueue(app.task(name="usual")(lambda: None).new())
+    app.enqueue(app.task(name="fresh", isolate="fresh")(lambda: None).new())
+    isolates = Recorded(lambda fd: pytest.fail("a process was started"))
+    assert app.worker(drain=True, isolate=True, isolates=isolates).run().completed == 2
+    assert sorted(Recorded.ran) == [("fresh", True), ("usual", False)]
+
+
+@pytest.mark.parametrize("isolate", ["always", 2, None])
+def test_another_word_for_isolate_is_refused(isolate: Any) -> None:
+    with pytest.raises(ConfigurationError, match='it is True, False, or "fresh"'):
+        sqlq.App("sqlite:///none.db").task(name="t", isolate=isolate)(lambda: None)
+
+
+SHOP = """
+import os
+import sqlq
+
+app = sqlq.App()
+ran = []
+
+@app.task
+def usual() -> list[int]:
+    ran.append(os.getpid())
+    return ran
+
+@app.task(isolate="fresh")
+def fresh() -> list[int]:
+    ran.append(os.getpid())
+    return ran
+"""
+
+
+@on_sqlite
+def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: str) -> None:
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(SHOP)
+    app = sqlq.App(database_url)
+    fresh = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
+    usual = [app.enqueue(app.named("shop.usual").new()) for _ in range(2)]
+    run.work("--isolate", "--isolate-jobs", "1", "-c", "1")
+    pids = [app.get(job.id).result for job in (*fresh, *usual)]
+    assert all(len(each) == 1 for each in pids), "none has seen what another left"
+    assert len({each[0] for each in pids}) == 4
+    assert os.getpid() not in {each[0] for each in pids}
+    app.close()

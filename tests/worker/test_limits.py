@@ -1,0 +1,611 @@
+"""Limits as workers keep them: never more at a time, no slot lost, nobody kept waiting."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.job import ErrorText, Retried, Settlement
+from sqlq.store import endings, jobs, limits
+from sqlq.worker.chores import Admit
+from sqlq.worker.claim import Claimer
+from sqlq.worker.settle import Tally
+from tests.waiting import wait_until
+
+PROMPT = {"backoff": "0s"}
+
+
+class Gauge:
+    """An App whose tasks note how many of a key run at a time."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.lock = threading.Lock()
+        self.running: Counter[Any] = Counter()
+        self.most: Counter[Any] = Counter()
+        self.called: list[Any] = []
+
+    def run(self, key: Any, what: Any = None, until: threading.Event | None = None) -> None:
+        """Be seen running, until an event or for as long as another thread needs to be seen, too."""
+        with self.lock:
+            self.running[key] += 1
+            self.most[key] = max(self.most[key], self.running[key])
+            self.called.append(what)
+        (until or threading.Event()).wait(60 if until else 0.005)
+        with self.lock:
+            self.running[key] -= 1
+
+    def work(self, **options: Any) -> Tally:
+        return self.app.worker(drain=True, **options).run()
+
+
+@pytest.fixture
+def gauge(app: sqlq.App) -> Gauge:
+    return Gauge(app)
+
+
+def blocked(app: sqlq.App) -> int:
+    return len(app.list(state="blocked", limit=1000))
+
+
+def claim(app: sqlq.App, number: int = 100) -> list[Any]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, ["default"], limit=number, owner="me", lease_ms=30_000)
+
+
+def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
+    again = Retried(delay_ms, ErrorText("ValueError", "no"))
+    with app.database.begin() as conn:
+        endings.settle(
+            conn, [Settlement(j.id, j.lease_token, j.attempts, again, limit_key=j.limit_key) for j in held]
+        )
+
+
+# -- at most so many at a time -------------------------------------------------------------------------------
+
+
+def test_no_more_than_that_run_at_a_time(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    done = gauge.app.enqueue_many([call.new(n) for n in range(30)])
+    assert {job.state for job in done} == {"blocked"}
+    assert gauge.app.get(done[0].id).blocked_by == "limit"
+    assert gauge.app.get(done[0].id).available_at is None
+    assert gauge.work(concurrency=10).completed == 30
+    assert sorted(gauge.called) == list(range(30))
+    assert gauge.most["stripe"] == 2
+
+
+def test_each_key_has_a_limit_of_its_own(gauge: Gauge) -> None:
+    @gauge.app.task(name="bill", limit=sqlq.Limit("customer:{customer}", running=1))
+    def bill(customer: int, n: int = 0) -> None:
+        gauge.run(customer, n)
+
+    gauge.app.enqueue_many([bill.new(n % 3, n=n) for n in range(12)])
+    gauge.work(concurrency=6)
+    assert gauge.most == {0: 1, 1: 1, 2: 1}
+    assert sorted(gauge.called) == list(range(12))
+
+
+def test_several_workers_share_a_limit(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=3))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    gauge.app.enqueue_many([call.new(n) for n in range(60)])
+    with ThreadPoolExecutor(3) as threads:
+        workers = [threads.submit(gauge.work, concurrency=8) for _ in range(3)]
+        assert sum(worker.result().completed for worker in workers) == 60
+    assert gauge.most["stripe"] <= 3
+
+
+def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(100)])
+    limits.look(app.database)  # makes the key known
+    for _ in range(10):
+        held = claim(app)
+        assert len(held) == 5
+        put_back(app, held, 0)
+        together = threading.Barrier(4)
+
+        def admit(barrier: threading.Barrier = together) -> int:
+            barrier.wait(60)
+            return limits.look(app.database, ["stripe"], most=0).number
+
+        with ThreadPoolExecutor(4) as threads:
+            assert sum(threads.map(lambda _: admit(), range(4))) == 5
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_admission_counts_after_it_has_waited_for_the_key(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(20)])
+    assert limits.look(app.database).number == 5
+    put_back(app, claim(app), 0)
+    with engine.begin() as other, ThreadPoolExecutor(1) as threads:
+        other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'stripe' FOR UPDATE"))
+        admitting = threads.submit(limits.look, app.database, ["stripe"])
+        wait_until(lambda: waits_for_a_lock(engine))
+        by_hand = "id IN (SELECT id FROM jobs WHERE blocked_by = 'limit' LIMIT 5)"
+        other.execute(
+            text(f"UPDATE jobs SET available_at = now(), blocked_by = NULL, due_at = NULL WHERE {by_hand}")
+        )
+        other.commit()
+        assert admitting.result(60).number == 0
+
+
+def waits_for_a_lock(engine: Engine) -> bool:
+    with engine.connect() as conn:
+        waiting = "datname = current_database() AND wait_event_type = 'Lock'"
+        return bool(conn.scalar(text(f"SELECT count(*) FROM pg_stat_activity WHERE {waiting}")))
+
+
+# -- what holds no slot --------------------------------------------------------------------------------------
+
+
+def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge) -> None:
+    failed = []
+
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), backoff="1h")
+    def call(n: int) -> None:
+        if n == 0:
+            failed.append(n)
+            raise ValueError("not yet")
+        gauge.run("stripe", n)
+
+    done = gauge.app.enqueue_many([call.new(n) for n in range(5)])
+    gauge.work()
+    assert gauge.called == [1, 2, 3, 4]
+    job = gauge.app.get(done[0].id)
+    assert (job.state, job.blocked_by, job.attempts) == ("blocked", "limit", 1)
+    assert job.due_at is not None
+
+
+@pytest.mark.parametrize("signal", [sqlq.Retry(delay="0s"), sqlq.Snooze("0s")])
+def test_a_put_back_takes_its_turn_anew(gauge: Gauge, signal: Exception) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
+    def call(n: int) -> None:
+        again = n not in gauge.called
+        gauge.run("stripe", n)
+        if again:
+            raise signal
+
+    gauge.app.enqueue_many([call.new(n) for n in range(8)])
+    gauge.work(concurrency=6)
+    assert Counter(gauge.called) == dict.fromkeys(range(8), 2)
+    assert gauge.most["stripe"] <= 2
+
+
+def test_a_put_back_is_looked_at_when_it_is_due(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call() -> None: ...
+
+    app.enqueue(call.new())
+    limits.look(app.database)
+    put_back(app, claim(app), 20)
+    wait_until(lambda: limits.look(app.database).number == 1)
+    put_back(app, claim(app), 3_600_000)
+    assert limits.look(app.database, ["stripe"]).number == 0
+    due_ms = limits.next_wake_ms(app.database)
+    assert due_ms is not None
+    assert 3_000_000 < due_ms <= 3_600_000
+
+
+def test_a_line_that_nobody_has_said_the_limit_of_goes_one_by_one(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(9)])
+    with app.database.begin() as conn:
+        conn.execute(text("DELETE FROM sqlq_wakes"))
+    assert limits.sweep(app.database, "")[0].number == 1
+    app.enqueue(call.new())  # which says it
+    assert limits.look(app.database).number == 4
+
+
+def test_a_sweep_that_comes_before_the_wake_knows_the_limit(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(9)])
+    assert limits.sweep(app.database, "")[0].number == 5
+    assert limits.look(app.database).number == 0
+
+
+def test_a_failed_job_that_is_retried_waits_in_line(gauge: Gauge) -> None:
+    broken = {1}
+
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), max_attempts=1)
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+        if n in broken:
+            raise ValueError("broken")
+
+    @gauge.app.task(name="free", max_attempts=1)
+    def free() -> None:
+        if broken:
+            raise ValueError("broken")
+
+    done = [gauge.app.enqueue(call.new(1)), gauge.app.enqueue(free.new())]
+    gauge.work()
+    broken.clear()
+    assert gauge.app.retry_failed(all=True) == [job.id for job in done]
+    assert [str(gauge.app.get(job.id).state) for job in done] == ["blocked", "available"]
+    assert gauge.work().completed == 2
+
+
+def test_a_slot_comes_back_from_a_worker_that_died(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    done = gauge.app.enqueue_many([call.new(n) for n in range(6)])
+    limits.look(gauge.app.database)
+    dead = claim(gauge.app)
+    assert len(dead) == 2
+    assert gauge.work().completed == 0  # their slots are taken
+    with gauge.app.database.begin() as conn:
+        taken = endings.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
+    assert [job.limit_key for job in taken] == ["stripe"] * 2
+    assert {str(gauge.app.get(job.id).state) for job in dead} == {"blocked"}
+    with gauge.app.database.begin() as conn:
+        conn.execute(text("UPDATE jobs SET due_at = created_at").execution_options())
+        conn.execute(text("UPDATE sqlq_wakes SET at = (SELECT min(created_at) FROM jobs)"))
+    assert gauge.work(concurrency=4).completed == len(done)
+    assert gauge.most["stripe"] <= 2
+
+
+def test_the_slot_of_a_job_that_failed_with_its_worker_comes_back(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), max_attempts=1)
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    gauge.app.enqueue_many([call.new(n) for n in range(2)])
+    limits.look(gauge.app.database)
+    with gauge.app.database.begin() as conn:
+        (dead,) = jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=30_000)
+        endings.lose(conn, [(dead.id, dead.lease_token)], "died")
+    assert limits.look(gauge.app.database).number == 1
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_cancelled_job_gives_its_slot_back(gauge: Gauge, force: bool) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    first, _ = gauge.app.enqueue_many([call.new(n) for n in range(2)])
+    limits.look(gauge.app.database)
+    if force:
+        claim(gauge.app)
+    assert gauge.app.cancel([first.id], force=force) == {first.id: "cancelled"}
+    assert limits.look(gauge.app.database).number == 1
+    assert gauge.work().completed == 1
+    assert gauge.called == [1]
+
+
+def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    stuck = gauge.app.enqueue_many([call.new(n).set(queue="night") for n in range(5)])
+    limits.look(gauge.app.database)
+    assert [str(gauge.app.get(job.id).state) for job in stuck].count("available") == 2
+    gauge.app.pause("night")
+    gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
+    assert limits.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
+    Admit(gauge.app.database, lambda: None).run()
+    assert gauge.work().completed == 3
+    assert {str(gauge.app.get(job.id).state) for job in stuck} == {"blocked"}
+    gauge.app.resume("night")
+    Admit(gauge.app.database, lambda: None).run()
+    assert gauge.work().completed == 5
+
+
+# -- nothing is lost -----------------------------------------------------------------------------------------
+
+
+def test_a_lost_wake_is_made_up_for_by_the_sweep(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("key:{n}", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    gauge.app.enqueue_many([call.new(n) for n in range(7)])
+    with gauge.app.database.begin() as conn:
+        conn.execute(text("DELETE FROM sqlq_wakes"))
+    assert limits.look(gauge.app.database).number == 0
+    admitted: list[None] = []
+    Admit(gauge.app.database, lambda: admitted.append(None)).run()
+    assert admitted == [None]
+    assert gauge.work().completed == 7
+
+
+def test_a_sweep_goes_on_from_where_it_stopped(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("key:{n}", running=1))
+    def call(n: int) -> None: ...
+
+    app.enqueue_many([call.new(n) for n in range(5)])
+    with app.database.begin() as conn:
+        conn.execute(text("DELETE FROM sqlq_wakes"))
+    place: str | None = ""
+    numbers = []
+    while place is not None:
+        done, place = limits.sweep(app.database, place, most=2)
+        numbers.append(done.number)
+    assert numbers == [2, 2, 1]
+
+
+def test_an_idle_worker_admits_what_is_enqueued(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    worker = gauge.app.worker()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(worker.run)
+        try:
+            for n in range(3):
+                job = gauge.app.enqueue(call.new(n))
+                wait_until(lambda job=job: gauge.app.get(job.id).state == "finished")  # type: ignore[misc]
+        finally:
+            worker.stop()
+        running.result(60)
+
+
+def test_a_limit_that_no_task_declares_is_kept_too(gauge: Gauge) -> None:
+    @gauge.app.task(name="call")
+    def call(n: int) -> None:
+        gauge.run("rare", n)
+
+    rare = sqlq.Limit("rare", running=1)
+    gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
+    worker = gauge.app.worker(concurrency=4)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(worker.run)
+        wait_until(lambda: len(gauge.called) == 4)
+        worker.stop()
+        running.result(60)
+    assert gauge.most["rare"] == 1
+
+
+def test_a_drain_runs_what_is_in_line(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
+    @gauge.app.task(name="call")
+    def call(n: int) -> None:
+        gauge.run("rare", n)
+
+    monkeypatch.setattr(Admit, "run", lambda self: 60.0)  # which might find it first
+    rare = sqlq.Limit("rare", running=1)  # of which the worker does not know
+    gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
+    assert gauge.work(concurrency=4).completed == 4
+    assert gauge.most["rare"] == 1
+
+
+def test_a_delay_is_kept(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    later = gauge.app.enqueue(call.new(1).set(delay="1h"))
+    soon = gauge.app.enqueue(call.new(2).set(delay="100ms"))
+    assert gauge.app.get(later.id).due_at is not None
+    worker = gauge.app.worker()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(worker.run)
+        wait_until(lambda: gauge.app.get(soon.id).state == "finished")
+        worker.stop()
+        running.result(60)
+    done = gauge.app.get(soon.id)
+    assert done.reserved_at is not None
+    assert (done.reserved_at - done.created_at).total_seconds() >= 0.1
+    assert gauge.app.get(later.id).state == "blocked"
+
+
+def test_the_line_goes_by_priority_then_by_age(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    gauge.app.enqueue_many([call.new(1), call.new(2), call.new(3).set(priority=5)])
+    gauge.work(concurrency=4)
+    assert gauge.called == [3, 1, 2]
+
+
+def test_a_large_line_is_admitted_in_portions(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("wide", running=2500))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(3000)])
+    first = limits.look(app.database)
+    assert (first.number, first.more) == (1000, {"wide"})
+    assert limits.look(app.database, first.more).number == 1000
+    assert limits.look(app.database, first.more).number == 500
+    assert limits.look(app.database, first.more).number == 0
+
+
+# -- nobody waits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_enqueue_waits_for_no_other_of_its_key(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call() -> None: ...
+
+    with Session(engine) as one, Session(engine) as two:
+        two.execute(text("SET lock_timeout = '1ms'"))  # any wait would be an error
+        app.enqueue(call.new(), session=one)
+        app.enqueue(call.new(), session=two)
+        two.commit()
+        assert limits.look(app.database).number == 1
+        app.enqueue(call.new(), session=two)
+        two.commit()
+        one.commit()
+    assert blocked(app) == 2
+
+
+def test_nothing_is_left_of_a_transaction_that_is_rolled_back(app: sqlq.App, engine: Engine) -> None:
+    @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call() -> None: ...
+
+    with Session(engine) as session:
+        app.enqueue(call.new(), session=session)
+        app.enqueue_many([call.new(), call.new().set(delay="5m")], session=session)
+        assert session.scalar(text("SELECT count(*) FROM sqlq_wakes")) == 3
+        session.rollback()
+        assert session.scalar(text("SELECT count(*) FROM sqlq_wakes")) == 0
+        assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
+
+
+# -- with others ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.timeout(120)
+def test_a_drain_waits_for_an_admission_that_is_under_way(
+    gauge: Gauge, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the worker's own thread holds locked to admit it, its last look passes over."""
+    task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
+    held, looked = threading.Event(), threading.Event()
+    worker = gauge.app.worker(drain=True)
+    claim, look = Claimer.claim, limits.look
+    enqueued: list[int] = []
+
+    def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
+        idle = worker._admissions.is_idle and worker._admissions.turns > 0
+        found = claim(claimer, limit, quiet=quiet)
+        if idle and not enqueued:  # it would leave now
+            enqueued.append(gauge.app.enqueue(task.new()).id)
+            worker._admissions.look()
+            assert held.wait(30)
+        return found
+
+    def looks(*given: Any, **options: Any) -> Any:
+        if threading.current_thread().name != "sqlq-admit":
+            done = look(*given, **options)
+            if held.is_set():
+                looked.set()
+            return done
+        if enqueued and not held.is_set():
+            with engine.begin() as conn:
+                conn.execute(text("SELECT * FROM sqlq_wakes FOR UPDATE"))
+                held.set()
+                looked.wait(30)
+        return look(*given, **options)
+
+    monkeypatch.setattr(Claimer, "claim", claims)
+    monkeypatch.setattr(limits, "look", looks)
+    assert worker.run().completed == 1
+    assert gauge.app.get(enqueued[0]).state == "finished"
+
+
+def test_a_step_of_a_flow_waits_for_the_steps_before_it_and_then_in_line(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(what: str) -> str:
+        gauge.run("stripe", what)
+        return what
+
+    flow = sqlq.Flow()
+    first = flow.add(call.new("first"))
+    last = flow.add(call.new("last"), after=[first, flow.add(call.new("second"))])
+    done = gauge.app.enqueue(flow)
+    assert [job.state for job in done.jobs] == ["blocked"] * 3
+    assert [gauge.app.get(job.id).blocked_by for job in done.jobs] == ["limit", "limit", "flow"] or (
+        gauge.app.get(done.job(last).id).blocked_by == "flow"
+    )
+    gauge.work(concurrency=5)
+    assert gauge.called[-1] == "last"
+    assert gauge.most["stripe"] == 1
+
+
+def test_jobs_without_a_limit_go_on_beside_a_full_line(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    @gauge.app.task(name="free")
+    def free(n: int) -> None:
+        gauge.run("free", n)
+
+    gauge.app.enqueue_many([call.new(n) for n in range(5)])
+    limits.look(gauge.app.database)
+    claim(gauge.app)  # by a worker that holds on to it
+    gauge.app.enqueue_many([free.new(n) for n in range(5)])
+    assert gauge.work().completed == 5
+    assert blocked(gauge.app) == 4
+
+
+def test_a_unique_key_and_a_limit_go_together(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    first = gauge.app.enqueue(call.new(1).set(unique_key="a"))
+    again = gauge.app.enqueue(call.new(1).set(unique_key="a"))
+    both = gauge.app.enqueue_many([call.new(2).set(unique_key="b"), call.new(3)])
+    assert (first.created, again.created, again.id) == (True, False, first.id)
+    assert {job.state for job in (first, again, *both)} == {"blocked"}
+    assert gauge.work().completed == 3
+
+
+def test_inline_and_eager_jobs_know_no_limits(gauge: Gauge) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
+    def call(n: int) -> None:
+        gauge.run("stripe", n)
+
+    gauge.app.enqueue(call.new(1), eager=True)
+    with sqlq.testing.inline(gauge.app):
+        gauge.app.enqueue_many([call.new(2), call.new(3)])
+    assert gauge.called == [1, 2, 3]
+
+
+def test_a_newcomer_does_not_wait_for_all_that_another_has_enqueued(gauge: Gauge) -> None:
+    gauge.app.fair(by="tenant:{tenant}", window=2)
+
+    @gauge.app.task(name="report")
+    def report(tenant: str) -> None:
+        gauge.run(tenant, tenant)
+
+    @gauge.app.task(name="sweep_up")
+    def sweep_up() -> None: ...
+
+    assert sweep_up.limit is None
+    gauge.app.enqueue_many([report.new("large") for _ in range(100)])
+    limits.look(gauge.app.database)
+    gauge.app.enqueue(report.new("small"))
+    gauge.work(concurrency=1)
+    assert gauge.called.index("small") <= 6
+    assert len(gauge.called) == 101
+
+
+def test_fairness_names_an_argument(app: sqlq.App) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match="by is 'tenant', which names no argument"):
+        app.fair(by="tenant", window=3)
+
+
+def test_a_drain_that_may_not_look_at_lines_ends_and_says_so(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*args: Any, **options: Any) -> Any:
+        raise ProgrammingError("DELETE", {}, Exception("permission denied for table sqlq_wakes"))
+
+    monkeypatch.setattr(limits, "look", refused)
+    with caplog.at_level(logging.WARNING, "sqlq.worker"):
+        assert app.worker(drain=True).run().completed == 0
+    assert "permission denied for table sqlq_wakes" in caplog.text

@@ -1,0 +1,261 @@
+"""Limits and what else may become of a job: a slot, or a turn, comes back whatever ends it, and what a limit
+says is what was said last."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.job import ErrorText, Failed, Outcome, Settlement
+from sqlq.store import cluster, endings, expiry, jobs, limits, schedules
+from tests.faults import guard
+from tests.waiting import wait_until
+
+HOUR = 3_600_000
+ONE = sqlq.Limit("api", running=1)
+
+
+def claim(app: sqlq.App, queue: str = "default") -> list[Any]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, [queue], limit=100, owner="me", lease_ms=HOUR)
+
+
+def settle(app: sqlq.App, held: list[Any], outcome: Outcome) -> None:
+    with app.database.begin() as conn:
+        done = [Settlement(j.id, j.lease_token, j.attempts, outcome, limit_key=j.limit_key) for j in held]
+        assert len(endings.settle(conn, done)) == len(held)
+
+
+def look(app: sqlq.App) -> int:
+    """Look at the wakes that are due, as a worker does; return how many jobs were admitted."""
+    return limits.look(app.database).number
+
+
+def number(app: sqlq.App, what: str) -> int:
+    with app.database.read() as conn:
+        return int(conn.scalar(text(f"SELECT count(*) FROM {what}")) or 0)
+
+
+def state(app: sqlq.App, id: int) -> str:
+    return str(app.get(id).state)
+
+
+def served_by(app: sqlq.App, id: str, queues: list[str] | None) -> None:
+    with app.database.begin() as conn:
+        cluster.register(conn, id=id, host="here", pid=1, version="0", queues=queues, concurrency=1)
+
+
+# -- what a limit says ---------------------------------------------------------------------------------------
+
+
+def test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says(app: sqlq.App, engine: Engine) -> None:
+    def call() -> None: ...
+
+    old = app.task(name="old", limit=sqlq.Limit("api", running=2))(call)
+    app.enqueue(old.new().set(delay="1h"))
+    assert look(app) == 0
+    with_more = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
+    new = with_more.task(name="new", limit=sqlq.Limit("api", running=5))(call)
+    with_more.enqueue_many([new.new() for _ in range(9)])
+    with_more.close()
+    assert look(app) == 5
+    with engine.begin() as conn:
+        earlier = "- 7200000" if engine.dialect.name == "sqlite" else "- interval '2 hours'"
+        conn.execute(text(f"UPDATE sqlq_wakes SET at = at {earlier}"))
+    look(app)
+    (known,) = app.admin.limits()
+    assert known.max_running == 5
+
+
+def test_the_job_of_a_schedule_knows_the_limit_that_it_names(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="poll")(lambda: None)
+    app.limit("api", running=4)
+    app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
+    app.write_declared()
+    with engine.begin() as conn:
+        earlier = "- 36000000" if engine.dialect.name == "sqlite" else "- interval '10 hours'"
+        conn.execute(
+            text(f"UPDATE sqlq_schedules SET last_at = last_at {earlier}, next_at = next_at {earlier}")
+        )
+    assert len(schedules.tick(app.database).jobs) == 10
+    assert look(app) == 4
+    with pytest.raises(sqlq.EnqueueError, match="no limit of that name is declared"):
+        app.schedule("others", task.new().set(limit="unknown"), every="1h")
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_that_is_raised_counts_from_the_last_start(app: sqlq.App) -> None:
+    """And not from when the next would have been by the rate before, which may be tomorrow."""
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(5)])
+    assert look(app) == 1
+    assert look(app) == 0
+    app.admin.set_limit("api", rate="20/1s")
+    (known,) = app.admin.limits()
+    assert known.next_start_seconds is not None
+    assert known.next_start_seconds <= 0.15
+    wait_until(lambda: look(app) > 0, what="the next one admitted")
+
+
+def test_a_rate_that_a_deploy_raises_counts_at_once(app: sqlq.App) -> None:
+    slow = app.task(name="slow", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
+    app.enqueue_many([slow.new() for _ in range(5)])
+    assert look(app) == 1
+    later = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
+    quick = later.task(name="slow", limit=sqlq.Limit("api", rate="20/1s"))(lambda: None)
+    later.enqueue(quick.new())
+    later.close()
+    wait_until(lambda: look(app) > 0, what="the next one admitted")
+
+
+def test_a_rate_that_is_lowered_is_kept_at_once(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="1000/1s"))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(500)])
+    assert look(app) > 50
+    (before,) = app.admin.limits()
+    after = app.admin.set_limit("api", rate="1/1h")
+    assert before.next_start_seconds is not None
+    assert after.next_start_seconds is not None
+    assert after.next_start_seconds > timedelta(minutes=59).total_seconds()
+    assert look(app) == 0
+
+
+def test_looks_at_a_rate_that_is_used_up_leave_one_wake(app: sqlq.App) -> None:
+    """Each sweep, and each enqueue, looks; a rate of one a day is used up all day long."""
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(3)])
+    for _ in range(5):
+        app.enqueue(task.new())
+        look(app)
+        limits.sweep(app.database, "")
+    assert number(app, "sqlq_wakes") == 1
+
+
+# -- what ends a job without a worker ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("admitted", [False, True], ids=["in line", "admitted"])
+def test_a_job_that_was_not_started_in_time_lets_the_next_go_on(
+    app: sqlq.App, engine: Engine, admitted: bool
+) -> None:
+    """Whether it held the slot, or was the first of a line that goes in order."""
+    limit = ONE if admitted else sqlq.Serial("api")
+    task = app.task(name="call", limit=limit)(lambda: None)
+    late = app.enqueue(
+        task.new().set(expires="90s") if admitted else task.new().set(delay="1h", expires="1s")
+    )
+    then = app.enqueue(task.new())
+    assert look(app) == int(admitted)
+    guard_off(engine)
+    guard.advance(engine, 2 * HOUR, f"id = {late.id}", ("start_by",))
+    with app.database.begin() as conn:
+        assert [each.id for each in expiry.expire(conn, limit=10)] == [late.id]
+    assert look(app) == 1
+    assert state(app, then.id) == "available"
+
+
+def guard_off(engine: Engine) -> None:
+    """`guard.advance` turns the guard off while it writes, which is not installed here."""
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
+
+
+def test_skipping_a_step_gives_its_slot_back(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=ONE)(lambda: None)
+    flow = app.enqueue(sqlq.group(task.new()))
+    then = app.enqueue(task.new())
+    assert look(app) == 1
+    app.admin.skip(flow.jobs[0].id)
+    assert look(app) == 1
+    assert state(app, then.id) == "available"
+
+
+def test_skipping_a_failed_step_lets_the_line_go_on_that_it_holds(app: sqlq.App) -> None:
+    task = app.task(name="book", limit=sqlq.Serial("account", on_failure="hold"))(lambda: None)
+    flow = app.enqueue(sqlq.chain(task.new(), task.new()))
+    assert look(app) == 1
+    settle(app, claim(app), Failed("error", ErrorText("ValueError", "no")))
+    other = app.enqueue(task.new())
+    assert look(app) == 0, "the failed one holds the line"
+    app.admin.skip(flow.jobs[0].id)
+    assert look(app) == 1
+    assert (state(app, flow.jobs[1].id), state(app, other.id)) == ("available", "blocked")
+
+
+def test_a_failed_step_that_is_retried_waits_in_line_and_keeps_its_followers(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=ONE)(lambda: None)
+    flow = app.enqueue(sqlq.chain(task.new(), task.new()))
+    assert look(app) == 1
+    settle(app, claim(app), Failed("error", ErrorText("ValueError", "no")))
+    other = app.enqueue(task.new())
+    assert look(app) == 1
+    app.retry_failed([flow.jobs[0].id])
+    assert look(app) == 0
+    first, second = (app.get(job.id) for job in flow.jobs)
+    assert (first.blocked_by, second.blocked_by) == ("limit", "flow")
+    app.cancel([other.id])
+    assert look(app) == 1
+    assert app.worker(drain=True).run().completed == 2
+
+
+def test_cancelling_a_tenants_jobs_lets_the_others_go_on(app: sqlq.App) -> None:
+    app.fair(by="tenant:{tenant}", window=2)
+    task = app.task(name="report", queue="reports")(lambda tenant: None)
+    mine = app.enqueue_many([task.new(1) for _ in range(6)])
+    assert look(app) == 2
+    app.cancel([job.id for job in mine[:4]])
+    assert look(app) == 2
+    assert [state(app, job.id) for job in mine] == ["cancelled"] * 4 + ["available"] * 2
+
+
+# -- queues that nobody serves -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["limit", "serial"])
+def test_jobs_of_a_queue_that_no_worker_serves_stay_in_line(app: sqlq.App, limit: Any) -> None:
+    task = app.task(name="call", limit=limit)(lambda: None)
+    served_by(app, "one", ["default", "mail"])
+    left = app.enqueue(task.new().set(queue="nobody"))
+    then = app.enqueue(task.new())
+    in_order = isinstance(limit, sqlq.Serial)
+    assert look(app) == (0 if in_order else 1)
+    assert state(app, left.id) == "blocked"
+    assert state(app, then.id) == ("blocked" if in_order else "available")
+    served_by(app, "two", ["nobody"])
+    if not in_order:
+        app.cancel([then.id])
+    limits.sweep(app.database, "")
+    assert state(app, left.id) == "available"
+
+
+def test_a_queue_that_is_served_no_more_gives_its_slots_back(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="call", limit=ONE)(lambda: None)
+    left = app.enqueue(task.new().set(queue="soon gone"))
+    then = app.enqueue(task.new())
+    served_by(app, "one", ["default"])
+    served_by(app, "two", ["soon gone"])
+    assert look(app) == 1
+    limits.sweep(app.database, "")
+    assert state(app, left.id) == "available", "as long as one serves it"
+    with app.database.begin() as conn:
+        cluster.leave(conn, "two")
+    limits.sweep(app.database, "")
+    assert (state(app, left.id), state(app, then.id)) == ("blocked", "available")
+
+
+def test_where_nobody_is_alive_or_one_serves_all_everything_is_served(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=sqlq.Limit("api", running=2))(lambda: None)
+    app.enqueue(task.new().set(queue="mine"))
+    assert look(app) == 1
+    served_by(app, "one", ["other"])
+    served_by(app, "all", None)
+    app.enqueue(task.new().set(queue="mine"))
+    assert look(app) == 1
+    limits.sweep(app.database, "")
+    assert {job.state for job in app.list()} == {"available"}

@@ -1,0 +1,154 @@
+"""What a worker counts, and how it reaches the supervisor: once, in bounded names, at no cost where nobody
+asks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import sqlq
+from sqlq.events import JobEvent
+from sqlq.job import ClaimedJob
+from sqlq.worker import meter
+from sqlq.worker.child import Unsupervised
+from sqlq.worker.meter import OTHER, QUEUE_NAMES, UNKNOWN_NAMES, Meter, Totals
+
+KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",))}
+
+
+def claimed(task: str = "send", queue: str = "mail") -> ClaimedJob:
+    return ClaimedJob(1, 1, queue, task, "{}", 1, 5)
+
+
+def test_what_was_sent_is_sent_once() -> None:
+    totals = Totals()
+    counting = Meter(totals.add, KNOWN)
+    for _ in range(3):
+        counting.claimed([claimed(), claimed()], 0.02)
+        counting.flush()
+    counting.flush()
+    found = totals.now()
+    assert found.counts == {("claimed", "mail"): 6}
+    buckets, seconds = found.times["claim", "jobs"]
+    assert sum(buckets) == 3
+    assert buckets[meter.BOUNDS.index(0.025)] == 3
+    assert round(seconds, 6) == 0.06
+
+
+def test_what_the_supervisor_does_not_take_is_sent_later() -> None:
+    totals, takes = Totals(), False
+    counting = Meter(lambda numbers: takes and totals.add(numbers), KNOWN)
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert not totals.now().counts
+    takes = True
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert totals.now().counts == {("claimed", "mail"): 2}
+
+
+def test_a_time_falls_into_the_bucket_of_the_first_bound_that_is_not_below_it() -> None:
+    numbers = meter.Numbers()
+    for seconds in (0.0, 0.001, 0.0011, 1800.0, 1801.0):
+        numbers.time(seconds, "claim", "jobs")
+    assert numbers.times["claim", "jobs"].buckets == [2, 1, *[0] * (len(meter.BOUNDS) - 3), 1, 1]
+
+
+def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
+    return JobEvent(name=name, id=1, task=task, queue=queue, attempt=1, reason="worker_lost")
+
+
+def test_names_that_no_worker_knows_are_other_ones_after_a_bound() -> None:
+    totals = Totals()
+    Meter(totals.add, KNOWN).last(totals.add)
+    counting = Meter(totals.add, KNOWN)
+    counting.claimed([claimed()], 0.0)
+    counting.flush()  # the names of tasks come with the first numbers
+    for i in range(UNKNOWN_NAMES + 50):
+        totals.event(died(f"nobody{i}"))
+    for name in ("send", "mail.send"):
+        totals.event(died(name))
+    for i in range(QUEUE_NAMES + 50):
+        totals.event(died("send", f"tenant{i}"))
+    counts = totals.now().counts
+    tasks = {key[1] for key in counts if key[0] == "attempts"}
+    queues = {key[2] for key in counts if key[0] == "attempts"}
+    assert {"send", "mail.send", "nobody0", OTHER} <= tasks
+    assert len(tasks) == UNKNOWN_NAMES + 3
+    assert len(queues) == QUEUE_NAMES + 1
+    assert counts["attempts", OTHER, "mail", "failed"] == 50
+    assert counts["failed", "send", OTHER, "worker_lost"] == 51
+
+
+def test_what_no_supervisor_takes_does_not_grow_without_bound() -> None:
+    counting = Meter(lambda numbers: False, KNOWN)
+    for i in range(meter.MOST_KEYS + 100):
+        counting.claimed([claimed(queue=f"tenant{i}")], 0.0)
+    sent: list[Any] = []
+    counting.last(sent.append)
+    assert len(sent[0]["counts"]) == meter.MOST_KEYS + 1
+    assert sent[0]["counts"][-1] == ["claimed", OTHER, 100]
+
+
+class Asked(Unsupervised):
+    """A worker in a test whose numbers are asked for."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+
+    def meter(self, tasks: Any) -> Meter:
+        return Meter(self.totals.add, tasks)
+
+
+def test_a_worker_counts_how_its_attempts_end(app: sqlq.App) -> None:
+    @app.task(name="send", queue="mail")
+    def send(order_id: int) -> None: ...
+
+    @app.task(name="fail", max_attempts=2, backoff="0s")
+    def fail() -> None:
+        raise ValueError("no")
+
+    @app.task(name="later")
+    def later() -> None:
+        raise sqlq.Snooze("1h")
+
+    @app.task(name="no more")
+    def no_more() -> None:
+        raise sqlq.Cancel("no more")
+
+    app.enqueue_many([*map(send.new, range(5)), fail.new(), later.new(), no_more.new()])
+    asked = Asked()
+    app.worker(drain=True, supervision=asked).run()
+    found = asked.totals.now()
+    assert {key[1:]: n for key, n in found.counts.items() if key[0] == "attempts"} == {
+        ("send", "mail", "finished"): 5,
+        ("fail", "default", "retried"): 1,
+        ("fail", "default", "failed"): 1,
+        ("later", "default", "snoozed"): 1,
+        ("no more", "default", "cancelled"): 1,
+    }
+    assert found.counts["failed", "fail", "default", "error"] == 1
+    assert found.counts["claimed", "mail"] == 5
+    assert found.counts["claimed", "default"] == 4
+    ran, waited = found.times["run", "send", "mail", "finished"], found.times["wait", "send", "mail"]
+    assert sum(ran[0]) == sum(waited[0]) == sum(found.times["settle", "mail"][0]) == 5
+    assert 0 < ran[1] < 5
+    assert 0 <= waited[1] < 60
+
+
+def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    with app.database.begin() as conn:
+        ago = "available_at - 60000" if conn.dialect.name == "sqlite" else "available_at - interval '60 s'"
+        conn.exec_driver_sql(f"UPDATE jobs SET available_at = {ago}")
+    asked = Asked()
+    app.worker(drain=True, supervision=asked).run()
+    _, seconds = asked.totals.now().times["wait", "t", "default"]
+    assert 60 <= seconds < 120
+
+
+def test_a_worker_of_which_nobody_asks_numbers_counts_nothing(app: sqlq.App) -> None:
+    worker = app.worker(drain=True)
+    assert worker._meter is None
+    assert worker._teller._meter is None

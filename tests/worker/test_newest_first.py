@@ -1,0 +1,66 @@
+"""A queue whose newest job comes first, on every database; what it costs the others: nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from sqlq.store.postgresql import _claim
+from sqlq.worker.claim import Claimer
+
+NEWEST = frozenset({"stack"})
+
+
+@pytest.fixture
+def task(app: sqlq.App) -> Any:
+    return app.task(name="t")(lambda n=0: None)
+
+
+def claimer(app: sqlq.App, queues: list[str] | None = None) -> Claimer:
+    return Claimer(app.database.for_loops, "me", queues, 10, 30_000, newest_first=NEWEST)
+
+
+def test_the_newest_of_a_priority_comes_first_and_a_higher_priority_before_it(
+    app: sqlq.App, task: Any
+) -> None:
+    stack = [app.enqueue(task.new().set(queue="stack")).id for _ in range(4)]
+    urgent = [app.enqueue(task.new().set(queue="stack", priority=5)).id for _ in range(2)]
+    later = app.enqueue(task.new().set(queue="stack", delay="1h"))
+    queue = [app.enqueue(task.new().set(queue="queue")).id for _ in range(3)]
+    claims = claimer(app, ["queue", "stack"])
+    assert [job.id for job in claims.claim(4)] == [*queue, urgent[1]]
+    assert [job.id for job in claims.claim(3)] == [urgent[0], stack[3], stack[2]]
+    newer = app.enqueue(task.new().set(queue="stack"))
+    assert [job.id for job in claims.claim(10)] == [newer.id, stack[1], stack[0]]
+    assert claims.claim(10) == []
+    assert app.get(later.id).state == "scheduled", "never early"
+
+
+def test_a_paused_stack_is_left_alone(app: sqlq.App, task: Any) -> None:
+    app.enqueue(task.new().set(queue="stack"))
+    app.pause("stack")
+    assert claimer(app).claim(10) == []
+
+
+def test_an_app_says_the_order_of_a_queue(database_url: str) -> None:
+    ran: list[int] = []
+    app = sqlq.App(
+        database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}, "queue": {"order": "fifo"}}
+    )
+    task = app.task(name="t", queue="stack")(ran.append)
+    assert task.max_attempts == 2
+    for number in range(3):
+        app.enqueue(task.new(number))
+    app.worker(drain=True, concurrency=1).run()
+    assert ran == [2, 1, 0]
+    app.close()
+    with pytest.raises(ConfigurationError, match=r"queues\['stack'\]: order is 'random': it is \"fifo\""):
+        sqlq.App(database_url, queues={"stack": {"order": "random"}})
+
+
+def test_the_claim_of_other_queues_has_the_text_it_had() -> None:
+    assert "DESC, id DESC" not in _claim("public", follow_ups=False)
+    assert "ORDER BY available_at DESC, id DESC" in _claim("public", follow_ups=False, newest_first=True)

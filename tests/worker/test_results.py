@@ -1,0 +1,597 @@
+"""Waiting for jobs: what comes of it, who wakes those who wait, and what that costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq import waiting
+from sqlq.store import results
+from sqlq.worker.answers import Answers
+from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.child import Supervised
+from sqlq.worker.host import Host
+from sqlq.worker.link import Link
+from tests.faults.processes import ROOT
+from tests.flow_shop import Shop
+from tests.servers import OwnPostgreSQL
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+ID = UUID(int=7)
+
+
+@pytest.fixture
+def tasks(app: sqlq.App) -> dict[str, Any]:
+    """Tasks that end in each way; `held` when its event is set."""
+
+    @app.task(name="answer")
+    def answer(n: int) -> UUID:
+        return UUID(int=n)
+
+    @app.task(name="aanswer")
+    async def aanswer(n: int) -> UUID:
+        return UUID(int=n)
+
+    @app.task(name="fails", max_attempts=2, backoff="0s")
+    def fails() -> None:
+        raise ValueError("no paper\nin tray 2")
+
+    @app.task(name="cancels")
+    def cancels() -> None:
+        raise sqlq.Cancel("not needed")
+
+    return {"answer": answer, "aanswer": aanswer, "fails": fails, "cancels": cancels}
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Begin work in a thread of its own, and return its future."""
+    with_one = ThreadPoolExecutor(1)
+    future = with_one.submit(work)
+    with_one.shutdown(wait=False)
+    return future
+
+
+def watched(app: sqlq.App) -> set[int]:
+    """Return for which jobs this App waits."""
+    return set(app.waiting._watches)
+
+
+@contextmanager
+def statements(app: sqlq.App) -> Iterator[list[str]]:
+    """Count what is asked for those who wait."""
+    sent: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
+        if threading.current_thread().name == "sqlq-waiting":
+            sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield sent
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+# -- one job -------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    with working(app):
+        assert app.result(app.enqueue(tasks["answer"].new(7)), timeout="30s") == ID
+        assert app.result(app.enqueue(tasks["aanswer"].new(7)), timeout=None) == ID
+        job = app.enqueue(tasks["answer"].new(7))
+        assert app.result(job.id, timeout="30s") == ID
+        assert app.result(job) == ID, "and again, without a wait"
+    assert watched(app) == set()
+
+
+def test_a_result_is_awaited_while_the_loop_goes_on(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    async def main() -> tuple[list[UUID], Any]:
+        jobs = await app.aenqueue_many([tasks["aanswer"].new(n) for n in range(50)])
+        found = await asyncio.gather(*(app.aresult(job, "30s") for job in jobs))
+        return list(found), await app.aresult(jobs[7])
+
+    with working(app):
+        assert asyncio.run(main()) == ([UUID(int=n) for n in range(50)], ID)
+    assert watched(app) == set()
+
+
+def test_a_failed_job_raises_what_it_failed_of(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    job = app.enqueue(tasks["fails"].new())
+    with (
+        working(app),
+        pytest.raises(sqlq.JobFailedError, match=r"^job 1 .fails. failed after 2 attempts: ") as raised,
+    ):
+        app.result(job, timeout="30s")
+    error = raised.value
+    assert str(error).endswith("ValueError: no paper"), "the first line"
+    assert (error.id, error.task, error.attempts, error.reason) == (job.id, "fails", 2, "error")
+    assert (error.exception, error.message) == ("ValueError", "no paper\nin tray 2")
+    assert error.traceback is not None
+    assert 'raise ValueError("no paper' in error.traceback
+    with pytest.raises(sqlq.JobFailedError):
+        asyncio.run(app.aresult(job))
+
+
+def test_a_cancelled_job_says_so(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    with working(app), pytest.raises(sqlq.JobCancelledError, match=r"was cancelled: not needed$") as raised:
+        app.result(app.enqueue(tasks["cancels"].new()), timeout="30s")
+    assert (raised.value.task, raised.value.reason) == ("cancels", "not needed")
+
+
+def test_what_an_operator_cancels_ends_the_wait(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
+    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    app.cancel([job.id])
+    with pytest.raises(sqlq.JobCancelledError):
+        waiter.result(60)
+
+
+def test_the_time_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    with pytest.raises(TimeoutError, match=r"^job 1 is available and has no result after 50 ms$") as raised:
+        app.result(job, timeout="50ms")
+    assert isinstance(raised.value, sqlq.WaitTimeoutError)
+    with pytest.raises(sqlq.WaitTimeoutError, match=r"^job 1 is available and has no result$"):
+        app.result(job, timeout="0s")
+    with pytest.raises(TimeoutError, match="after 50 ms"):
+        asyncio.run(app.aresult(job, timeout="50ms"))
+    assert watched(app) == set()
+    assert app.get(job.id).state == "available"
+
+
+def test_a_job_that_ended_long_ago_is_seen_however_short_the_time(
+    app: sqlq.App, tasks: dict[str, Any]
+) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    app.worker(drain=True).run()
+    assert app.result(job, timeout="1ms") == ID
+    again = sqlq.App(engine=app.database.engine)
+    assert asyncio.run(again.aresult(job, timeout="1ms")) == str(ID)
+    again.close()
+
+
+def test_a_job_that_is_not_there_is_said_at_once(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    for timeout in ("0s", "1h", None):
+        with pytest.raises(sqlq.JobNotFoundError, match=r"^there is no job 4711: it never was"):
+            app.result(4711, timeout=timeout)
+    with pytest.raises(sqlq.JobNotFoundError, match=r"^there is no job 99999999999999999999: "):
+        app.result(99999999999999999999, timeout="1h")
+    with pytest.raises(sqlq.JobNotFoundError):
+        asyncio.run(app.aresult(4711, timeout=None))
+
+
+def test_a_job_in_an_open_transaction_is_not_waited_for(
+    app: sqlq.App, engine: Engine, tasks: dict[str, Any]
+) -> None:
+    with Session(engine) as session:
+        job = app.enqueue(tasks["answer"].new(7), session=session)
+        with pytest.raises(
+            sqlq.JobNotFoundError, match=f"^job {job.id} is not there: wait for it once the transaction"
+        ):
+            app.result(job, timeout="1h")
+        session.commit()
+    with working(app):
+        assert app.result(job, timeout="30s") == ID
+
+
+def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> None:
+    app = sqlq.App(database_url, retention="0s")
+    begun, go = threading.Event(), threading.Event()
+
+    @app.task(name="held")
+    def held() -> int:
+        begun.set()
+        assert go.wait(60)
+        return 7
+
+    with working(app):
+        job, other = app.enqueue(held.new()), app.enqueue(held.new())
+        assert begun.wait(60)
+        waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
+        both = in_a_thread(lambda: app.wait([job, other.id], timeout="30s"))
+        wait_until(lambda: {job.id, other.id} <= watched(app), what="the waiters")
+        # seen while it runs
+        wait_until(lambda: all(watch.seen for each in app.waiting._watches.values() for watch in each))
+        go.set()
+        with pytest.raises(sqlq.NoResultError, match=r"has finished, but its row is kept no more$"):
+            waiter.result(60)
+        assert [done.state for done in both.result(60).ended] == ["finished", "finished"]
+    with pytest.raises(sqlq.JobNotFoundError):
+        app.result(job, timeout="1h")
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda app: app.result("7"), "'7' is no job: give what app.enqueue has returned, or a job's id"),
+        (lambda app: app.result([7]), r"\[7\] is no job"),
+        (lambda app: app.result(7, timeout=5), "timeout is 5: give a timedelta"),
+        (lambda app: app.wait("jobs"), "'jobs' is no list of jobs"),
+        (lambda app: app.wait(7), r"7 is no list of jobs: write app.wait\(\[job\]\)"),
+        (lambda app: app.as_completed([None]), "None is no job"),
+        (
+            lambda app: app.wait(sqlq.EnqueuedFlow(1, None, ())),
+            r"wait for its jobs, as in app.wait\(flow.jobs\)",
+        ),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
+    with pytest.raises(sqlq.ConfigurationError, match=says):
+        wrong(sqlq.App("sqlite:///nowhere.db"))
+
+
+def test_a_database_that_is_not_there_is_said_to_the_waiter(tmp_path: Any) -> None:
+    app = sqlq.App(f"sqlite:///{tmp_path}/none.db")
+    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+        app.result(7, timeout="1h")
+    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+        asyncio.run(app.aresult(7, timeout=None))
+
+
+def test_who_waits_is_told_when_the_app_is_closed(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    waiter = in_a_thread(lambda: app.result(job, timeout=None))
+    wait_until(lambda: job.id in watched(app), what="the waiter")
+    app.close()
+    with pytest.raises(sqlq.SqlqError, match=r"^the App was closed while this waited"):
+        waiter.result(60)
+    with working(app):
+        assert app.result(job, timeout="30s") == ID, "it may be used again"
+
+
+# -- several -------------------------------------------------------------------------------------------------
+
+
+def test_all_of_several_jobs_are_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    jobs = app.enqueue_many([tasks["answer"].new(1), tasks["fails"].new(), tasks["cancels"].new()])
+    later = app.enqueue(tasks["answer"].new(7).set(delay="1h"))
+    with working(app):
+        done = app.wait([*jobs, jobs[0].id], timeout="30s")
+        assert [(job.id, job.state) for job in done.ended] == [
+            (1, "finished"),
+            (2, "failed"),
+            (3, "cancelled"),
+        ]
+        assert done.pending == []
+        late = app.wait([later.id, *jobs], timeout="50ms")
+        assert [job.id for job in late.ended] == [1, 2, 3]
+        assert [(job.id, job.task, job.state) for job in late.pending] == [(later.id, "answer", "scheduled")]
+        assert app.wait([later, *jobs], timeout="0s").pending[0].id == later.id
+        assert asyncio.run(app.await_([later.id, *jobs], timeout="50ms")) == late
+    assert app.wait([]).ended == []
+
+
+def test_the_first_of_several_jobs_is_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    later = app.enqueue(tasks["answer"].new(7).set(delay="1h"))
+    with working(app):
+        job = app.enqueue(tasks["answer"].new(1))
+        assert [each.id for each in app.wait([later, job], all=False).ended] == [job.id]
+        again = app.enqueue(tasks["answer"].new(1))
+        first = asyncio.run(app.await_([later, again], all=False))
+    assert [each.id for each in first.ended] == [again.id]
+    assert watched(app) == set()
+
+
+def test_jobs_come_as_they_end(app: sqlq.App) -> None:
+    go = [threading.Event() for _ in range(3)]
+
+    @app.task(name="held")
+    def held(n: int) -> int:
+        assert go[n].wait(60)
+        return n
+
+    jobs = app.enqueue_many([held.new(n) for n in range(3)])
+    found = []
+    with working(app):
+        go[1].set()
+        for job in app.as_completed(jobs, timeout="30s"):
+            found.append(app.result(job))
+            if len(found) < 3:
+                go[{1: 2, 2: 0}[found[-1]]].set()
+    assert found == [1, 2, 0]
+
+
+def test_jobs_come_as_they_end_to_a_loop(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    async def main() -> set[int]:
+        jobs = app.enqueue_many([tasks["answer"].new(n) for n in range(5)])
+        return {(await app.aresult(job)).int async for job in app.as_completed(jobs, timeout="30s")}
+
+    with working(app):
+        assert asyncio.run(main()) == set(range(5))
+    late = app.enqueue(tasks["answer"].new(7))
+    with pytest.raises(TimeoutError, match=r"^1 of 2 jobs have not ended after 50 ms; job 6 is available$"):
+        list(app.as_completed([1, late], timeout="50ms"))
+    assert watched(app) == set()
+
+
+# -- flows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(app: sqlq.App) -> Shop:
+    return Shop(app)
+
+
+def test_the_result_of_a_flow_is_that_of_its_end(shop: Shop) -> None:
+    app, note = shop.app, shop.note
+    with working(app):
+        assert app.result(app.enqueue(sqlq.chain(note.new(3), note)), "30s") == 3
+        assert app.result(app.enqueue(sqlq.group(note.new(1), note.new(2))), "30s") == [1, 2]
+        assert app.result(app.enqueue(sqlq.group(note.new(1))), "30s") == [1], "a list, whatever their number"
+        assert app.result(app.enqueue(note.map([1, 2, 3]).then(shop.total)), "30s") == 6
+        flow = sqlq.Flow()
+        paid = flow.add(note.new("pay"))
+        sent, told = flow.add(note.new("send"), after=[paid]), flow.add(note.new("tell"), after=[paid])
+        alarm = flow.add(note.new("alarm"), after=[sent, told], when="failure")
+        flow.add(note.new("log"), after=[alarm])
+        placed = app.enqueue(flow)
+        assert asyncio.run(app.aresult(placed, "30s")) == ["send", "tell"], "not what comes upon a failure"
+        assert app.result(placed) == ["send", "tell"]
+
+
+def test_a_failed_step_is_the_end_of_the_wait_for_its_flow(shop: Shop) -> None:
+    shop.broken = {"pay"}
+    placed = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note.new("ship")))
+    with pytest.raises(sqlq.WaitTimeoutError, match=r"^2 of 2 jobs have not ended; job 1 is available$"):
+        shop.app.result(placed)
+    with working(shop.app), pytest.raises(sqlq.JobFailedError, match="pay is broken"):
+        shop.app.result(placed, "30s")
+
+
+# -- who wakes them ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look once, and then not again by themselves."""
+    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 3600.0)
+
+
+def held_task(app: sqlq.App) -> tuple[Any, threading.Event]:
+    go = threading.Event()
+
+    @app.task(name="held")
+    def held() -> int:
+        assert go.wait(60)
+        return 7
+
+    return held, go
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what workers are told by those who wait, as they hear it."""
+    heard: list[str] = []
+    asked = Answers.asked
+
+    def noted(self: Answers, words: str) -> None:
+        asked(self, words)
+        heard.append(words)
+
+    monkeypatch.setattr(Answers, "asked", noted)
+    return heard
+
+
+@pytest.mark.usefixtures("no_looks")
+def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = asked_for(monkeypatch)
+    held, go = held_task(app)
+    with working(app):
+        job = app.enqueue(held.new())
+        waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
+        if app.database.dialect.notifies:
+            wait_until(lambda: f"waits {job.id}" in heard, what="the word of the waiter")
+        # its first look comes after its word
+        wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())))
+        go.set()
+        assert waiter.result(60) == 7
+
+
+@on_postgresql
+def test_a_worker_answers_only_where_somebody_waits(
+    app: sqlq.App, tasks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, answered = asked_for(monkeypatch), list[list[int]]()
+    monkeypatch.setattr(results, "answer", lambda database, ids: answered.append(sorted(ids)))
+    retried = threading.Event()
+
+    @app.task(name="twice", backoff="0s")
+    def twice() -> int:
+        if not retried.is_set():
+            retried.set()
+            raise sqlq.Retry("0s")
+        return 7
+
+    with working(app):
+        app.wait(app.enqueue_many([tasks["answer"].new(n) for n in range(20)]), "0s")
+        held, go = held_task(app)
+        job = app.enqueue(held.new())
+        waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
+        wait_until(lambda: heard, what="the word of the waiter")
+        other = app.enqueue(twice.new())
+        app.waiting.watch(waiting.Watch([other.id], lambda told: None, whole=False))
+        go.set()
+        assert waiter.result(60) == 7, "by its own looks, for no answer went out"
+        wait_until(lambda: app.get(other.id).state == "finished", what="the other job")
+        wait_until(lambda: [job.id] in answered, what="the answer")
+    assert {id for ids in answered for id in ids} <= {job.id, other.id}, "nothing of the twenty"
+
+
+@on_postgresql
+def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[list[int]] = []
+    monkeypatch.setattr(results, "answer", lambda database, ids: answered.append(ids))
+    answers = Answers(app.database)
+    answers.ended([1])
+    assert not answers.are_wanted
+    answers.asked("waits 1,2")
+    answers.asked("waits some words, 3x")
+    assert answers.are_wanted
+    answers.ended([2, 3])
+    answers.asked(f"waits {results.ANY_JOB}")
+    answers.ended([4, 5])
+    monkeypatch.setattr("sqlq.worker.answers.REMEMBERED_SECONDS", -1.0)
+    answers.asked("waits *")
+    answers.asked("waits 6")
+    answers.ended([7, 6, 1])
+    assert not answers.are_wanted
+    answers.finish()
+    assert sorted(id for ids in answered for id in ids) == [2, 4, 5]
+
+
+@pytest.mark.usefixtures("no_looks")
+@on_postgresql
+def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = asked_for(monkeypatch)
+    monkeypatch.setattr(waiting, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 0.05)
+    held, go = held_task(app)
+    job = app.enqueue(held.new())
+    waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
+    wait_until(lambda: job.id in watched(app), what="the waiter")
+    with working(app):  # it starts after the first word
+        wait_until(lambda: len(heard) > 3, what="more words")
+        go.set()
+        assert waiter.result(60) == 7
+
+
+def test_workers_hear_of_waiters_by_their_supervisor() -> None:
+    box, fd = BlackBox.create()
+    os.close(fd)
+    (here, end), heard = Link.pair(), queue.SimpleQueue[str]()
+    there = Link(end)
+    worker = Supervised(there, box)
+    worker.listen(
+        stop=lambda grace: None, renewed=lambda *what: None, told=lambda event: None, asked=heard.put
+    )
+    children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
+    keeper: Any = SimpleNamespace(knows=lambda worker: True)
+    Host(lambda: children, keeper)._asked("waits 7")
+    assert heard.get(timeout=60) == "waits 7"
+    worker.ended({})
+    here.close()
+    there.close()
+    box.close()
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_waiters_ask_together(app: sqlq.App, tasks: dict[str, Any]) -> None:
+    jobs = app.enqueue_many([tasks["answer"].new(n).set(delay="1h") for n in range(1000)])
+
+    async def main() -> tuple[int, float]:
+        waiters = [asyncio.create_task(app.aresult(job, "60s")) for job in jobs]
+        while sum(bool(w.seen) for each in list(app.waiting._watches.values()) for w in list(each)) < 1000:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with statements(app) as sent:
+            began = time.monotonic()
+            await asyncio.sleep(2)
+            took = time.monotonic() - began
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+        return len(sent), took
+
+    sent, took = asyncio.run(main())
+    assert sent <= 8 * took / 2 + 4, f"{sent} statements in {took:.1f} s"
+    assert watched(app) == set()
+    assert sum(thread.name == "sqlq-waiting" for thread in threading.enumerate()) == 1
+
+
+# -- trouble -------------------------------------------------------------------------------------------------
+
+
+@on_postgresql
+def test_waiters_wait_through_a_restart_of_the_database(
+    app: sqlq.App, tasks: dict[str, Any], restartable_postgresql: OwnPostgreSQL
+) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    waiter = in_a_thread(lambda: app.result(job, timeout="60s"))
+    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    restartable_postgresql.stop("immediate")
+    short = in_a_thread(lambda: app.result(job, timeout="200ms"))
+    with pytest.raises(TimeoutError):
+        short.result(60)
+    restartable_postgresql.start()
+    with working(app):
+        assert waiter.result(60) == ID
+
+
+@on_postgresql
+def test_where_nothing_can_be_heard_looks_suffice(
+    app: sqlq.App, database_url: str, tasks: dict[str, Any]
+) -> None:
+    other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
+    job = other.enqueue(other.named("answer").new(7))
+    waiter = in_a_thread(lambda: other.result(job, timeout="50s"))
+    wait_until(lambda: any(each.seen for each in other.waiting._watches.get(job.id, ())), what="a look")
+    with working(app):
+        assert waiter.result(60) == str(ID)
+    other.close()
+
+
+FORKS = """
+import os, sys, threading
+import sqlq
+app = sqlq.App(sys.argv[1])
+task = app.task(name="t")(lambda n: n)
+later = app.enqueue(task.new(0).set(delay="1h"))
+try:
+    app.result(later, timeout="50ms")
+except sqlq.WaitTimeoutError:
+    pass
+assert any(thread.name == "sqlq-waiting" for thread in threading.enumerate())
+pid = os.fork()
+if pid == 0:
+    assert app.result(app.enqueue(task.new(7)), timeout="50s") == 7
+    app.close()
+    os._exit(0)
+assert app.result(app.enqueue(task.new(8)), timeout="50s") == 8
+ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+app.close()
+sys.exit(ended)
+"""
+
+
+def test_a_forked_process_waits_for_itself(app: sqlq.App, database_url: str) -> None:
+    app.task(name="t")(lambda n: n)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, database_url]
+    with working(app):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_refusal_of_the_database_reaches_who_waits(
+    app: sqlq.App, engine: Engine, tasks: dict[str, Any]
+) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
+    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    with engine.begin() as conn:
+        conn.execute(text("ALTER TABLE failed_jobs RENAME TO others"))
+    with pytest.raises(DBAPIError, match="failed_jobs"):
+        waiter.result(60)

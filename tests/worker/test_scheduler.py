@@ -1,0 +1,199 @@
+"""Workers tick: at the moment, by the database's clock, and with what their code declares."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.store import schedules
+from sqlq.store.database import Database
+from sqlq.testing import drain
+from sqlq.worker.child import Unsupervised
+from sqlq.worker.chores import Chores
+from sqlq.worker.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+
+SECOND = timedelta(seconds=1)
+
+
+def counted(app: sqlq.App, name: str) -> int:
+    return {each.name: each.ticks for each in app.schedules.list()}.get(name, 0)
+
+
+def test_a_worker_runs_a_job_at_each_moment_once(app: sqlq.App) -> None:
+    seen: list[Any] = []
+    task = app.task(name="beat", max_attempts=1)(lambda: seen.append(sqlq.current_job().scheduled_for))
+    app.schedule("beat", task.new(), every="1s", catch_up="all")
+    with working(app):
+        wait_until(lambda: len(seen) >= 4, what="four beats")
+    assert sorted(seen) == [min(seen) + n * SECOND for n in range(len(seen))]
+    for job in app.list(task="beat"):
+        # started when it was due, and not before
+        assert job.scheduled_for is not None
+        assert job.available_at == job.scheduled_for
+        assert job.reserved_at is None or job.reserved_at >= job.scheduled_for
+
+
+def test_what_is_added_while_a_worker_runs_is_seen(app: sqlq.App) -> None:
+    task = app.task(name="beat", max_attempts=1)(lambda: None)
+    other = sqlq.App(app.database.engine.url)
+    with working(app):
+        wait_until(app.workers, what="the worker")
+        other.schedules.add("beat", other.named("beat").new(), every="1s", repeats=2)
+        wait_until(lambda: counted(other, "beat") == 2, what="two ticks")
+        wait_until(lambda: len(app.list(state="finished")) == 2, what="two jobs")
+    assert other.schedules.get("beat").state == "ended"
+    assert task.name == "beat"
+    other.close()
+
+
+def test_a_worker_that_starts_writes_what_its_code_declares(app: sqlq.App) -> None:
+    app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
+    with working(app):
+        wait_until(app.schedules.list, what="the schedule")
+    without = sqlq.App(app.database.engine.url)
+    without.task(name="nightly")(lambda: None)
+    with working(without):
+        wait_until(lambda: app.schedules.get("nightly").state == "retired", what="its end")
+    without.close()
+
+
+def test_a_worker_of_an_older_deploy_changes_nothing_back(app: sqlq.App, database_url: str) -> None:
+    """A child that its supervisor starts anew is of the deploy at which that began."""
+    old, new = sqlq.App(database_url), sqlq.App(database_url)
+    for each, cron in ((old, "0 3 * * *"), (new, "0 4 * * *")):
+        each.task(name="nightly", schedule=cron)(lambda: None)
+    old.task(name="gone", schedule="0 5 * * *")(lambda: None)
+    with working(new):
+        wait_until(new.schedules.list, what="the schedule of the new release")
+
+    class Supervised(Unsupervised):
+        began_at = time.monotonic() - 3_600
+
+    done: list[float] = []
+    run = Follow.run
+
+    def noted(self: Follow) -> float:
+        done.append(run(self))
+        return done[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Follow, "run", noted)
+        with working(old, supervision=Supervised()):
+            wait_until(lambda: done, what="what the old worker declares")
+    assert str(new.schedules.get("nightly").plan) == "0 4 * * *"
+    for each in (old, new):
+        each.close()
+
+
+def test_a_worker_that_empties_the_queue_neither_ticks_nor_declares(app: sqlq.App) -> None:
+    app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
+    assert drain(app).completed == 0
+    assert app.schedules.list() == []
+
+
+def test_what_cannot_be_ticked_is_in_the_log(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = app.task(name="beat")(lambda: None)
+    app.schedules.add("broken", task.new(), every="1s")
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE sqlq_schedules SET plan = '?'"))
+    ticks = Ticks(app.database)
+    with caplog.at_level(logging.INFO, logger="sqlq.worker"):
+        wait_until(lambda: ticks.run() and "schedule broken" in caplog.text, what="its moment")
+    assert "schedule broken: the plan of this schedule cannot be read: ?" in caplog.text
+    assert app.schedules.get("broken").state == "failing"
+    assert ticks.run() > 0, "not again at once"
+
+
+def test_ticks_sleep_until_the_next_moment(app: sqlq.App) -> None:
+    ticks = Ticks(app.database)
+    longest = LOOK_SECONDS if app.database.dialect.sees_commits else 7.0
+    assert ticks.run() == longest
+    task = app.task(name="beat")(lambda: None)
+    app.schedules.add("far", task.new(), cron="0 3 1 1 *")
+    assert ticks.run() == longest
+    app.schedules.add("near", task.new(), every="1s")
+    assert 0 <= ticks.run() <= 1.0
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_schedule_that_another_ticks_is_looked_at_again_soon(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="beat")(lambda: None)
+    app.schedules.add("beat", task.new(), every="1s")
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE sqlq_schedules SET next_at = now()"))
+    with engine.connect() as conn:
+        conn.execute(text("SELECT name FROM sqlq_schedules FOR UPDATE"))
+        assert Ticks(app.database).run() == TAKEN_SECONDS
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
+    """So that a change is seen soon, though the chore itself sleeps for long."""
+    heard: list[float] = []
+    at = Chores.at
+    with pytest.MonkeyPatch.context() as patch:
+
+        def noted(self: Chores, chore: Any, moment: float) -> None:
+            heard.append(moment)
+            at(self, chore, moment)
+
+        patch.setattr(Chores, "at", noted)
+        task = app.task(name="beat")(lambda: None)
+        with working(app):
+            wait_until(app.workers, what="the worker")
+            assert heard == []
+            app.schedules.add("far", task.new(), cron="0 3 1 1 *")
+            wait_until(lambda: heard, what="the lookout")
+
+
+def test_while_a_lookout_looks_nothing_else_is_asked(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a database without schedules has nothing to answer; what the lookout tells of is ticked."""
+    asked: list[Database] = []
+    next_in = schedules.next_in
+    monkeypatch.setattr(schedules, "next_in", lambda database: (asked.append(database), next_in(database))[1])  # type: ignore[func-returns-value]
+    looked = [time.monotonic()]
+    ticks = Ticks(app.database, looked_at=lambda: looked[0])
+    assert ticks.run() > 0
+    assert asked == []
+    task = app.task(name="beat")(lambda: None)
+    app.schedules.add("beat", task.new(), every="1s")
+    ticks.expect(time.monotonic() + 3_600)
+    assert ticks.run() > 0
+    assert asked == []
+    wait_until(lambda: (next_in(app.database) or 0) <= 0, what="its moment")
+    ticks.expect(time.monotonic())
+    # the moment after it is not left to the lookout, which may look later than that
+    assert ticks.run() <= 1.0
+    assert counted(app, "beat") == 1
+    assert len(asked) == 1
+    looked[0] -= 3_600  # the lookout is silent
+    wait_until(lambda: ticks.run() and counted(app, "beat") >= 2, what="the next tick")
+
+
+def test_the_worker_that_ticks_is_called_at_once(app: sqlq.App) -> None:
+    called: list[bool] = []
+    ticks = Ticks(app.database, ticked=lambda: called.append(True))
+    task = app.task(name="beat")(lambda: None)
+    app.schedules.add("beat", task.new(), every="1s")
+    wait_until(lambda: ticks.run() >= 0 and counted(app, "beat") == 1, what="its moment")
+    assert called == [True]
+
+
+def test_one_schedule_is_due_now(app: sqlq.App) -> None:
+    database: Database = app.database
+    assert schedules.next_in(database) is None
+    task = app.task(name="beat")(lambda: None)
+    app.schedules.add("hourly", task.new(), every="1h")
+    found = schedules.next_in(database)
+    assert found is not None
+    assert 0 < found <= 3_600_000

@@ -1,0 +1,495 @@
+"""Sealed jobs: they run as others do, what was tampered with fails alone, and no text of theirs is seen
+without the key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.errors import NoResultError, SealError
+from sqlq.seal import HEAD, new_key
+from sqlq.store import endings, jobs
+from sqlq.testing import assert_enqueued, inline, tick
+from tests.flow_shop import Shop
+
+KEY, OLD = new_key(), new_key()
+SECRET = "4111-1111"
+
+
+@pytest.fixture(params=["sign", "encrypt"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sealing(database_url: str, how: Any) -> Iterator[sqlq.App]:
+    """An App that seals."""
+    app = sqlq.App(database_url, keys=[KEY], seal=how)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
+    """Makes Apps on the same database."""
+    made: list[sqlq.App] = []
+
+    def make(**options: Any) -> sqlq.App:
+        made.append(sqlq.App(database_url, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def work(app: sqlq.App, **options: Any) -> Any:
+    return app.worker(drain=True, **options).run()
+
+
+def stored(engine: Engine, table: str = "jobs", column: str = "payload") -> list[str]:
+    with engine.connect() as conn:
+        return list(conn.scalars(text(f"SELECT {column} FROM {table} ORDER BY id")))
+
+
+def write(engine: Engine, statement: str, **parameters: Any) -> None:
+    with engine.begin() as conn:
+        conn.execute(text(statement), parameters)
+
+
+def failed(app: sqlq.App) -> list[tuple[str, str | None]]:
+    return [(job.task, job.reason) for job in reversed(app.list(state="failed"))]
+
+
+def test_sealed_jobs_run_and_their_results_are_sealed(sealing: sqlq.App, engine: Engine, how: str) -> None:
+    @sealing.task(name="pay")
+    def pay(card: str, id: UUID, amount: int = 1) -> dict[str, Any]:
+        return {"card": card, "id": str(id), "amount": amount}
+
+    id = UUID(int=7)
+    job = sealing.enqueue(pay.new(SECRET, id, amount=3))
+    many = sealing.enqueue_many([pay.new(SECRET, id) for _ in range(3)])
+    texts = stored(engine)
+    assert all(each.startswith(HEAD) for each in texts)
+    assert any(SECRET in each for each in texts) is (how == "sign"), "a signed one can be read, and no more"
+    assert sealing.get(job.id).payload == {"args": [SECRET, str(id)], "kwargs": {"amount": 3}}
+    assert work(sealing).completed == 4
+    assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs", "result"))
+    assert any(SECRET in each for each in stored(engine, "finished_jobs", "result")) is (how == "sign")
+    assert sealing.result(job) == {"card": SECRET, "id": str(id), "amount": 3}
+    assert sealing.result(many[0])["amount"] == 1
+    details = sealing.get(job.id)
+    assert details.result == sealing.result(job)
+    assert (details.sealed or "").startswith("signed with key" if how == "sign" else "encrypted with key")
+
+
+def test_a_job_without_arguments_or_result_is_sealed_too(sealing: sqlq.App, engine: Engine) -> None:
+    ran: list[int] = []
+    task = sealing.task(name="t")(lambda: ran.append(1))
+    sealing.enqueue(task.new())
+    assert work(sealing).completed == 1
+    assert stored(engine, "finished_jobs", "result") == [None]
+
+
+TAMPERED = {
+    "swapped between tasks": "UPDATE jobs SET task = 'refund' WHERE id = :id",
+    "moved to another queue": "UPDATE jobs SET queue = 'other' WHERE id = :id",
+    "cut off": "UPDATE jobs SET payload = substr(payload, 1, length(payload) - 5) WHERE id = :id",
+    "closed after a cut": "UPDATE jobs SET payload = substr(payload, 1, 40) || '\"}' WHERE id = :id",
+    "of an unknown key": "UPDATE jobs SET payload = replace(payload, :key, 'deadbeef') WHERE id = :id",
+    "without its seal": "UPDATE jobs SET payload = '{\"args\": [1]}' WHERE id = :id",
+    "written anew by a tool": "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"') WHERE id = :id",
+    "with more behind it": "UPDATE jobs SET payload = payload || ' ' WHERE id = :id",
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED)
+def test_what_was_tampered_with_fails_alone(sealing: sqlq.App, engine: Engine, change: str) -> None:
+    ran: list[tuple[str, int]] = []
+    pay = sealing.task(name="pay")(lambda amount: ran.append(("pay", amount)))
+    sealing.task(name="refund")(lambda amount: ran.append(("refund", amount)))
+    first, _ = sealing.enqueue_many([pay.new(1000), pay.new(2)])
+    assert sealing.seal is not None
+    parameters: dict[str, Any] = {"id": first.id}
+    if ":key" in TAMPERED[change]:
+        parameters["key"] = next(iter(sealing.seal.keys))
+    write(engine, TAMPERED[change], **parameters)
+    raw = stored(engine)[0]
+    tally = work(sealing)
+    assert (tally.completed, tally.failed) == (1, 1)
+    assert ran == [("pay", 2)]
+    (job,) = sealing.list(state="failed")
+    assert (job.id, job.reason, job.attempts) == (first.id, "bad_signature", 1)
+    assert job.exception == "sqlq.errors.SealError"
+    assert "\n" not in (job.message or "")
+    assert stored(engine, "failed_jobs") == [raw], "the raw text is kept"
+
+
+def test_payloads_of_two_tasks_cannot_be_exchanged(sealing: sqlq.App, engine: Engine) -> None:
+    ran: list[tuple[str, int]] = []
+    pay = sealing.task(name="pay")(lambda amount: ran.append(("pay", amount)))
+    refund = sealing.task(name="refund")(lambda amount: ran.append(("refund", amount)))
+    sealing.enqueue_many([pay.new(1), refund.new(1000)])
+    one, two = stored(engine)
+    write(engine, "UPDATE jobs SET payload = CASE task WHEN 'pay' THEN :two ELSE :one END", one=one, two=two)
+    work(sealing)
+    assert ran == []
+    assert failed(sealing) == [("pay", "bad_signature"), ("refund", "bad_signature")]
+
+
+def test_a_result_is_no_payload(sealing: sqlq.App, engine: Engine) -> None:
+    """What a task has returned cannot be fed to it as its arguments."""
+    ran: list[Any] = []
+
+    @sealing.task(name="t")
+    def task(said: Any = None) -> Any:
+        ran.append(said)
+        return {"args": ["from the result"]}
+
+    sealing.enqueue(task.new())
+    work(sealing)
+    sealing.enqueue(task.new())
+    write(engine, "UPDATE jobs SET payload = (SELECT result FROM finished_jobs)")
+    work(sealing)
+    assert ran == [None]
+    assert failed(sealing) == [("t", "bad_signature")]
+
+
+def test_another_key_opens_nothing_until_it_is_given(
+    sealing: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def task_of(app: sqlq.App) -> Any:
+        return app.task(name="t")(lambda card: card)
+
+    job = sealing.enqueue(task_of(sealing).new(SECRET))
+    with caplog.at_level(logging.DEBUG):
+        for app in (other(), other(keys=[OLD])):
+            task_of(app)
+            assert work(app).failed == 1
+            (found,) = app.list(state="failed")
+            assert (found.reason, found.sealed is not None) == ("bad_signature", True)
+            assert SECRET not in json.dumps(found.payload)
+            assert app.retry_failed([job.id]) == [job.id]
+    rotated = other(keys=[OLD, KEY])
+    task_of(rotated)
+    assert work(rotated).completed == 1
+    assert rotated.result(job.id) == SECRET
+    with pytest.raises(SealError, match=r"the result of job .* cannot be read: "):
+        other().result(job.id)
+    said = caplog.text
+    assert all(hidden not in said for hidden in (SECRET, KEY, OLD))
+
+
+def test_plain_rows_are_refused_taken_or_taken_by_queue(
+    other: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    for unsealed, expected in ((None, []), (["hooks"], [2]), ("take", [1, 2])):
+        ran: list[int] = []
+        app = other(keys=[KEY], unsealed=unsealed)
+        app.task(name="t")(ran.append)
+        write(
+            engine,
+            """INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', '{"args": [1]}'),"""
+            """ ('hooks', 't', '{"args": [2]}')""",
+        )
+        work(app)
+        assert sorted(ran) == expected
+        assert [reason for _, reason in failed(app)] == ["bad_signature"] * (2 - len(expected))
+        write(engine, "DELETE FROM failed_jobs")
+
+
+def test_a_plain_result_is_none_where_plain_rows_are_refused(
+    other: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    app = other(keys=[KEY])
+    task = app.task(name="t")(lambda: 7)
+    job = app.enqueue(task.new())
+    work(app)
+    write(engine, "UPDATE finished_jobs SET result = '8'")
+    with pytest.raises(SealError, match="is not sealed"):
+        app.result(job)
+    assert other(keys=[KEY], unsealed="take").result(job.id) == 8
+
+
+def test_an_app_that_reads_takes_part_in_a_rollout(other: Callable[..., sqlq.App], engine: Engine) -> None:
+    ran: list[int] = []
+    first, second = other(keys=[KEY], seal="read"), other(keys=[KEY], unsealed="take")
+    tasks = [app.task(name="t")(ran.append) for app in (first, second)]
+    first.enqueue(tasks[0].new(1))
+    second.enqueue(tasks[1].new(2))
+    assert [each.startswith(HEAD) for each in stored(engine)] == [False, True]
+    assert work(first).completed == 2
+    assert ran == [1, 2]
+
+
+def test_a_retry_opens_the_payload_again(sealing: sqlq.App, engine: Engine) -> None:
+    tries: list[str] = []
+
+    @sealing.task(name="t", backoff="0s", max_attempts=2)
+    def task(card: str) -> None:
+        tries.append(card)
+        raise ValueError("no")
+
+    job = sealing.enqueue(task.new(SECRET))
+    work(sealing)
+    assert stored(engine, "failed_jobs")[0].startswith(HEAD)
+    assert sealing.retry_failed([job.id]) == [job.id]
+    work(sealing)
+    assert tries == [SECRET] * 4
+
+
+# -- flows ---------------------------------------------------------------------------------------------------
+
+
+def test_results_of_steps_are_arguments_of_later_ones(sealing: sqlq.App, engine: Engine) -> None:
+    shop = Shop(sealing)
+    numbers = sqlq.group(shop.note.new(1), shop.note.new(2)).then(shop.total)
+    flow = sealing.enqueue(numbers)
+    assert all(each.startswith(HEAD) for each in stored(engine))
+    assert sorted(map(str, shop.work())) == ["1", "2", "[1, 2]"]
+    results = sealing.flow(flow.id).results
+    assert sorted(results.values()) == [1, 2, 3]
+
+
+def test_a_step_whose_result_was_changed_is_not_followed(sealing: sqlq.App, engine: Engine) -> None:
+    shop = Shop(sealing)
+    flow = sqlq.Flow()
+    first = flow.add(shop.note.new(1))
+    flow.add(shop.note.new(first.result), after=[first])
+    sealing.enqueue(flow)
+    work(sealing, max_jobs=1)
+    write(engine, "UPDATE finished_jobs SET result = '1000'")
+    assert shop.work() == []
+    (job,) = sealing.list(state="failed")
+    assert job.reason == "bad_payload"
+    assert "its result is not sealed" in (job.message or "")
+
+
+def test_a_handler_sees_results_and_grows_its_flow(sealing: sqlq.App, engine: Engine) -> None:
+    seen: list[Any] = []
+
+    @sealing.task(name="leaf")
+    def leaf(n: int) -> int:
+        seen.append(n)
+        return n
+
+    @sealing.task(name="grow")
+    def grow() -> None:
+        job = sqlq.current_job()
+        seen.append(job.results)
+        with job.completing(engine, result=SECRET):
+            job.flow.add(leaf.new(2))
+
+    sealing.enqueue(sqlq.chain(leaf.new(1), grow.new()))
+    work(sealing)
+    assert seen == [1, [1], 2]
+    assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
+    assert SECRET in [job.result for job in sealing.list()]
+
+
+# -- what follows --------------------------------------------------------------------------------------------
+
+
+def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: Engine) -> None:
+    heard: list[tuple[str, str | None]] = []
+    sealing.task(name="heard")(lambda ended: heard.append((ended["task"], ended["reason"])))
+    then: dict[str, Any] = {
+        "on_success": sealing.tasks["heard"],
+        "on_failure": sealing.tasks["heard"],
+        "max_attempts": 1,
+    }
+    good = sealing.task(name="good", **then)(lambda: 1)
+
+    @sealing.task(name="completed", **then)
+    def completed() -> None:
+        with Session(engine) as session, session.begin():
+            sqlq.current_job().complete(session, SECRET)
+
+    lost = sealing.task(name="lost", **then)(lambda: None)
+    bad = sealing.task(name="bad", **then)(lambda: None)
+    sealing.enqueue_many([task.new() for task in (good, completed, bad)])
+    write(engine, "UPDATE jobs SET payload = '{}' WHERE task = 'bad'")
+    sealing.enqueue(lost.new().set(queue="lost"))
+    database = sealing.database
+    with database.begin() as conn:
+        (held,) = jobs.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
+    with database.begin() as conn:
+        endings.lose(conn, [(held.id, held.lease_token)], "is gone", seal=database.seal)
+    work(sealing)
+    assert sorted(heard, key=str) == [
+        ("bad", "bad_signature"),
+        ("completed", None),
+        ("good", None),
+        ("lost", "worker_lost"),
+    ]
+    assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
+    assert SECRET in [job.result for job in sealing.list()]
+
+
+# -- schedules -----------------------------------------------------------------------------------------------
+
+
+def test_schedules_are_sealed_when_they_are_stored(sealing: sqlq.App, engine: Engine) -> None:
+    ran: list[str] = []
+    task = sealing.task(name="t")(ran.append)
+    sealing.schedules.add("added", task.new(SECRET), cron="* * * * *")
+    sealing.schedule("declared", task.new(SECRET), cron="* * * * *")
+    sealing.write_declared()
+    with engine.connect() as conn:
+        rows = list(conn.scalars(text("SELECT payload FROM sqlq_schedules")))
+    assert all(each.startswith(HEAD) for each in rows)
+    here = datetime.now(UTC)
+    assert len(tick(sealing, here + timedelta(minutes=1), since=here)) == 2
+    sealing.schedules.run("added")
+    work(sealing)
+    assert ran == [SECRET] * 3
+    assert json.loads(sealing.schedules.get("added").payload) == {"args": [SECRET]}
+    without = sqlq.App(sealing.database.engine.url)
+    assert without.schedules.get("added").payload.endswith("which is not here")
+    without.close()
+
+
+def test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs(
+    sealing: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, how: Any
+) -> None:
+    def deploy(app: sqlq.App, argument: int) -> str:
+        task = app.task(name="t")(lambda n: None)
+        app.schedule("nightly", task.new(argument), cron="0 3 * * *")
+        app.write_declared()
+        with engine.connect() as conn:
+            return str(conn.scalar(text("SELECT payload FROM sqlq_schedules")))
+
+    first = deploy(sealing, 1)
+    assert deploy(other(keys=[KEY], seal=how), 1) == first
+    assert deploy(other(keys=[KEY, OLD], seal=how), 1) == first
+    changed = deploy(other(keys=[KEY], seal=how), 2)
+    assert changed != first
+    rotated = deploy(other(keys=[OLD, KEY], seal=how), 2)
+    assert rotated.startswith(HEAD)
+    assert rotated != changed
+
+
+# -- other ways in -------------------------------------------------------------------------------------------
+
+
+def test_other_ways_to_enqueue_are_sealed(sealing: sqlq.App, engine: Engine) -> None:
+    ran: list[int] = []
+    task = sealing.task(name="t")(ran.append)
+    with Session(engine) as session, session.begin():
+        sealing.enqueue(task.new(1), session=session)
+    with engine.begin() as conn:
+        conn.exec_driver_sql(*sealing.statement(sealing.named("t").new(2)))
+    asyncio.run(sealing.aenqueue(task.new(3)))
+    sealing.enqueue(task.new(0).set(unique_key="k", delay="1h"))
+    sealing.enqueue(task.new(4).set(unique_key="k", on_conflict="replace"))
+    write(engine, "UPDATE jobs SET available_at = created_at")
+    assert all(each.startswith(HEAD) for each in stored(engine))
+    assert work(sealing).completed == 4
+    assert sorted(ran) == [1, 2, 3, 4]
+
+
+def test_jobs_that_run_here_need_no_seal(sealing: sqlq.App, engine: Engine) -> None:
+    ran: list[int] = []
+    task = sealing.task(name="t")(ran.append)
+    sealing.enqueue(task.new(1), eager=True)
+    with inline(sealing):
+        sealing.enqueue(task.new(2))
+    assert ran == [1, 2]
+    assert stored(engine) == []
+
+
+def test_a_test_sees_what_was_enqueued(sealing: sqlq.App, other: Callable[..., sqlq.App]) -> None:
+    task = sealing.task(name="t")(lambda n: None)
+    sealing.enqueue(task.new(7))
+    assert_enqueued(task, args=[7], app=sealing)
+    with pytest.raises(AssertionError, match="an unreadable payload"):
+        assert_enqueued(task, args=[7], app=other())
+
+
+def test_cursors_are_as_ever(sealing: sqlq.App, engine: Engine) -> None:
+    seen: list[Any] = []
+
+    @sealing.task(name="t", backoff="0s")
+    def task(n: int) -> None:
+        job = sqlq.current_job()
+        seen.append(job.cursor)
+        if job.cursor is None:
+            with Session(engine) as session, session.begin():
+                job.checkpoint(session, n)
+            raise ValueError("again")
+
+    sealing.enqueue(task.new(7))
+    work(sealing)
+    assert seen == [None, 7]
+
+
+def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine: Engine) -> None:
+    """Its results are sealed in its own transaction, too."""
+    app = sqlq.App(database_url, keys=[KEY], queues={"slow": {"timeout": "1m"}})
+
+    @app.task(name="t")
+    def task() -> None:
+        with sqlq.current_job().completing(engine, result=SECRET):
+            pass
+
+    job = app.enqueue(task.new().set(queue="slow"))
+    work(app)
+    assert stored(engine, "finished_jobs", "result")[0].startswith(HEAD)
+    assert app.result(job) == SECRET
+    app.close()
+
+
+def test_an_unfinished_job_has_no_result_sealed_or_not(sealing: sqlq.App) -> None:
+    task = sealing.task(name="t")(lambda: 1)
+    with pytest.raises(NoResultError):
+        sealing.result(sealing.enqueue(task.new()))
+
+
+# -- what others do with sealed rows -------------------------------------------------------------------------
+
+
+def test_a_result_that_is_waited_for_is_opened(
+    sealing: sqlq.App, other: Callable[..., sqlq.App], how: str
+) -> None:
+    @sealing.task(name="card")
+    def card() -> dict[str, str]:
+        return {"card": SECRET}
+
+    job = sealing.enqueue(card.new())
+    work(sealing)
+    assert sealing.result(job, timeout="10s") == {"card": SECRET}
+    assert sealing.stored_result(job.id) == {"card": SECRET}
+    for app in (other(), other(keys=[new_key()])):
+        with pytest.raises(SealError, match="cannot be read"):
+            app.result(job.id, timeout="10s")
+
+
+def test_a_replay_is_opened_as_the_job_was(
+    sealing: sqlq.App, engine: Engine, other: Callable[..., sqlq.App]
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    @sealing.task(name="charge")
+    def charge(card: str, again: bool = False) -> None:
+        seen.append((card, again))
+
+    job = sealing.enqueue(charge.new(SECRET))
+    work(sealing)
+    assert sealing.replay(job.id).number == 1
+    assert sealing.replay(job.id, kwargs={"again": True}, again=True).number == 1
+    assert all(each.startswith(HEAD) for each in stored(engine))
+    work(sealing)
+    assert sorted(seen) == [(SECRET, False), (SECRET, False), (SECRET, True)]
+    assert failed(sealing) == []
+    with pytest.raises(SealError, match="cannot be read"):
+        other().replay(job.id, args=[7], again=True)

@@ -1,0 +1,141 @@
+"""Serial: one job of a key after the other, in the order of their ids, retries included."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import sqlq
+from sqlq.store import jobs, limits
+from tests.waiting import wait_until
+
+
+class Books:
+    """An App with accounts whose bookings are noted as they come."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.noted: list[tuple[Any, int]] = []
+        self.broken: set[int] = set()
+        self.once: set[int] = set()
+        self.lock = threading.Lock()
+
+    def task(self, **options: Any) -> sqlq.Task[..., None]:
+        @self.app.task(name="book", **options)
+        def book(account: str, n: int) -> None:
+            with self.lock:
+                self.noted.append((account, n))
+            if n in self.broken:
+                raise ValueError("broken")
+            if n in self.once:
+                self.once.discard(n)
+                raise ValueError("not yet")
+
+        return book
+
+    def work(self, **options: Any) -> list[int]:
+        before = len(self.noted)
+        self.app.worker(drain=True, concurrency=6, **options).run()
+        return [n for _, n in self.noted[before:]]
+
+    def of(self, account: str) -> list[int]:
+        return [n for name, n in self.noted if name == account]
+
+
+@pytest.fixture
+def books(app: sqlq.App) -> Books:
+    return Books(app)
+
+
+def test_jobs_of_a_key_run_in_the_order_of_their_ids(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    later = [book.new("a", n).set(priority=n) for n in range(8)]  # priorities do not change the order
+    books.app.enqueue_many([*later, *(book.new("b", n) for n in range(8))])
+    with ThreadPoolExecutor(2) as threads:
+        for worker in [threads.submit(books.work) for _ in range(2)]:
+            worker.result(60)
+    assert books.of("a") == books.of("b") == list(range(8))
+
+
+def test_those_after_a_job_wait_for_its_next_attempt(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"), backoff="50ms")
+    books.once = {1, 3}
+    books.app.enqueue_many([book.new("a", n) for n in range(5)])
+    worker = books.app.worker(concurrency=5)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(worker.run)
+        wait_until(lambda: len(books.app.list(state="finished")) == 5)
+        worker.stop()
+        running.result(60)
+    assert books.of("a") == [0, 1, 1, 2, 3, 3, 4]
+
+
+def test_one_that_is_not_due_yet_keeps_those_after_it(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    first = books.app.enqueue(book.new("a", 1).set(delay="1h"))
+    books.app.enqueue(book.new("a", 2))
+    assert books.work() == []
+    books.app.cancel([first.id])
+    assert books.work() == [2]
+
+
+def test_after_a_failure_for_good_the_next_goes_on(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"), max_attempts=1)
+    books.broken = {1}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    assert books.work() == [0, 1, 2]
+    books.broken.clear()
+    books.app.enqueue(book.new("a", 3))
+    books.app.retry_failed(all=True)  # whose id is the least again
+    assert books.work() == [1, 3]
+
+
+def test_a_failure_holds_the_key_until_it_is_retried(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    books.broken = {1}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    books.app.enqueue(book.new("b", 7))
+    assert sorted(books.work()) == [0, 1, 7]
+    assert len(books.app.list(state="blocked")) == 1
+    books.broken.clear()
+    books.app.retry_failed(all=True)
+    assert books.work() == [1, 2]
+
+
+def test_a_failure_holds_the_key_until_it_is_forgotten(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    books.broken = {0}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    assert books.work() == [0]
+    books.app.admin.forget_failed(all=True)
+    assert limits.look(books.app.database).number == 1
+    assert books.work() == [1, 2]
+
+
+def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    first, second = books.app.enqueue_many([book.new("a", n) for n in range(2)])
+    limits.look(books.app.database, most=0)
+    if books.app.database.dialect.one_writer:
+        return  # nobody holds a row there while another writes
+    with books.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:
+        conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": first.id})
+        admitting = threads.submit(limits.look, books.app.database)
+        wait_until(lambda: waits(books.app))
+        conn.commit()
+        assert admitting.result(60).number == 1
+    with books.app.database.begin() as conn:
+        assert [job.id for job in jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=1000)] == [
+            first.id
+        ]
+    assert books.app.get(second.id).state == "blocked"
+
+
+def waits(app: sqlq.App) -> bool:
+    with app.database.read() as conn:
+        waiting = "datname = current_database() AND wait_event_type = 'Lock'"
+        return bool(conn.scalar(text(f"SELECT count(*) FROM pg_stat_activity WHERE {waiting}")))
