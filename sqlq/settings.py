@@ -105,6 +105,11 @@ def database_url(argument: str | URL | None = None) -> URL:
 
 
 def _read(given: str | URL, what: str) -> URL:
+    if not isinstance(given, str | URL):
+        raise ConfigurationError(
+            f"{what} is text, or a URL of SQLAlchemy, not {type(given).__name__}; an engine is given as "
+            "engine="
+        )
     try:
         return make_url(given)
     except (ArgumentError, ValueError):  # ValueError: the port is no number

@@ -54,8 +54,6 @@ class Admissions:
         self._keys: set[str] = set()
         self._hinted = in_use
         self._busy = False
-        self.turns = 0
-        """How many times it has begun to look."""
         self._closing = False
         self._look_at = float("-inf")
         """When to look at wakes."""
@@ -157,7 +155,6 @@ class Admissions:
                 keys.add(key)
             self._hinted = False
             self._busy = True
-            self.turns += 1
             return True
 
     def _admit(self, keys: set[str]) -> None:

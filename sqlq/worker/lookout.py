@@ -262,7 +262,8 @@ class Lookout:
         if any(wait <= 0 for wait in waits):
             self._send()
         self._look_at = moment + LOOKOUT_SECONDS
-        self._go_at = NEVER
+        if self._go_at > moment:  # guard: a-look-drops-no-hint
+            self._go_at = NEVER
         later = [wait for wait in waits if wait > 0]
         if later:
             self._go_or_look(moment + min(later))

@@ -506,7 +506,7 @@ class Worker(Background):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        outage, quiet = Outage("claiming jobs"), False
+        outage, quiet, is_last = Outage("claiming jobs"), False, False
         lifetime_ms = self._options.max_lifetime_ms
         ends_at = float("inf") if lifetime_ms is None else time.monotonic() + lifetime_ms / 1000
         while not (self._stopping.is_set() or self._retiring):
@@ -532,9 +532,8 @@ class Worker(Background):
                 continue
             # Looked at before the claim: what was settled by then, and is due again, the claim sees.
             # A job is handed to the unblocker before it is dropped from the leases.
-            turns = self._admissions.turns
             held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
-            held_nothing = held_nothing and self._admissions.is_idle
+            held_nothing = held_nothing and self._admissions.is_idle  # guard: drain-awaits-a-look-under-way
             try:
                 claimed = self._claim(limit, quiet)
             except DBAPIError as error:
@@ -548,9 +547,16 @@ class Worker(Background):
             if claimed:
                 self._bounds.works()
                 self._wake.found_work()
-            elif self._options.drain and held_nothing and not self._admitted_now(turns):
-                self._retire("nothing is available", replace=False)
-                return
+            if self._options.drain and not claimed and held_nothing:
+                if is_last:
+                    self._retire("nothing is available", replace=False)
+                    return
+                # Since the claim a chore, or the thread that admits, may have admitted: the next one sees it.
+                is_last = not self._admitted_now()  # guard: drain-claims-once-more
+                if is_last:
+                    quiet = False
+                    continue
+            is_last = False
             if claimed == limit:
                 self._supervision.more()
                 quiet = False
@@ -673,15 +679,11 @@ class Worker(Background):
         for moment in starts or [time.monotonic()]:
             self._wake.at(moment)
 
-    def _admitted_now(self, turns: int) -> bool:
-        """Whether a worker that is about to leave finds jobs that may run by now, or may have looked past
-        what its own thread, which has begun so many `turns` before, holds locked to admit it; where the
-        database is away, it looks again."""
+    def _admitted_now(self) -> bool:
+        """Whether a worker that is about to leave finds jobs that may run by now; where the database is away,
+        it looks again."""
         try:
-            if self._admissions.look_now():  # guard: drain-awaits-admissions
-                return True
-            # guard: drain-awaits-a-look-under-way
-            return self._admissions.turns != turns or not self._admissions.is_idle
+            return self._admissions.look_now()  # guard: drain-awaits-admissions
         except DBAPIError as error:
             dialect = self._database.dialect
             if dialect.is_away(error) or dialect.rolled_back(error):

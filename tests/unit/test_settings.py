@@ -78,12 +78,18 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
     assert ends(database_url("sqlite:///shop.db"), 3) == {}
 
 
-@pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d", 7])
+@pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
 def test_what_is_no_url_is_refused(given: Any) -> None:
     with pytest.raises(
         sqlq.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
     ):
         sqlq.App(given)
+
+
+def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_path: Path) -> None:
+    given: list[Any] = [create_engine(f"sqlite:///{tmp_path}/x.db")]
+    with pytest.raises(sqlq.ConfigurationError, match="not Engine; an engine is given as engine="):
+        sqlq.App(*given)
 
 
 @pytest.mark.parametrize(

@@ -488,7 +488,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     enqueued: list[int] = []
 
     def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
-        idle = worker._admissions.is_idle and worker._admissions.turns > 0
+        idle = worker._admissions.is_idle and worker._admissions._looked_at > 0
         found = claim(claimer, limit, quiet=quiet)
         if idle and not enqueued:  # it would leave now
             enqueued.append(gauge.app.enqueue(task.new()).id)
@@ -513,6 +513,29 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     monkeypatch.setattr(limits, "look", looks)
     assert worker.run().completed == 1
     assert gauge.app.get(enqueued[0]).state == "finished"
+
+
+def test_a_drain_claims_once_more_after_its_last_look(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a chore admits after the claim, the last look does not find in line, and no thread tells of."""
+    producer = sqlq.App(engine=engine)
+    limited = producer.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
+    app.task(name="call")(lambda: None)  # this worker knows of no limits, and so has no thread for them
+    claim = Claimer.claim
+    enqueued: list[int] = []
+
+    def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
+        found = claim(claimer, limit, quiet=quiet)
+        if not enqueued:  # it would leave now
+            enqueued.append(producer.enqueue(limited.new()).id)
+            assert limits.look(app.database).number == 1
+        return found
+
+    monkeypatch.setattr(Claimer, "claim", claims)
+    assert app.worker(drain=True).run().completed == 1
+    assert app.get(enqueued[0]).state == "finished"
+    producer.close()
 
 
 def test_a_step_of_a_flow_waits_for_the_steps_before_it_and_then_in_line(gauge: Gauge) -> None:

@@ -125,6 +125,27 @@ def test_a_hint_sends_a_worker_before_the_next_look(
 
 
 @on_postgresql
+def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have overtaken the COMMIT it speaks of, so that the look finds nothing."""
+    heard = Lookout._heard
+
+    def hears(looking: Lookout, said: Any) -> None:
+        heard(looking, said)
+        if said:
+            looking._look_at = looking._go_at
+
+    monkeypatch.setattr(Lookout, "_heard", hears)
+    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    with looking_out(app, Seen()) as seen:
+        wait_until(lambda: seen.looked, what="the first look")
+        cluster.notify(app.database)
+        wait_until(lambda: seen.looked == 2, what="the look at the moment of the hint")
+        wait_until(lambda: seen.went, what="a worker sent")
+
+
+@on_postgresql
 def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
