@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import re
 import shutil
 import signal
 import zlib
@@ -46,48 +47,47 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-SAME_ON_BOTH = (
-    "faces/",
-    *(f"worker/test_{what}.py" for what in ("around", "bounds", "control", "eager", "events", "isolates")),
-    *(f"worker/test_{what}.py" for what in ("lifespan", "named", "starting", "stamp", "typed")),
-    *(f"faults/test_{what}.py" for what in ("flows_survive", "follow_ups", "limits", "nothing_is_lost")),
-    *(f"faults/test_{what}.py" for what in ("schedules", "slices", "supervisor", "zombies")),
+SAME_ON_BOTH = ("faces/", "faults/", "worker/")
+ON_EACH = (
+    *(f"worker/test_{what}.py" for what in ("complete", "flow", "flows", "leases", "limits", "limits_and")),
+    *(f"worker/test_{what}.py" for what in ("newest_first", "outage", "rates", "serial", "sql_rows")),
+    *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
-"""Folders and files of tests of what is above the database, most of which start processes: the statements
-below have tests of their own on each kind. The command of the scorecard runs them all on both."""
-BOTH = "SQLQ_TEST_BOTH"
+"""Folders of tests of what is above the database, many of which start processes, but for files that are about
+what each kind of database does: the statements below have tests of their own on each kind. The command of the
+scorecard runs them all on both."""
+ALL = "SQLQ_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have a test of what is above the database run on one kind of it, chosen by the test's name, unless it
-    is asked for by name or SQLQ_TEST_BOTH is set."""
-    if os.environ.get(BOTH) or any("::" in argument for argument in config.args):
+    """Have one of several alike tests run, chosen by their name, unless one is asked for by name or
+    SQLQ_TEST_ALL is set: those of what is above the database are alike on both kinds of it, and those marked
+    `variants` with all their parameters."""
+    if os.environ.get(ALL) or any("::" in argument for argument in config.args):
         return
-    twins: dict[object, list[pytest.Item]] = {}
+    alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if (key := _but_for_the_database(item)) is not None:
-            twins.setdefault(key, []).append(item)
-    left_out: list[pytest.Item] = []
-    for key, found in twins.items():
-        if len(found) == len(DATABASES):
-            left_out.append(found[zlib.crc32(repr(key).encode()) % len(found)])
+        alike.setdefault(_but_for_what_is_alike(item), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for name, found in alike.items():
+        chosen = zlib.crc32(name.encode()) % len(found)
+        left_out.update(item for place, item in enumerate(found) if place != chosen)
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
-def _but_for_the_database(item: pytest.Item) -> object:
-    """Return what tells a test from all others but its twin on the other kind of database; None for one that
-    has none, or needs to run on both."""
-    if not item.path.relative_to(Path(__file__).parent).as_posix().startswith(SAME_ON_BOTH):
-        return None
-    indices: dict[str, int] = getattr(getattr(item, "callspec", None), "indices", {})
-    kinds = {"database_url", "empty_database_url"}
-    if not indices.keys() & kinds:
-        return None
-    name, _, _ = item.nodeid.partition("[")
-    return name, tuple(sorted((each, place) for each, place in indices.items() if each not in kinds))
+def _but_for_what_is_alike(item: pytest.Item) -> str:
+    """Return a test's name without what tells it from tests that are alike."""
+    name = item.nodeid
+    if item.get_closest_marker("variants") is not None:
+        name = name.partition("[")[0]
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    if file.startswith(SAME_ON_BOTH) and file not in ON_EACH:
+        given: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        if (kind := given.get("database_url", given.get("empty_database_url"))) in DATABASES:
+            name = re.sub(rf"(?<=[\[-]){kind}(?=[\]-])", "", name, count=1)
+    return name
 
 
 def pytest_sessionstart() -> None:
@@ -144,7 +144,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
     if request.param == "sqlite":
         yield sqlite_url(tmp_path / "empty.db")
     else:
-        with _fresh(request.getfixturevalue("postgresql")) as url:
+        with fresh_database(request.getfixturevalue("postgresql")) as url:
             yield url
 
 
@@ -156,7 +156,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         shutil.copyfile(request.getfixturevalue("migrated_sqlite"), file)
         yield sqlite_url(file)
     else:
-        with _fresh(
+        with fresh_database(
             request.getfixturevalue("postgresql"), template=request.getfixturevalue("migrated_postgresql")
         ) as url:
             yield url
@@ -192,7 +192,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def migrated_postgresql(postgresql: PostgreSQL) -> Iterator[str]:
     """The URL of a database with sqlq's tables, to be a template."""
-    with _fresh(postgresql) as url:
+    with fresh_database(postgresql) as url:
         _migrate(url)
         yield url
 
@@ -203,7 +203,8 @@ def sqlite_url(file: Path) -> str:
 
 
 @contextmanager
-def _fresh(server: PostgreSQL, template: str | None = None) -> Iterator[str]:
+def fresh_database(server: PostgreSQL, template: str | None = None) -> Iterator[str]:
+    """Make a database while the block lasts, empty or as a template; yields its URL."""
     url = server.create_database(template)
     try:
         yield url

@@ -482,6 +482,7 @@ def read_only(directory: Path) -> Iterator[None]:
     directory.chmod(0o755)
 
 
+@pytest.mark.variants
 @on_sqlite
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 @pytest.mark.parametrize("way", ["by its permissions", "by its URL", "by the App's engine"])

@@ -44,6 +44,7 @@ def test_a_new_key_is_printed_alone(bare: Command) -> None:
     assert id != first.out[:8]
 
 
+@pytest.mark.variants
 def test_arguments_and_results_are_shown_with_the_key_alone(sealed: Command) -> None:
     sealed.shop("enqueue", "shop.send", "7", "--kwargs", json.dumps({"note": SECRET}))
     how = "signed" if sealed.environment["SQLQ_SEAL"] == "sign" else "encrypted"

@@ -99,6 +99,7 @@ def test_the_level_holds_for_them_too(chatty: Chatty) -> None:
     assert chatty.log("", "--log-level", "warning", jobs=(("plain", "1"), ("alone", "2"))) == ""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "set_up",
     [
@@ -266,6 +267,7 @@ def test_what_was_logged_is_there_when_the_process_is_killed(many: Command, app:
     assert any("was killed by signal 9" in line for line in lines[at:])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"], ids=["stderr", "all"])
 def test_closed_descriptors_stop_nothing(many: Command, app: sqlq.App, closed: str) -> None:
     """What a handler, or a program that it starts, writes to stderr then must not end in a file or socket

@@ -104,6 +104,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("at_first", [True, False])
 def test_code_that_cannot_run_is_told_and_the_next_change_tries_again(

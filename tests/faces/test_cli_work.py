@@ -139,6 +139,7 @@ def test_the_log_level_is_kept(sqlq_: Command) -> None:
     assert sqlq_.work("--log-level", "warning").err == ""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_lets_what_runs_finish(
     sqlq_: Command, app: sqlq.App, number: signal.Signals
@@ -168,6 +169,7 @@ def test_after_the_grace_time_a_running_job_is_given_back_unburnt(sqlq_: Command
     assert (job.state, job.attempts, job.releases) == (State.AVAILABLE, 0, 1)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_second_signal_leaves_at_once(

@@ -12,17 +12,24 @@ from pathlib import Path
 
 from sqlalchemy import Engine, text
 
+from tests.faces.preloaded import preloaded
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders_flow"
 
 
 def run(line: str, folder: Path, url: str) -> str:
     program, *arguments = shlex.split(line)
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"SQLQ_DATABASE_URL": url, "PYTHONPATH": str(EXAMPLE.parents[1])}
+    if program == "sqlq" and "work" not in arguments:
+        done = preloaded().run(arguments, folder, environment, 120)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        return done.stdout
     known = {"sqlq": [sys.executable, "-m", "sqlq"], "python": [sys.executable]}
-    own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     done = subprocess.run(
         [*known.get(program, [program]), *arguments],
         cwd=folder,
-        env={**own, "SQLQ_DATABASE_URL": url, "PYTHONPATH": str(EXAMPLE.parents[1])},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -208,7 +208,11 @@ def mails() -> Iterator[MailService]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("example", [FLASK, FASTAPI, PYRAMID, SQLMODEL], ids=lambda example: example.folder)
+@pytest.mark.parametrize(
+    "example",
+    [FLASK, FASTAPI, *(pytest.param(example, marks=pytest.mark.slow) for example in (PYRAMID, SQLMODEL))],
+    ids=lambda example: example.folder,
+)
 def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
     example: Example,
     empty_database_url: str,

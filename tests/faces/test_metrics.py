@@ -159,6 +159,7 @@ def test_a_worker_process_that_dies_loses_and_doubles_nothing(sqlq_: Command, ap
         assert value(found, "sqlq_failed_total", task="shop.die", reason="worker_lost") == 1
 
 
+@pytest.mark.slow
 def test_under_a_storm_of_kills_nothing_is_counted_twice(sqlq_: Command, app: sqlq.App) -> None:
     """What a killed process had not told yet is not counted at all: less than it had in its slots and in its
     last batch."""

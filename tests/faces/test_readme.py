@@ -374,6 +374,7 @@ def test_testing(desk: Desk) -> None:
     assert "6 passed" in said
 
 
+@pytest.mark.slow
 def test_a_django_project(desk: Desk) -> None:
     (desk.directory / "shop.py").unlink()
     desk.run("python -m django startproject site_of_shop . && python -m django startapp shop")
@@ -1351,7 +1352,7 @@ class TestGrants:
         enqueue_as(urls["shop_web"])
         app = sqlq.App(urls["shop_worker"])
 
-        @app.task(name="shop.note")
+        @app.task(name="shop.note", backoff="1h")
         def note(text: str = "") -> None:
             if text == "a":
                 raise LookupError(text)
@@ -1417,6 +1418,7 @@ class TestGrants:
             conn.exec_driver_sql(statement)
         engine.dispose()
 
+    @pytest.mark.slow
     def test_every_one_of_them_is_needed(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
         flows = {"shop_web": enqueue_as, "shop_worker": work_as, "shop_operator": operate_as}

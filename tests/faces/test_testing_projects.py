@@ -188,6 +188,7 @@ def test_made_before(sqlq_app):
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("on_the_server", [False, True])
 def test_an_application_factory_leaves_the_test_where_it_is(
     project: Path, real: str, on_the_server: bool
@@ -292,6 +293,7 @@ def test_what_the_url_of_the_server_says_stays_said(monkeypatch: pytest.MonkeyPa
     assert options("postgresql+asyncpg://h/d") is None
 
 
+@pytest.mark.slow
 @on_sqlite
 def test_the_fixture_refuses_a_file_with_rows_of_sqlqs_in_it(project: Path, real: str) -> None:
     held = (project / "real.db").read_bytes()
@@ -313,6 +315,7 @@ def test_the_fixture_refuses_a_file_with_rows_of_sqlqs_in_it(project: Path, real
         assert copy.read_bytes() == left
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("ini", "said"),
     [

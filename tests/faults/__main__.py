@@ -100,7 +100,7 @@ def main() -> int:
             *([] if chosen else ["tests/faults"]),
         ]
         tests = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, VARIABLE: str(file), "SQLQ_TEST_BOTH": "1"}, check=False
+            command, cwd=ROOT, env={**os.environ, VARIABLE: str(file), "SQLQ_TEST_ALL": "1"}, check=False
         ).returncode
         records = [json.loads(line) for line in file.read_text().splitlines()]
     rows, good = summed(records)

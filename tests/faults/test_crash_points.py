@@ -187,6 +187,7 @@ def test_dying_while_claiming(points: Callable[[str], Points]) -> None:
         assert [error["reason"] for error in job.errors] == (["worker_lost"] if took else [])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_dying_while_settling(points: Callable[[str], Points], outcome: str) -> None:
     crash = points("settle")
@@ -271,6 +272,7 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
     assert {str(job.state) for (job,) in crash.finish().values()} == {"finished"}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int) -> None:
     crash = points("rescue")
@@ -371,6 +373,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
     assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("outcome", ["retry", "release", "fail", "complete"])
 def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outcome: str) -> None:
     """With the end of the attempt, or not at all: nobody runs without a slot."""
@@ -400,6 +403,7 @@ def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outco
     crash.finish()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("failed", [False, True], ids=["waiting", "failed"])
 def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], failed: bool) -> None:
     """The step is in one table, and what waits for it runs after the skip alone."""

@@ -131,6 +131,7 @@ def fleet(restartable_postgresql: OwnPostgreSQL, tmp_path: Path) -> Iterator[Fle
     restartable_postgresql.drop_database(made.url)
 
 
+@pytest.mark.slow
 def test_an_idle_fleet_asks_little_and_holds_few_connections(fleet: Fleet) -> None:
     with fleet.working():
         fleet.run_one()

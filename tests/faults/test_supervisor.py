@@ -373,6 +373,7 @@ def recycled(worker: WorkerProcess, times: int) -> bool:
     return worker.log.read_text().count("takes its place") > times
 
 
+@pytest.mark.variants
 @on_sqlite
 @pytest.mark.parametrize(
     "limit", [("--max-jobs", "20"), ("--max-lifetime", "1s")], ids=lambda limit: limit[0]

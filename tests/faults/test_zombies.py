@@ -196,6 +196,7 @@ MEANWHILE = [
 ]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_a_frozen_worker_changes_nothing_when_it_wakes(
     app: sqlq.App, folder: Path, database_url: str, meanwhile: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Re
 from sqlq.store import checkpoint, endings, expiry, jobs, limits, records, replay
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer
+from tests.conftest import DATABASES, fresh_database, sqlite_url
+from tests.servers import PostgreSQL
 
 FOLLOWER = '{"task": "shop.thank", "queue": "mail"}'
 ERROR = ErrorText("ValueError", "no", "Traceback")
@@ -181,9 +184,42 @@ def test_the_database_receives_the_golden_statement(database: Database, name: st
 # ── How they are run ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def crowded(database: Database) -> Database:
-    """A database in which a careless statement would read tens of thousands of rows."""
+@pytest.fixture(scope="module")
+def crowded_sqlite(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("crowded") / "sqlq.db"
+    shutil.copyfile(migrated_sqlite, file)
+    crowd(sqlite_url(file))
+    assert list(file.parent.iterdir()) == [file]
+    return file
+
+
+@pytest.fixture(scope="module")
+def crowded_postgresql(postgresql: PostgreSQL, migrated_postgresql: str) -> Iterator[str]:
+    with fresh_database(postgresql, template=migrated_postgresql) as url:
+        crowd(url)
+        yield url
+
+
+@pytest.fixture(params=DATABASES)
+def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A database in which a careless statement would read tens of thousands of rows: a copy of one, which
+    takes a second to make."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            url = sqlite_url(tmp_path / "sqlq.db")
+            shutil.copyfile(request.getfixturevalue("crowded_sqlite"), tmp_path / "sqlq.db")
+        else:
+            server, template = map(request.getfixturevalue, ("postgresql", "crowded_postgresql"))
+            url = stack.enter_context(fresh_database(server, template=template))
+        yield stack.enter_context(closing(sqlq.App(url))).database
+
+
+def crowd(url: str) -> None:
+    with closing(sqlq.App(url)) as app:
+        fill(app.database)
+
+
+def fill(database: Database) -> None:
     with database.begin() as conn:
         prefix = f"{database.schema}." if database.schema else ""
         later, soon = ("now() + interval '1 day'", "now()") if database.schema else ("10000000000000", "1")
@@ -228,7 +264,6 @@ def crowded(database: Database) -> Database:
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         # not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise
         conn.exec_driver_sql("VACUUM (ANALYZE)" if database.schema else "ANALYZE")
-    return database
 
 
 BUFFERS = {
@@ -249,7 +284,7 @@ BUFFERS = {
 """How many pages a statement may touch here; the tables have some thousand. Those not named get 150."""
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("crowded", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str) -> None:
     with crowded.connect() as conn, conn.begin() as transaction:
@@ -283,7 +318,7 @@ def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from walk(child)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("crowded", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_sqlite_uses_an_index(crowded: Database, name: str) -> None:
     with crowded.begin() as conn:

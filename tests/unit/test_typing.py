@@ -267,6 +267,7 @@ def program(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_mypy_reports_the_wrong_lines_only(program: Path) -> None:
     done = subprocess.run(
         [
@@ -295,6 +296,7 @@ def test_mypy_reports_the_wrong_lines_only(program: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_pyright_reports_the_wrong_lines_only(program: Path) -> None:
     (program.parent / "pyrightconfig.json").write_text(
         json.dumps({"typeCheckingMode": "strict", "extraPaths": [str(ROOT)], "include": [program.name]})

@@ -332,6 +332,7 @@ def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs", "--max-lifetime"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
