@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 
 import sqlq
+from sqlq.store.database import Database
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
 DATABASES = ["sqlite", "postgresql"]
@@ -94,6 +95,44 @@ def pytest_sessionstart() -> None:
     """Compile sqlq once: a thousand processes that the tests start import it, and write nothing."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         compileall.compile_dir(Path(sqlq.__file__).parent, quiet=2)
+
+
+class Compiled(dict[Any, Any]):
+    """What one engine of sqlq's own has compiled, for all of them: each test makes engines, and a quarter of
+    its time went into compiling the same statements. An engine keeps it by its dialect; those of one class,
+    for servers of one version, compile alike."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__()
+        self._dialect = dialect
+
+    def _key(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        dialect = self._dialect
+        return (type(dialect), getattr(dialect, "server_version_info", None), *key[1:])
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return _COMPILED.get(self._key(key), default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        _COMPILED[self._key(key)] = compiled
+
+
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once() -> Iterator[None]:
+    """Have engines of sqlq's own share what they compile."""
+    prepared = Database._prepared.__func__
+
+    def sharing(*given: Any) -> Database:
+        database: Database = prepared(*given)
+        database.engine._compiled_cache = Compiled(database.engine.dialect)
+        return database
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "_prepared", classmethod(sharing))
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
