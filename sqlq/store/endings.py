@@ -55,17 +55,15 @@ from sqlq.job import (
     Settlement,
 )
 from sqlq.retry import error_record, follows, wait_after_loss_ms
+from sqlq.schema.moments import after, far, now
 from sqlq.schema.tables import (
     CARRIED,
     TOKEN_SCHEMA,
-    after,
     attempts_allowed,
     failed_jobs,
-    far,
     finished_jobs,
     jobs,
     next_token,
-    now,
     one_more,
 )
 from sqlq.seal import Seal

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import URL, BigInteger, Connection, bindparam, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.schema.tables import TOKEN_SCHEMA, after, jobs, metadata, now
+from sqlq.schema.moments import after, now
+from sqlq.schema.tables import TOKEN_SCHEMA, jobs, metadata
 from sqlq.store import cluster, counts
 from sqlq.store.database import Database
 

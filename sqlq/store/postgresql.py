@@ -34,7 +34,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED, TOKEN_SCHEMA, jobs
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
 from sqlq.store.dialect import (
     NO_OPTIONS,
     Ask,

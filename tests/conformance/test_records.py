@@ -22,7 +22,8 @@ from sqlq.job import (
     Retried,
     Settlement,
 )
-from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues, workers
+from sqlq.schema.moments import after, now
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.store import cluster, endings, records
 from sqlq.store import jobs as hot
 

@@ -46,7 +46,7 @@ from sqlq.job import (
     Retried,
     Rule,
 )
-from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store import checkpoint, endings, expiry, flows, jobs, limits, records, unblock
 from sqlq.store.database import Database
 from sqlq.store.jobs import Fate

@@ -25,7 +25,7 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, JobDetails, Outcome, Settlement
-from sqlq.schema.tables import SQLITE_NOW
+from sqlq.schema.moments import SQLITE_NOW
 from sqlq.store import endings, jobs
 from sqlq.worker.chores import Chores, Sweep
 from tests.faults import effects, guard
