@@ -10,9 +10,10 @@ from sqlq.retry import given_back
 from sqlq.store import flows
 from sqlq.store.database import Database
 from sqlq.task import Registry
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.lifespan import Lifespan
 from sqlq.worker.progress import ProgressWriter
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 from sqlq.worker.sealed import opened_by
 
 log = logging.getLogger("sqlq.worker")

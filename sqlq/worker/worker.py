@@ -43,6 +43,7 @@ from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
 from sqlq.worker.child import Unsupervised
 from sqlq.worker.claim import Claimer
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.duties import Duties
@@ -59,7 +60,7 @@ from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
 from sqlq.worker.unblocker import Unblocker

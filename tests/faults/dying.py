@@ -31,8 +31,9 @@ from sqlq.store import endings, jobs, limits, records, schedules, unblock
 from sqlq.store.dialect import Dialect
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.sqlite import SQLite
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.link import unpacked
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 
 ROOT = Path(__file__).parents[2]
 DIED = 77

@@ -20,7 +20,8 @@ from sqlq.job import ErrorText, Failed, Retried, Settlement
 from sqlq.settings import CURSOR_BYTES, MAX_RELEASES
 from sqlq.store import checkpoint, endings, jobs
 from sqlq.testing import inline
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.commits import CompletionTarget
+from sqlq.worker.running import RunningJob
 from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode
 from tests.servers import async_database_url
 from tests.waiting import wait_until

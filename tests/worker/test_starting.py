@@ -30,11 +30,12 @@ from sqlq.schema.tables import finished_jobs
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
 from sqlq.worker import chores, grace, settle
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.executors import Executors
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
