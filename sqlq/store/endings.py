@@ -43,17 +43,8 @@ from sqlalchemy.sql.dml import ReturningDelete
 from sqlq import history
 from sqlq.endings import follow_up
 from sqlq.history import Course
-from sqlq.job import (
-    Cancelled,
-    Completed,
-    ErrorText,
-    Failed,
-    NewJob,
-    Released,
-    Retried,
-    SelfCompleted,
-    Settlement,
-)
+from sqlq.job import NewJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted, Settlement
 from sqlq.retry import error_record, follows, wait_after_loss_ms
 from sqlq.schema.moments import after, far, now
 from sqlq.schema.tables import (

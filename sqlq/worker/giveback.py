@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sqlq.job import Outcome
+from sqlq.outcome import Outcome
 from sqlq.retry import given_back
 from sqlq.worker.execute import late
 from sqlq.worker.executors import Executors

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
-from sqlq.job import Cancelled, ErrorText, Outcome, Released
+from sqlq.outcome import Cancelled, ErrorText, Outcome, Released
 from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
 from sqlq.task import Registry

@@ -28,7 +28,7 @@ from sqlq import codec
 from sqlq.around import Scope
 from sqlq.errors import SchemaVersionError
 from sqlq.events import Events, JobEvent
-from sqlq.job import Outcome
+from sqlq.outcome import Outcome
 from sqlq.retry import remote_error
 from sqlq.schedule import Declarations
 from sqlq.schema import version

@@ -16,17 +16,8 @@ from sqlalchemy import Connection, Engine, event, text, update
 import sqlq
 from sqlq import admin
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.job import (
-    Cancelled,
-    ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
-    Outcome,
-    Released,
-    Retried,
-    Settlement,
-)
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store import cluster, endings, jobs, operators
 from sqlq.store.jobs import Fate

@@ -17,7 +17,7 @@ import sqlq
 from sqlq import doctor
 from sqlq.doctor import Doctor, filesystem
 from sqlq.findings import Finding, Verdict
-from sqlq.job import ErrorText, Failed, Released, Settlement
+from sqlq.outcome import ErrorText, Failed, Released, Settlement
 from sqlq.store import cluster, counts, endings, health, jobs
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin import SKIPPED
 from sqlq.endings import settlement
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import endings, jobs, limits, records, schedules, unblock
 from sqlq.store.dialect import Dialect
 from sqlq.store.postgresql import PostgreSQL

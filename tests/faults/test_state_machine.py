@@ -34,18 +34,8 @@ import sqlq
 from sqlq import history
 from sqlq.admin import SKIPPED
 from sqlq.endings import settlement
-from sqlq.job import (
-    Cancelled,
-    ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
-    NewJob,
-    Outcome,
-    Released,
-    Retried,
-    Rule,
-)
+from sqlq.job import ClaimedJob, NewJob, Rule
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store import checkpoint, endings, expiry, flows, jobs, limits, records, unblock
 from sqlq.store.database import Database

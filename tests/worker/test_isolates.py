@@ -12,7 +12,8 @@ import pytest
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.job import ClaimedJob, Completed, Outcome
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed, Outcome
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.running import RunningJob

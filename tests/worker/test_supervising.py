@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 import sqlq
-from sqlq.job import ClaimedJob, Completed, Outcome, Released, Settlement
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed, Outcome, Released, Settlement
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.jobs import Fate
 from sqlq.worker.blackbox import BlackBox
