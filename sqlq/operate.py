@@ -13,14 +13,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlq.clock import Duration
-from sqlq.flow import FlowDetails
+from sqlq.flowstatus import FlowDetails
 from sqlq.job import JobDetails
 from sqlq.task import Registry
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from sqlq.admin import Admin, Cancellation, Pruned, WorkerStatus
+    from sqlq.admin import Admin, Pruned, WorkerStatus
+    from sqlq.cancellation import Cancellation
     from sqlq.replay import EndedState, Replayed, ReplayOptions
     from sqlq.replay import Progress as ReplayProgress
     from sqlq.store.database import Database
