@@ -41,7 +41,7 @@ from sqlq.worker.admission import Admissions
 from sqlq.worker.answers import Answers
 from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
-from sqlq.worker.child import Unsupervised
+from sqlq.worker.child import Unsupervised, facts
 from sqlq.worker.claim import Claimer
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
@@ -291,29 +291,13 @@ class Worker(Background):
         self._settler.start()
         self._admissions.start()
         self._chores.start()
-        self._supervision.ready(
-            worker=self.id,
-            url=self._database.engine.url.render_as_string(hide_password=False),
-            schema=self._database.schema,
-            listen_url=self._listen_url(),
-            seal=None if self._database.seal is None else self._database.seal.facts(),
-            queues=self._options.queues,
-            slots=self._options.concurrency,
-            lease_ms=self._options.lease_ms,
-            retention_ms=self._options.retention_ms,
-            drain=self._options.drain,
-        )
+        self._supervision.ready(**facts(self.id, self._database, self._options))
         self._control.ready()
         self._is_ready.set()
         try:
             self._work()
         finally:
             self._shut_down()
-
-    def _listen_url(self) -> str | None:
-        address = self._database.address
-        url = None if address is None else address.listen_url
-        return None if url is None else url.render_as_string(hide_password=False)
 
     def _report(self) -> dict[str, Any]:
         running = self._executors.load()[0]
