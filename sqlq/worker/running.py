@@ -127,9 +127,9 @@ class RunningJob(Commits):
         self.target = target
         """None where there is no row to complete: in `sqlq.testing.inline`."""
         self.isolated = isolated
+        """Whether the handler runs in a process of its own."""
         self.alone = False
         """Whether its process is to have run nothing before, and runs nothing after it."""
-        """Whether the handler runs in a process of its own."""
         self.is_async = task is not None and task.is_async and not isolated
         """Whether it runs on this process's event loop."""
         timeout_ms = claimed.timeout_ms
