@@ -195,7 +195,7 @@ class Sqlq(Waiting, Subject):
         import uuid
 
         import sqlq
-        from sqlq.job import Completed, Settlement
+        from sqlq.outcome import Completed, Settlement
         from sqlq.store import endings
         from sqlq.worker.claim import Claimer
 

@@ -19,7 +19,7 @@ from itertools import cycle
 
 import sqlq
 from benchmarks import work
-from sqlq.job import Completed, Settlement
+from sqlq.outcome import Completed, Settlement
 from sqlq.settings import HEARTBEAT_MS, LEASE_MS, RESCUE_MS
 from sqlq.store import cluster, endings
 from sqlq.store.database import Database

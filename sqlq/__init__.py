@@ -33,18 +33,8 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.flow import (
-        Chain,
-        EnqueuedFlow,
-        Flow,
-        FlowDetails,
-        FlowStatus,
-        Group,
-        Step,
-        StepDetails,
-        chain,
-        group,
-    )
+    from sqlq.flow import Chain, EnqueuedFlow, Flow, Group, Step, chain, group
+    from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
     from sqlq.history import HistoryLine
     from sqlq.job import Ended, Job, JobDetails, NewJob, Progress, State
     from sqlq.limit import Limit, Serial
@@ -113,7 +103,7 @@ __all__ = [
 
 _ROOMS = (
     *("app", "job", "events", "retry", "backoff", "errors", "task", "schedule", "flow", "limit"),
-    "history",
+    *("flowstatus", "history"),
     *("store.sqlite", "session", "worker.running"),
 )
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import builtins
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
+from sqlq.cancellation import Cancellation, Canceller, unblocked_after
 from sqlq.clock import Duration, milliseconds
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.flow import FlowDetails, FlowStatus, StepDetails, When
+from sqlq.flow import When
+from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
 from sqlq.job import JobDetails, Rule, State, checked_name
 from sqlq.limit import Limit, LimitStatus
 from sqlq.seal import Seal
@@ -77,23 +76,6 @@ class WorkerStatus:
     state_at: datetime | None = None
 
 
-class Cancellation(StrEnum):
-    """What a cancel did to a job."""
-
-    CANCELLED = "cancelled"
-    """It has ended, and is kept among the finished jobs."""
-    REQUESTED = "requested"
-    """It runs; its worker sees the request within 2 seconds."""
-    ENDED = "ended"
-    """It had ended already, one way or another."""
-    UNKNOWN = "unknown"
-    """There is no such job (any more)."""
-    PASSED_OVER = "passed over"
-    """It is not of the task and queue that were named with its id."""
-    LOCKED = "locked"
-    """Another transaction held its row for long: nothing was changed; try again."""
-
-
 class Pruned(NamedTuple):
     """How many jobs were deleted."""
 
@@ -111,10 +93,6 @@ class Switched(NamedTuple):
 
 
 SKIPPED = "it was skipped by an operator"
-PATIENCE_SECONDS = 5.0
-"""How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last
-milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to end
-anyway."""
 
 
 class Admin:
@@ -320,14 +298,8 @@ class Admin:
         forgotten: builtins.list[int] = []
         for chosen in selections:
             while batch := self._database.run(partial(records.forget_failed, chosen=chosen)):
-                forgotten += self._unblocked_after(batch)
+                forgotten += unblocked_after(self._database, batch)
         return forgotten
-
-    def _unblocked_after(self, ended: records.Gone) -> builtins.list[int]:
-        """Unblock what waits for steps that have just ended, or are gone; return all that ended."""
-        if ended.steps:
-            unblock.after(self._database.for_claims, ended.steps)  # guard: operators-unblock
-        return ended.ids
 
     # -- limits ----------------------------------------------------------------------------------------------
 
@@ -408,7 +380,7 @@ class Admin:
         """Cancel the live steps of a flow, as `cancel` does; what has ended stays. Raises
         `JobNotFoundError`."""
         self._require_flow(id)
-        return self._cancel_all(Selection(flow_id=id), force, time.monotonic() + PATIENCE_SECONDS)
+        return Canceller(self._database).cancel([Selection(flow_id=id)], force=force)
 
     def retry_flow(self, id: int) -> builtins.list[int]:
         """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
@@ -460,65 +432,7 @@ class Admin:
         """
         selections = _selections(ids, task, queue, all=False, what="jobs")
         self._database.require_tables()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        done: dict[int, Cancellation] = {}
-        for chosen in selections:
-            done |= self._cancel_all(chosen, force, deadline)
-            if left := [id for id in chosen.ids if id not in done]:
-                done |= self._why_not(left)
-        return done
-
-    def _cancel_all(self, chosen: Selection, force: bool, deadline: float) -> dict[int, Cancellation]:
-        done: dict[int, Cancellation] = {}
-        for batch in self._live(chosen):
-            done |= self._cancel(batch, force, deadline)
-        return done
-
-    def _live(self, chosen: Selection) -> Iterator[builtins.list[int]]:
-        with self._database.read() as conn:
-            newest = operators.newest(conn)
-        last = 0
-        while True:
-            with self._database.read() as conn:
-                batch = operators.live(conn, chosen, after_id=last, up_to_id=newest)
-            if not batch:
-                return
-            yield batch
-            last = batch[-1]
-
-    def _cancel(self, batch: Sequence[int], force: bool, deadline: float) -> dict[int, Cancellation]:
-        done = self._database.run(partial(operators.cancel, ids=batch, force=force))
-        self._unblocked_after(done.gone)
-        found = _cancellations(done)
-        for id in batch:
-            if id not in found:  # locked at that moment, or ended meanwhile
-                found |= self._cancel_patiently(id, force, deadline)
-        return found
-
-    def _cancel_patiently(self, id: int, force: bool, deadline: float) -> dict[int, Cancellation]:
-        wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
-        try:
-            done = self._database.run(
-                partial(operators.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1
-            )
-        except DBAPIError as error:
-            if not self._database.dialect.rolled_back(error):
-                raise
-            return {id: Cancellation.LOCKED}
-        self._unblocked_after(done.gone)
-        return _cancellations(done) or self._why_not([id])
-
-    def _why_not(self, ids: Sequence[int]) -> dict[int, Cancellation]:
-        with self._database.read() as conn:
-            found = operators.find(conn, ids)
-        return {
-            id: Cancellation.PASSED_OVER
-            if id in found.live
-            else Cancellation.ENDED
-            if id in found.ended
-            else Cancellation.UNKNOWN
-            for id in ids
-        }
+        return Canceller(self._database).cancel(selections, force=force)
 
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
         """Delete finished (and cancelled) jobs that ended longer ago than `finished`, and failed ones that
@@ -633,12 +547,6 @@ def _held_by(worker: WorkerRow, reserved: Iterable[ReservedJob]) -> builtins.lis
 def _named(alive: Sequence[WorkerRow]) -> set[str]:
     """Return the queues that workers serve by name."""
     return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
-
-
-def _cancellations(done: operators.CancelledBatch) -> dict[int, Cancellation]:
-    return dict.fromkeys(done.ended, Cancellation.CANCELLED) | dict.fromkeys(
-        done.requested, Cancellation.REQUESTED
-    )
 
 
 def _selections(

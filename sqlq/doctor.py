@@ -10,36 +10,26 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq import stalled
 from sqlq.admin import Admin, QueueStatus
-from sqlq.clock import readable, written
+from sqlq.clock import readable
 from sqlq.commandline import command
 from sqlq.errors import SqlqError
+from sqlq.filecheck import DAMAGED, FileCheck
 from sqlq.findings import Finding, Verdict, check, counted, ok, span, to_do
 from sqlq.fleet import forgotten_pauses
 from sqlq.rotation import unreadable
 from sqlq.schema import version
-from sqlq.settings import HEARTBEAT_MS, POLL_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION, masked
+from sqlq.servercheck import ServerCheck
+from sqlq.settings import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION, masked
 from sqlq.store import cluster, health
 from sqlq.store.cluster import WorkerRow
 from sqlq.store.database import Database
 
-OLD_TRANSACTION_S = 300.0
-"""From this age on an open transaction is named: vacuum can remove no row that died since it began."""
-VERY_OLD_TRANSACTION_S = 3_600.0
-FREE_CONNECTIONS = 10
-DEAD_ROWS = 50_000
-LISTEN_SECONDS = 2.0
-LARGE_LOG_BYTES = 256 * 1024 * 1024
-CHECKED_BYTES = 32 * 1024 * 1024
-"""Up to this size a file is checked each time; larger ones with --deep, since that reads all of it."""
 STUCK_MS = 2 * RESCUE_MS
 CANCEL_MS = 6 * HEARTBEAT_MS
 LONG_WAIT_S = 300.0
@@ -47,40 +37,6 @@ LONG_HELD_S = 15.0
 """So long a worker may hold a job without starting it: a new process of Python, under load, takes seconds."""
 LONG_PAUSE_S = 3_600.0
 """A worker that has been paused for so long may have been forgotten."""
-DAMAGED = "stop all workers, and restore a backup, or save what can be with sqlite3's .recover"
-NETWORK_FILESYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "afs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "ncpfs",
-        "beegfs",
-        "gpfs",
-        "9p",
-        "virtiofs",
-        "vboxsf",
-    }
-    | {
-        f"fuse.{name}"
-        for name in (
-            "sshfs",
-            "glusterfs",
-            "ceph",
-            "ceph-fuse",
-            "s3fs",
-            "gcsfuse",
-            "rclone",
-            "gvfsd-fuse",
-            "davfs",
-        )
-    }
-)
 
 
 class Doctor:
@@ -96,22 +52,24 @@ class Doctor:
         all."""
         found = [self._connection()]
         if self._database.engine.dialect.name == "postgresql":
+            server = ServerCheck(self._database)
             found += self._each(
-                self._primary,
-                self._durability,
-                self._connections,
-                self._autovacuum,
-                self._transactions,
-                self._prepared,
+                server.primary,
+                server.durability,
+                server.connections,
+                server.autovacuum,
+                server.transactions,
+                server.prepared,
             )
-            found += self._each(self._slots, self._listen)
+            found += self._each(server.slots, server.listen)
         else:
-            found += self._each(self._file, self._journal, self._synchronous, self._integrity)
+            file = FileCheck(self._database, deep=self._deep)
+            found += self._each(file.file, file.journal, file.synchronous, file.integrity)
         found += self._each(self._migrations)
         if found[-1].verdict is not Verdict.OK:
             return found
         if self._database.engine.dialect.name == "postgresql":
-            found += self._each(self._dead_rows)
+            found += self._each(ServerCheck(self._database).dead_rows)
         found += self._each(
             self._indexes,
             self._workers,
@@ -151,25 +109,19 @@ class Doctor:
     def _held(self) -> list[QueueStatus]:
         return self._admin.status()
 
-    @contextmanager
-    def _read(self) -> Iterator[Connection]:
-        with self._database.read() as conn:
-            health.limit_time(conn)
-            yield conn
-
     # -- the database ----------------------------------------------------------------------------------------
 
     def _connection(self) -> Finding:
         began = time.monotonic()
         self._database.require_version()
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             number = ".".join(map(str, conn.dialect.server_version_info or ()))
         took = readable((time.monotonic() - began) * 1000)
         name = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}[self._database.engine.dialect.name]
         return ok("connection", f"{masked(self._database.engine.url)}, {name} {number}, connected in {took}")
 
     def _migrations(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             schema = self._database.schema
             found = version.read(conn, schema)
         if found == version.HEAD:
@@ -178,248 +130,10 @@ class Doctor:
             said = version.complaint(self._database.engine, schema, found)
             yield to_do("migrations", said, None)
 
-    # -- PostgreSQL ------------------------------------------------------------------------------------------
-
-    def _primary(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            standby, read_only = (
-                health.is_standby(conn),
-                health.setting(conn, "default_transaction_read_only") == "on",
-            )
-        if standby:
-            yield to_do(
-                "primary",
-                "this server is a standby: nothing can be enqueued or claimed here",
-                "name the primary in the URL",
-            )
-        elif read_only:
-            yield to_do(
-                "primary",
-                "transactions of this role are read-only: nothing can be claimed",
-                "ALTER ROLE … RESET default_transaction_read_only",
-            )
-        else:
-            yield ok("primary", "the server takes writes")
-
-    def _durability(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            commit, fsync, pages = (
-                health.setting(conn, name) for name in ("synchronous_commit", "fsync", "full_page_writes")
-            )
-        if fsync == "off":
-            yield to_do(
-                "durability",
-                "fsync is off: a crash of the machine can lose acknowledged jobs, and the whole database",
-                "set fsync = on in postgresql.conf",
-            )
-        elif pages == "off":
-            yield to_do(
-                "durability",
-                "full_page_writes is off: a crash of the machine can damage tables",
-                "set full_page_writes = on",
-            )
-        elif commit == "off":
-            yield check(
-                "durability",
-                "synchronous_commit is off: a crash of the server can lose the jobs acknowledged in its "
-                "last moments",
-                "set it on for the roles that enqueue, if no job may be lost",
-            )
-        else:
-            yield ok("durability", f"fsync is on, synchronous_commit is {commit}")
-
-    def _connections(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            used, limit = health.connections(conn)
-        said = f"{used} of {limit} connections are in use"
-        if limit - used < FREE_CONNECTIONS:
-            yield check(
-                "connections",
-                said,
-                "raise max_connections, or put a pooler before the server; a worker needs up to five",
-            )
-        else:
-            yield ok("connections", said)
-
-    def _autovacuum(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            on = health.setting(conn, "autovacuum") == "on" and health.setting(conn, "track_counts") == "on"
-            without = health.without_autovacuum(conn)
-        if not on:
-            yield to_do(
-                "autovacuum",
-                "autovacuum is off (or track_counts is): dead rows stay, and claims become slower and slower",
-                "set autovacuum = on and track_counts = on",
-            )
-        elif without:
-            yield to_do(
-                "autovacuum",
-                f"autovacuum is off for {', '.join(without)}",
-                f"ALTER TABLE {without[0]} RESET (autovacuum_enabled)",
-            )
-        else:
-            yield ok("autovacuum", "autovacuum is on")
-
-    def _transactions(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            old = health.old_transactions(conn, older_than_s=OLD_TRANSACTION_S)
-            hidden = health.hidden_sessions(conn)
-        for session in old:
-            who = f"pid {session.pid} ({session.program or 'no application_name'}, {session.state})"
-            said = (
-                f"{who} has had a transaction open for {span(session.seconds)}: no row that died since "
-                "then can be removed"
-            )
-            remedy = f"end it where it was begun, or SELECT pg_terminate_backend({session.pid})"
-            yield (to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check)(
-                "transactions", said, remedy
-            )
-        if hidden:
-            said = f"could not look into {hidden} sessions of other roles"
-            yield check("transactions", said, "GRANT pg_read_all_stats to the role in the URL")
-        elif not old:
-            yield ok("transactions", f"none has been open for more than {span(OLD_TRANSACTION_S)}")
-
-    def _prepared(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            waiting = health.prepared_transactions(conn, older_than_s=OLD_TRANSACTION_S)
-        for gid, seconds in waiting:
-            yield to_do(
-                "prepared",
-                f"the prepared transaction {gid!r} has waited for {span(seconds)}: it holds locks, and "
-                "dead rows with them",
-                "COMMIT PREPARED or ROLLBACK PREPARED",
-            )
-        if not waiting:
-            yield ok("prepared", "no prepared transaction was forgotten")
-
-    def _slots(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            idle = health.idle_slots(conn)
-        for name, age in idle:
-            yield check(
-                "slots",
-                f"the replication slot {name} is idle, and keeps the dead rows of the last {age:,} "
-                "transactions",
-                f"start its replica, or SELECT pg_drop_replication_slot('{name}')",
-            )
-        if not idle:
-            yield ok("slots", "no idle replication slot holds back vacuum")
-
-    def _listen(self) -> Iterator[Finding]:
-        began = time.monotonic()
-        heard = health.hears(self._database, seconds=LISTEN_SECONDS)
-        if heard is None:
-            yield check(
-                "listen",
-                "this driver cannot listen: workers find new jobs by polling",
-                "use postgresql+psycopg:// in the URL",
-            )
-        elif heard:
-            yield ok("listen", f"a NOTIFY arrives within {readable((time.monotonic() - began) * 1000)}")
-        else:
-            yield check(
-                "listen",
-                f"a NOTIFY did not arrive within {LISTEN_SECONDS:g} s, as behind PgBouncer in transaction "
-                f"mode: workers find new jobs by polling, within {readable(POLL_MS)}",
-                "if that is too slow, set SQLQ_LISTEN_URL to a URL of the database itself, past the pooler",
-            )
-
-    def _dead_rows(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            rows = health.dead_rows(conn)
-        if rows is None:
-            yield check("dead rows", "could not look: no statistics of the table jobs")
-            return
-        when = "" if rows.vacuumed_at is None else f", vacuumed {written(rows.vacuumed_at)}"
-        said = f"the table jobs has about {rows.live:,} live and {rows.dead:,} dead rows{when}"
-        if rows.dead > DEAD_ROWS and rows.dead > rows.live:
-            yield check("dead rows", said, "end old transactions (see above), then VACUUM jobs")
-        else:
-            yield ok("dead rows", said)
-
-    # -- SQLite ----------------------------------------------------------------------------------------------
-
-    def _file(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            file = health.database_file(conn)
-        if file is None:
-            yield check("file", "could not look: SQLite names no file")
-            return
-        if self._database.dialect.may_only_be_read(self._database.engine.url):
-            said = f"{file} may only be read: jobs can be looked at here, and neither enqueued nor claimed"
-            yield check("file", said, "make the file and its directory writable, if that is not meant")
-            return
-        try:
-            kind = filesystem(file, Path("/proc/mounts").read_text())
-        except OSError:  # not Linux
-            yield ok("file", f"{file}; what filesystem that is on cannot be told here")
-            return
-        if kind in NETWORK_FILESYSTEMS:
-            yield to_do(
-                "file",
-                f"{file} is on a {kind} filesystem: its locks cannot be relied on, so that jobs can be lost "
-                "or run twice",
-                "move it to a local disk, or use PostgreSQL",
-            )
-        else:
-            yield ok("file", f"{file} is on a local filesystem ({kind or 'unknown'})")
-
-    def _journal(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            mode = str(health.pragma(conn, "journal_mode"))
-            file = health.database_file(conn)
-        if mode != "wal" and self._database.dialect.may_only_be_read(self._database.engine.url):
-            yield ok("journal", f"journal_mode is {mode}, in a file that may only be read")
-            return
-        if mode != "wal":
-            yield to_do(
-                "journal",
-                f"journal_mode is {mode}, and cannot be changed to WAL: readers and the writer block each "
-                "other",
-                "make the file and its directory writable, on a local disk",
-            )
-            return
-        log = file and file.with_name(file.name + "-wal")
-        size = log.stat().st_size if log and log.exists() else 0
-        if size > LARGE_LOG_BYTES:
-            said = (
-                f"journal_mode is WAL; the log has grown to {size >> 20:,} MiB, as it does while "
-                "a connection reads without an end"
-            )
-            yield check("journal", said, "end long reads, then PRAGMA wal_checkpoint(TRUNCATE)")
-        else:
-            yield ok("journal", f"journal_mode is WAL, the log has {size >> 10:,} KiB")
-
-    def _synchronous(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            level = int(health.pragma(conn, "synchronous"))
-        name = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}.get(level, str(level))
-        remedy = "set PRAGMA synchronous = FULL on connections that enqueue"
-        if level == 0:
-            yield to_do("synchronous", "OFF: a loss of power can damage the database", remedy)
-        elif level == 1:
-            yield check("synchronous", "NORMAL: a loss of power can lose the jobs acknowledged last", remedy)
-        else:
-            yield ok("synchronous", f"{name} on sqlq's own connections")
-
-    def _integrity(self) -> Iterator[Finding]:
-        with self._read() as conn:
-            file = health.database_file(conn)
-            size = file.stat().st_size if file and file.exists() else 0
-            if size > CHECKED_BYTES and not self._deep:
-                yield ok("integrity", f"not checked: the file has {size >> 20:,} MiB; --deep reads all of it")
-                return
-            complaints = health.quick_check(conn)
-        if complaints:
-            yield to_do("integrity", f"the file is damaged: {complaints[0]}", DAMAGED)
-        else:
-            yield ok("integrity", "quick_check finds the file in order")
-
     # -- the queue -------------------------------------------------------------------------------------------
 
     def _indexes(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             missing, invalid = health.indexes(conn)
         for name in invalid:
             yield to_do(
@@ -438,7 +152,7 @@ class Doctor:
             yield ok("indexes", "all are there and valid")
 
     def _workers(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             entered = cluster.entered(conn)
         alive = self._alive
         others = sorted({worker.version for worker in alive} - {VERSION})
@@ -486,18 +200,18 @@ class Doctor:
 
     def _held_long(self) -> list[tuple[WorkerRow, int]]:
         """Return workers that hold jobs for long that they have not started, and how many."""
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             now, reserved = cluster.moment(conn), cluster.reserved(conn)
         old = {job.id for job in reserved if (now - job.since).total_seconds() > LONG_HELD_S}
         counted = [(worker, len(old & {*cluster.held_in(worker.held_jobs)})) for worker in self._alive]
         return [(worker, number) for worker, number in counted if number]
 
     def _limits(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             yield from stalled.lines(conn)
 
     def _flows(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             yield from stalled.flows_that_stand_still(conn)
 
     def _queues(self) -> Iterator[Finding]:
@@ -531,7 +245,7 @@ class Doctor:
             yield ok("queues", said)
 
     def _paused(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             pauses = cluster.paused(conn)
         old = [
             check("paused", said, command(mend))
@@ -549,7 +263,7 @@ class Doctor:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 
     def _leases(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             stuck = health.stuck(conn, longer_than_ms=STUCK_MS)
         if stuck is None:
             yield ok("leases", "no running job is without its worker")
@@ -567,7 +281,7 @@ class Doctor:
         yield to_do("leases", said, remedy)
 
     def _cancels(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             ids = health.unheeded_cancels(conn, longer_than_ms=CANCEL_MS)
         if ids:
             said = (
@@ -579,7 +293,7 @@ class Doctor:
             yield ok("cancels", "no request to cancel is unheeded")
 
     def _tasks(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             tasks = health.unknown_tasks(conn)
         for unknown in tasks[:5]:
             left = max(0.0, UNKNOWN_TASK_MS / 1000 - unknown.seconds)
@@ -595,7 +309,7 @@ class Doctor:
             yield ok("tasks", "workers knew the task of every job they met")
 
     def _schedules(self) -> Iterator[Finding]:
-        with self._read() as conn:
+        with health.reading(self._database) as conn:
             yield from stalled.plans(conn, is_worked_on=bool(self._alive))
 
     def _seals(self) -> Iterator[Finding]:
@@ -614,21 +328,6 @@ class Doctor:
             yield check("failed", said, remedy)
         else:
             yield ok("failed", "no job has failed for good")
-
-
-def filesystem(file: Path, mounts: str) -> str | None:
-    """Return the type of the filesystem that a file is on, given the text of /proc/mounts; None where that
-    does not tell."""
-    best, kind = -1, None
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = Path(fields[1].encode().decode("unicode_escape"))  # a space in a path is \040 there
-        # of those mounted at one place the last is seen
-        if file.resolve().is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), fields[2]
-    return kind
 
 
 def _wait(queue: QueueStatus) -> float:

@@ -23,7 +23,8 @@ from sqlq.endings import follow_up
 from sqlq.enqueue import check_new
 from sqlq.errors import NoResultError, SqlqError
 from sqlq.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
-from sqlq.job import ClaimedJob, Completed, Failed, Job, NewJob, Retried, State
+from sqlq.job import ClaimedJob, Job, NewJob, State
+from sqlq.outcome import Completed, Failed, Retried
 from sqlq.results import JobRunHere
 from sqlq.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.store.flows import Before, with_results

@@ -22,7 +22,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from sqlalchemy import Connection, Engine, event
 
 from sqlq.errors import ConfigurationError
-from sqlq.job import ErrorText, Job, NewJob
+from sqlq.job import Job, NewJob
+from sqlq.outcome import ErrorText
 from sqlq.settings import MAX_ATTEMPTS
 
 log = logging.getLogger("sqlq")

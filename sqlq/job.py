@@ -1,4 +1,4 @@
-"""A job: as it is asked for, as it is stored, as a worker holds it, and how an attempt of it may end.
+"""A job: as it is asked for, as it is stored, and as a worker holds it.
 
     enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
        │                ▲     ▲                   │
@@ -22,7 +22,7 @@ from sqlq import headers as headings
 from sqlq.backoff import BackoffOption
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.errors import EnqueueError
-from sqlq.history import Course, HistoryLine
+from sqlq.history import HistoryLine
 from sqlq.settings import LONGEST_NAME, PRIORITIES
 
 if TYPE_CHECKING:
@@ -548,95 +548,6 @@ class ClaimedJob(NamedTuple):
     flow_id: int | None = None
     """The flow of which it is a step, so that others may wait for it."""
     limit_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorText:
-    """An exception as text that every database can store; see `retry.describe`."""
-
-    exception: str
-    message: str
-    traceback: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """T4: the handler returned; `result` is JSON text, None for no result. `note` says, in the row, what
-    became of a result that could not be stored."""
-
-    result: str | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The handler raised `sqlq.Cancel`: the job ends, is no failure, and is not retried."""
-
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Retried:
-    """T5: the attempt counted, another follows after `delay_ms`."""
-
-    delay_ms: int
-    error: ErrorText
-    reason: FailureReason = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """T6: the attempt is given back; the job is due again after `delay_ms`. `snoozed`: the handler asked for
-    that."""
-
-    delay_ms: int = 0
-    unknown_task: bool = False
-    snoozed: bool = False
-    in_time: bool = False
-    """Whether the job has been started in the time that it had for that, so that it has time from now on."""
-    reason: str | None = None
-    """Why no worker could run it here, where that is why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """T7: no attempt follows; the job moves to failed_jobs."""
-
-    reason: FailureReason
-    error: ErrorText
-
-
-@dataclass(frozen=True, slots=True)
-class SelfCompleted:
-    """The handler called `complete()`: whether its transaction committed is for the database to say. If it
-    did not, `otherwise` is how the attempt ended."""
-
-    otherwise: Outcome
-
-
-Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """How an attempt ended, with the right to write it."""
-
-    id: int
-    lease_token: int
-    attempts: int
-    outcome: Outcome
-    follow_up: NewJob | None = None
-    """What follows the job that ends so, to be enqueued with it."""
-    limit_key: str | None = None
-    """The limit whose slot it gives back, and in whose line it waits where it is put back."""
-    course: Course | None = None
-    """What its line in the job's history says; None for a first attempt that finished, which has none."""
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it is written by several statements, which belong into one transaction."""
-        waits = self.limit_key is not None and isinstance(self.outcome, (Retried, Released))
-        return waits or self.follow_up is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from sqlq.backoff import Backoff, exponential
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import ExecutionError, JobTimeoutError
 from sqlq.history import UNKNOWN, Course, written
-from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, FailureReason, Outcome, Released, Retried
+from sqlq.job import ClaimedJob, FailureReason
+from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 
 log = logging.getLogger("sqlq.worker")

@@ -21,7 +21,8 @@ from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from sqlq.errors import ConfigurationError, SealError
-from sqlq.job import Completed, NewJob, Outcome, checked_queue
+from sqlq.job import NewJob, checked_queue
+from sqlq.outcome import Completed, Outcome
 
 How: TypeAlias = Literal["sign", "encrypt", "read"]
 """`read` opens what is sealed, and seals nothing: the first step on the way to sealed rows."""

@@ -16,7 +16,7 @@ from sqlq.cli.output import Cell, Column, ago, counted, json_option, listed, pla
 from sqlq.commandline import command
 
 if TYPE_CHECKING:
-    from sqlq.flow import FlowDetails, FlowStatus, StepDetails
+    from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
 
 STYLES = {"failed": "red", "blocked": "yellow", "finished": "green"}
 SHOWN = 1_000
@@ -88,7 +88,7 @@ def cancel(context: Context, id: int, force: bool, as_json: bool) -> None:
     Steps that wait end at once, running ones are asked to stop, as in sqlq cancel. What has finished or
     failed stays as it is.
     """
-    from sqlq.admin import Cancellation
+    from sqlq.cancellation import Cancellation
 
     done = context.app().admin.cancel_flow(id, force=force)
     cancelled = sorted(step for step, word in done.items() if word is Cancellation.CANCELLED)

@@ -21,7 +21,8 @@ from sqlq.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqlq.admin import Cancellation, Switched
+    from sqlq.admin import Switched
+    from sqlq.cancellation import Cancellation
 
 EXPLAINED = 20
 """Of how many jobs it is said, one line each, why they were not cancelled."""
@@ -46,7 +47,7 @@ def cancel(
     it is cancelled at once, too; its handler may go on, but nothing it returns or raises counts. Exits
     with 1 if one of the ids could not be cancelled.
     """
-    from sqlq.admin import Cancellation
+    from sqlq.cancellation import Cancellation
 
     require_named("jobs", "--task or --queue", ids, task, queue)
     done = context.app().cancel(ids, task=task, queue=queue, force=force)
@@ -89,7 +90,7 @@ _COUNTED = {
 
 
 def _why_not(context: Context, id: int, word: Cancellation) -> str:
-    from sqlq.admin import Cancellation
+    from sqlq.cancellation import Cancellation
     from sqlq.errors import JobNotFoundError
 
     if word is Cancellation.UNKNOWN:

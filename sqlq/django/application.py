@@ -25,7 +25,8 @@ from sqlq.django.configuration import Configuration, is_testing, place_of, url_o
 from sqlq.eager import EagerEnqueuer, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.schema import version
-from sqlq.schema.tables import TOKEN_SCHEMA, Moment, failed_jobs, finished_jobs, jobs
+from sqlq.schema.moments import Moment
+from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.session import AnySessionToAwait, connection_of
 from sqlq.settings import in_memory
 from sqlq.store import records

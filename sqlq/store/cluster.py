@@ -27,7 +27,8 @@ from sqlalchemy import (
     update,
 )
 
-from sqlq.schema.tables import TOKEN_SCHEMA, Moment, after, jobs, now, queues, workers
+from sqlq.schema.moments import Moment, after, now
+from sqlq.schema.tables import TOKEN_SCHEMA, jobs, queues, workers
 from sqlq.settings import LEASE_MS
 from sqlq.store import control
 from sqlq.store.control import Pause, Pauses, Wanted

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, null, select, type_coerce, update
 
-from sqlq.schema.tables import Moment, jobs, now, queues, workers
+from sqlq.schema.moments import Moment, now
+from sqlq.schema.tables import jobs, queues, workers
 from sqlq.store.dialect import Right
 
 STARTING, WORKING, PAUSED, STOPPING = "starting", "working", "paused", "stopping"

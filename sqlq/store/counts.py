@@ -30,7 +30,8 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from sqlq.schema.tables import FAR, TOKEN_SCHEMA, Moment, failed_jobs, jobs, now
+from sqlq.schema.moments import FAR, Moment, now
+from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs
 from sqlq.store.cluster import moment, paused, waiting_queues
 from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS

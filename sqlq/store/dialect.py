@@ -34,16 +34,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
-from sqlq.schema.tables import (
-    CARRIED,
-    HOLDS_KEY,
-    TOKEN_SCHEMA,
-    attempts_allowed,
-    epoch_ms,
-    jobs,
-    moment_after,
-    since_ms,
-)
+from sqlq.schema.moments import epoch_ms, moment_after, since_ms
+from sqlq.schema.tables import CARRIED, HOLDS_KEY, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.store.patience import Patience
 
 Position: TypeAlias = tuple[str, int, int, int]

@@ -43,29 +43,18 @@ from sqlalchemy.sql.dml import ReturningDelete
 from sqlq import history
 from sqlq.endings import follow_up
 from sqlq.history import Course
-from sqlq.job import (
-    Cancelled,
-    Completed,
-    ErrorText,
-    Failed,
-    NewJob,
-    Released,
-    Retried,
-    SelfCompleted,
-    Settlement,
-)
+from sqlq.job import NewJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted, Settlement
 from sqlq.retry import error_record, follows, wait_after_loss_ms
+from sqlq.schema.moments import after, far, now
 from sqlq.schema.tables import (
     CARRIED,
     TOKEN_SCHEMA,
-    after,
     attempts_allowed,
     failed_jobs,
-    far,
     finished_jobs,
     jobs,
     next_token,
-    now,
     one_more,
 )
 from sqlq.seal import Seal

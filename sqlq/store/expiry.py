@@ -7,7 +7,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Integer, bindparam, select, text
 
 from sqlq.job import NOT_IN_TIME
-from sqlq.schema.tables import IN_TIME_ONLY, jobs, now
+from sqlq.schema.moments import now
+from sqlq.schema.tables import IN_TIME_ONLY, jobs
 from sqlq.store import endings
 
 

@@ -33,19 +33,10 @@ from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import SealError
 from sqlq.flow import GROWN_FROM, EnqueuedFlow, Plan
-from sqlq.job import ClaimedJob, ErrorText, Failed, Job, Outcome, State
-from sqlq.schema.tables import (
-    TOKEN_SCHEMA,
-    Moment,
-    after,
-    edges,
-    failed_jobs,
-    far,
-    finished_jobs,
-    flows,
-    jobs,
-    now,
-)
+from sqlq.job import ClaimedJob, Job, State
+from sqlq.outcome import ErrorText, Failed, Outcome
+from sqlq.schema.moments import Moment, after, far, now
+from sqlq.schema.tables import TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.seal import Seal
 from sqlq.store import wakes
 from sqlq.store.database import Database

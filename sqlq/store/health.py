@@ -11,7 +11,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import URL, BigInteger, Connection, bindparam, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.schema.tables import TOKEN_SCHEMA, after, jobs, metadata, now
+from sqlq.schema.moments import after, now
+from sqlq.schema.tables import TOKEN_SCHEMA, jobs, metadata
 from sqlq.store import cluster, counts
 from sqlq.store.database import Database
 
@@ -33,6 +35,14 @@ def limit_time(conn: Connection) -> None:
         conn.execute(
             text("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)}
         )
+
+
+@contextmanager
+def reading(database: Database) -> Iterator[Connection]:
+    """Read in a transaction in which no question takes long."""
+    with database.read() as conn:
+        limit_time(conn)
+        yield conn
 
 
 # -- PostgreSQL ----------------------------------------------------------------------------------------------

@@ -29,13 +29,8 @@ from sqlq.job import (
     NewJob,
     State,
 )
-from sqlq.schema.tables import (
-    TOKEN_SCHEMA,
-    after,
-    failed_jobs,
-    finished_jobs,
-    jobs,
-)
+from sqlq.schema.moments import after
+from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import lasting, wakes
 from sqlq.store.dialect import CLAIMED, Batch, Dialect, Right, held
 from sqlq.store.keyed import Conflict, conflict_of, insert_keyed, inserting

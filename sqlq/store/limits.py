@@ -32,7 +32,8 @@ from sqlalchemy import (
 
 from sqlq.job import Rule
 from sqlq.limit import LimitStatus
-from sqlq.schema.tables import Moment, after, failed_jobs, far, jobs, limits, now, queues, since_ms, wakes
+from sqlq.schema.moments import Moment, after, far, now, since_ms
+from sqlq.schema.tables import failed_jobs, jobs, limits, queues, wakes
 from sqlq.store import cluster
 from sqlq.store.database import Database
 from sqlq.store.dialect import Batch, Dialect, Line

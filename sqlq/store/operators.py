@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from sqlalchemy import BigInteger, Connection, case, exists, func, literal, null, select, text, update
 
-from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues
+from sqlq.schema.moments import after, now
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues
 from sqlq.store import cluster, control, endings
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.records import Gone, Selection, possible

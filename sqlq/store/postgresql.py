@@ -34,7 +34,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED, TOKEN_SCHEMA, jobs
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
+from sqlq.store import postgresql_sql as sql
 from sqlq.store.dialect import (
     NO_OPTIONS,
     Ask,
@@ -45,7 +46,6 @@ from sqlq.store.dialect import (
     Position,
     Right,
     Verdict,
-    claimed_columns,
     held,
     rights,
 )
@@ -105,10 +105,10 @@ class PostgreSQL(Dialect):
     ) -> list[Sequence[Any]]:
         wanted = {"names": list(names), "most": limit}
         given = _given(owner, lease_ms, max_attempts, follow_ups)
-        return ask(_claim(schema, follow_ups is not None, newest_first), {**wanted, **given})
+        return ask(sql.claim(schema, follow_ups is not None, newest_first), {**wanted, **given})
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
-        return ask(_due_in(schema, names is None), {} if names is None else {"names": list(names)})
+        return ask(sql.due_in(schema, names is None), {} if names is None else {"names": list(names)})
 
     def look(
         self,
@@ -126,7 +126,9 @@ class PostgreSQL(Dialect):
             "leases": leases,
             "workers": list(workers),
         }
-        return ask(_look(schema, names is None), asked if names is None else {**asked, "names": list(names)})
+        return ask(
+            sql.look(schema, names is None), asked if names is None else {**asked, "names": list(names)}
+        )
 
     def claim_beyond(
         self,
@@ -148,7 +150,7 @@ class PostgreSQL(Dialect):
             "most": limit,
         }
         given = _given(owner, lease_ms, max_attempts, follow_ups)
-        return ask(_claim_beyond(schema, follow_ups is not None), {**wanted, **given})
+        return ask(sql.claim_beyond(schema, follow_ups is not None), {**wanted, **given})
 
     def rows(self, batch: Batch) -> FromClause:
         arrays = (
@@ -237,21 +239,21 @@ class PostgreSQL(Dialect):
         self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
     ) -> Verdict:
         given: dict[str, Any] = {"ids": _numbers(ids), "reason": reason}
-        rows = ask(_unblock(schema, are_steps), given if are_steps else {**given, "most": most})
+        rows = ask(sql.unblock(schema, are_steps), given if are_steps else {**given, "most": most})
         found = {what: [id for id, kind in rows if kind == what] for what in ("found", "free", "cancelled")}
         return Verdict(found["found"][0], found["free"], found["cancelled"])
 
     def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
-        return [id for (id,) in ask(_waiting_for(schema), {"ids": _numbers(ended)})]
+        return [id for (id,) in ask(sql.waiting_for(schema), {"ids": _numbers(ended)})]
 
     def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
-        return [id for (id,) in ask(_waiting_for_recent(schema), {"ms": within_ms})]
+        return [id for (id,) in ask(sql.waiting_for_recent(schema), {"ms": within_ms})]
 
     def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
-        return ask(_steps_beyond(schema), {"flow": place[0], "id": place[1], "most": most})
+        return ask(sql.steps_beyond(schema), {"flow": place[0], "id": place[1], "most": most})
 
     def has_flows(self, ask: Ask, schema: str | None) -> bool:
-        return bool(ask(f"SELECT EXISTS (SELECT 1 FROM {_prefix(schema)}.sqlq_flows)", {})[0][0])
+        return bool(ask(f"SELECT EXISTS (SELECT 1 FROM {sql.quoted(schema)}.sqlq_flows)", {})[0][0])
 
     def pick(
         self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
@@ -266,7 +268,7 @@ class PostgreSQL(Dialect):
                     "holds": [line.holds for line in some],
                     "served": None if served is None else list(served),
                 }
-                yield from conn.exec_driver_sql(_pick(schema, in_order), given)
+                yield from conn.exec_driver_sql(sql.pick(schema, in_order), given)
 
     def is_cut_off(self, driver: Any) -> bool:
         looker = select_module.poll()
@@ -355,6 +357,11 @@ def _numbers(values: Sequence[int | None]) -> str:
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
 
 
+def _given(owner: str, lease_ms: int, max_attempts: str, follow_ups: str | None) -> dict[str, Any]:
+    given = {"owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
+    return given if follow_ups is None else {**given, "follow_ups": follow_ups}
+
+
 def is_in_transaction(driver: Any) -> bool:
     """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
     where it cannot be told."""
@@ -378,325 +385,6 @@ def _state(error: DBAPIError) -> str | None:
 
 def _state_of(error: BaseException | None) -> str:
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
-
-
-@cache
-def _claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> str:
-    """Claim from the queues named, in their order and whatever priorities are in them.
-
-    Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are
-    nested loops: what is not claimed is not read.
-    """
-    prefix = _prefix(schema)
-    # guard: pause-postgresql
-    levels = f"""unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
-      CROSS JOIN LATERAL (
-            WITH RECURSIVE levels (priority) AS (
-                  (SELECT priority FROM {prefix}.jobs
-                    WHERE queue = wanted.queue AND reserved_at IS NULL
-                      AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
-                                       WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)
-                    ORDER BY priority DESC LIMIT 1)
-                  UNION ALL
-                  SELECT (SELECT j.priority FROM {prefix}.jobs j
-                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
-                             AND j.priority < levels.priority
-                           ORDER BY j.priority DESC LIMIT 1)
-                    FROM levels WHERE levels.priority IS NOT NULL)
-            SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
-    order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    return _claim_from(prefix, levels, follow_ups=follow_ups, order=order)
-
-
-@cache
-def _claim_beyond(schema: str | None, follow_ups: bool) -> str:
-    """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
-    prefix = _prefix(schema)
-    levels = """unnest(CAST(%(queues)s AS varchar[]), CAST(%(priorities)s AS smallint[]),
-                   CAST(%(moments)s AS bigint[]), CAST(%(ids)s AS bigint[]))
-      WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
-    # guard: claim-beyond-a-place
-    beyond = f"""
-               AND (available_at, id)
-                   > (timestamptz 'epoch' + level.moment * interval '1 microsecond', level.id)
-               AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
-                                WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
-    return _claim_from(prefix, levels, beyond, follow_ups=follow_ups)
-
-
-@cache
-def _due_in(schema: str | None, all_queues: bool) -> str:
-    """Step through queues and priorities as a claim does, and read the first row of each."""
-    prefix = _prefix(schema)
-    each = f"""
-      SELECT min(queue)::text FROM {prefix}.jobs WHERE reserved_at IS NULL
-      UNION ALL
-      SELECT (SELECT min(j.queue)::text FROM {prefix}.jobs j
-               WHERE j.reserved_at IS NULL AND j.queue > names.queue)
-        FROM names WHERE names.queue IS NOT NULL"""
-    first = f"""
-           SELECT queue, priority, available_at FROM {prefix}.jobs
-            WHERE queue = {{name}} AND reserved_at IS NULL {{lower}}
-            ORDER BY priority DESC, available_at, id LIMIT 1"""
-    return f"""
-WITH RECURSIVE names (queue) AS (
-      {each if all_queues else "SELECT unnest(CAST(%(names)s AS varchar[]))"}),
-levels (queue, priority, available_at) AS (
-      SELECT found.* FROM names CROSS JOIN LATERAL ({first.format(name="names.queue", lower="")}) AS found
-      UNION ALL
-      SELECT found.* FROM levels CROSS JOIN LATERAL (
-           {first.format(name="levels.queue", lower="AND priority < levels.priority")}) AS found)
-SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000 AS double precision)
-  FROM levels
- WHERE NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
-                    WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
- GROUP BY queue
-"""
-
-
-def _given(owner: str, lease_ms: int, max_attempts: str, follow_ups: str | None) -> dict[str, Any]:
-    given = {"owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
-    return given if follow_ups is None else {**given, "follow_ups": follow_ups}
-
-
-_FOLLOW_UPS = "".join(
-    f""",
-       {column} = coalesce({column}, CAST(%(follow_ups)s AS json) -> task ->> '{column}')"""
-    for column in ("on_success", "on_failure")
-)
-
-
-@cache
-def _look(schema: str | None, all_queues: bool) -> str:
-    """Ask all that a host asks about once a second at once: one statement costs as much as the other."""
-    prefix = _prefix(schema)
-    return f"""
-SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::text AS asked, NULL::boolean AS all_paused, NULL::double precision AS pause_ms
-  FROM ({_due_in(schema, all_queues)}) AS due (queue, ms)
- UNION ALL
-SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
-                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
-       %(channel)s IN (SELECT pg_listening_channels()),
-       CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
-            SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
-             WHERE seen_at > statement_timestamp()
-                             - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
-       CASE WHEN CAST(%(leases)s AS boolean) THEN EXISTS (
-            SELECT 1 FROM {prefix}.jobs
-             WHERE reserved_at IS NOT NULL AND lease_expires_at < statement_timestamp()) END,
-       (SELECT json_agg(json_build_array(
-                 id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
-          FROM {prefix}.sqlq_workers
-         WHERE id = ANY(CAST(%(workers)s AS varchar[]))
-           AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::text,
-       EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
-       (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
-          FROM {prefix}.sqlq_queues)
-"""
-
-
-def _microseconds(column: str) -> str:
-    return f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)"
-
-
-def _claim_from(
-    prefix: str, levels: str, beyond: str = "", *, follow_ups: bool, order: str = "available_at, id"
-) -> str:
-    """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed
-    is not locked.
-
-    MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more than the
-    limit; and an array, for which each row is found by its primary key, where a join would read the whole
-    table for a large batch.
-    """
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    also = _FOLLOW_UPS if follow_ups else ""
-    # guard: claim-postgresql
-    return f"""
-WITH due AS MATERIALIZED (
-     SELECT ready.id
-       FROM {levels}
-      CROSS JOIN LATERAL (
-            SELECT id FROM {prefix}.jobs
-             WHERE queue = level.queue AND priority = level.priority
-               AND reserved_at IS NULL AND available_at <= statement_timestamp(){beyond}
-             ORDER BY {order}
-             LIMIT %(most)s
-               FOR UPDATE SKIP LOCKED) AS ready
-      LIMIT %(most)s)
-UPDATE {prefix}.jobs
-   SET reserved_at = statement_timestamp(),
-       reserved_by = %(owner)s,
-       lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
-       lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
-       attempts = least(attempts + 1, {MOST_COUNTED}),
-       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer)){also}
- WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING {claimed_columns(dialect)}
-"""
-
-
-@cache
-def _unblock(schema: str | None, are_steps: bool) -> str:
-    """Judge steps in one statement, and so by one snapshot, in which a job before them is in one table and
-    not between two.
-
-    The steps before one are looked at from the youngest on: of a wide join one that is live is found at once.
-    Every row is found by a key in hand, by an array or a subquery of its own: a join of tables would be
-    planned without knowing how few there are, and could read an index from end to end.
-    """
-    prefix = _prefix(schema)
-    carried = ", ".join(CARRIED)
-    given = "CAST(%(ids)s AS bigint[])"
-    wanted = f"SELECT unnest({given}) AS id" if are_steps else f"{_waiting_for(schema)} LIMIT %(most)s"
-    live = f"SELECT id FROM {prefix}.jobs WHERE id = edge.depends_on"  # guard: live-is-waited-for-postgresql
-    return f"""
-WITH step AS MATERIALIZED ({wanted}),
-quiet AS MATERIALIZED (
-     SELECT step.id FROM step
-      WHERE NOT EXISTS (
-            SELECT 1
-              FROM (SELECT depends_on FROM {prefix}.sqlq_edges
-                     WHERE job_id = step.id ORDER BY depends_on DESC OFFSET 0) AS edge
-             WHERE ({live}) IS NOT NULL)),
-verdict AS MATERIALIZED (
-     SELECT quiet.id,
-            bool_or(failed IS NULL AND on_outcome <> 'ended'
-                    AND (on_outcome = 'failure' OR finished IS DISTINCT FROM 'completed')) AS never,
-            bool_or(failed IS NOT NULL AND on_outcome = 'success') AS waits
-       FROM quiet
-      CROSS JOIN LATERAL (
-            SELECT edge.on_outcome,
-                   (SELECT outcome FROM {prefix}.finished_jobs WHERE id = edge.depends_on) AS finished,
-                   (SELECT id FROM {prefix}.failed_jobs WHERE id = edge.depends_on) AS failed
-              FROM {prefix}.sqlq_edges AS edge WHERE edge.job_id = quiet.id OFFSET 0) AS before
-      GROUP BY quiet.id),
-locked AS MATERIALIZED (
-     SELECT id FROM {prefix}.jobs
-      WHERE id = ANY(ARRAY(SELECT id FROM verdict WHERE never OR NOT waits))
-        AND blocked_by = 'flow' AND reserved_at IS NULL
-        FOR UPDATE SKIP LOCKED),
-free AS (
-     UPDATE {prefix}.jobs
-        SET available_at = CASE WHEN limit_key IS NULL THEN greatest(statement_timestamp(), due_at)
-                                ELSE available_at END,
-            blocked_by = CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
-            due_at = CASE WHEN limit_key IS NOT NULL THEN greatest(statement_timestamp(), due_at) END
-      WHERE id = ANY(ARRAY(SELECT id FROM locked NATURAL JOIN verdict WHERE NOT never))
-  RETURNING id, limit_key),
-woken AS (
-     INSERT INTO {prefix}.sqlq_wakes (limit_key)
-     SELECT DISTINCT limit_key FROM free WHERE limit_key IS NOT NULL),
-gone AS (
-     DELETE FROM {prefix}.jobs
-      WHERE id = ANY(ARRAY(SELECT id FROM locked NATURAL JOIN verdict WHERE never))
-  RETURNING {carried}),
-cancelled AS (
-     INSERT INTO {prefix}.finished_jobs ({carried}, outcome, reason)
-     SELECT {carried}, 'cancelled', %(reason)s FROM gone
-  RETURNING id)
-SELECT id, 'free' FROM free
- UNION ALL
-SELECT id, 'cancelled' FROM cancelled
- UNION ALL
-SELECT count(*), 'found' FROM step
-"""
-
-
-def _blocked_among(prefix: str, ended: str) -> str:
-    """Choose the blocked steps that wait for the jobs of a FROM clause that names them `ended`.
-
-    What waits for the success of one that has failed waits on, and is not looked at: there may be many.
-    """
-    return f"""
-     SELECT id FROM {prefix}.jobs
-      WHERE id = ANY(ARRAY(
-            SELECT edge.job_id
-              FROM {ended}
-             CROSS JOIN LATERAL (SELECT job_id FROM {prefix}.sqlq_edges
-                                  WHERE depends_on = ended.id
-                                    AND (on_outcome <> 'success' OR (
-                                         SELECT id FROM {prefix}.failed_jobs WHERE id = ended.id) IS NULL)
-                                 OFFSET 0) AS edge))
-        AND blocked_by = 'flow'"""
-
-
-@cache
-def _waiting_for(schema: str | None) -> str:
-    return _blocked_among(_prefix(schema), "unnest(CAST(%(ids)s AS bigint[])) AS ended (id)")
-
-
-@cache
-def _waiting_for_recent(schema: str | None) -> str:
-    prefix = _prefix(schema)
-    return " UNION ".join(
-        _blocked_among(
-            prefix,
-            f"""(SELECT id FROM {prefix}.{table}
-                     WHERE {ended_at} > statement_timestamp()
-                                        - CAST(%(ms)s AS bigint) * interval '1 millisecond'
-                       AND (flow_id IS NOT NULL OR limit_key IS NOT NULL) OFFSET 0) AS ended""",
-        )
-        for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
-    )
-
-
-@cache
-def _steps_beyond(schema: str | None) -> str:
-    return f"""
-SELECT flow_id, id, blocked_by = 'flow' FROM {_prefix(schema)}.jobs
- WHERE flow_id IS NOT NULL AND (flow_id, id) > (CAST(%(flow)s AS bigint), CAST(%(id)s AS bigint))
- ORDER BY flow_id, id
- LIMIT %(most)s
-"""
-
-
-@cache
-def _pick(schema: str | None, in_order: bool) -> str:
-    """Choose from each line what may run. Counted is here and now, and so by a snapshot that is younger than
-    the locks on the keys."""
-    prefix = _prefix(schema)
-    # guard: only-what-is-served-is-admitted-postgresql
-    served = "(CAST(%(served)s AS varchar[]) IS NULL OR queue = ANY(CAST(%(served)s AS varchar[])))"
-    is_open = f"""queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL)
-               AND {served}"""
-    first = f"""
-            SELECT id FROM {prefix}.jobs
-             WHERE limit_key = free.limit_key AND blocked_by = 'limit' AND due_at <= statement_timestamp()
-               AND {is_open}
-             ORDER BY priority DESC, due_at, id
-             LIMIT greatest(free.number, 0)
-               FOR UPDATE SKIP LOCKED"""
-    # guard: the-head-of-a-line-postgresql
-    head = f"""
-            SELECT head.id
-              FROM (SELECT id, queue, due_at FROM {prefix}.jobs
-                     WHERE limit_key = free.limit_key AND blocked_by = 'limit'
-                     ORDER BY id LIMIT 1) AS head
-             WHERE free.number > 0 AND head.due_at <= statement_timestamp()
-               AND {is_open}
-               AND NOT (free.holds AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs
-                                                WHERE limit_key = free.limit_key AND id < head.id))"""
-    # guard: slots-are-counted-postgresql
-    admitted = f"""SELECT 1 FROM {prefix}.jobs
-                WHERE limit_key = line.limit_key AND blocked_by IS NULL LIMIT coalesce(line.running, 0)"""
-    return f"""
-WITH free AS MATERIALIZED (
-     SELECT line.limit_key, line.holds,
-            least(line.most, line.running - (SELECT count(*) FROM ({admitted}) AS admitted)) AS number
-       FROM unnest(CAST(%(keys)s AS varchar[]), CAST(%(running)s AS integer[]),
-                   CAST(%(most)s AS integer[]), CAST(%(holds)s AS boolean[]))
-            AS line (limit_key, running, most, holds))
-SELECT picked.id, free.limit_key
-  FROM free CROSS JOIN LATERAL ({head if in_order else first}) AS picked
-"""
-
-
-def _prefix(schema: str | None) -> str:
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    quoted: str = dialect.identifier_preparer.quote_schema(str(schema))  # doubles %, as drivers want it
-    return quoted
 
 
 @cache

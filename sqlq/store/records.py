@@ -36,21 +36,11 @@ from sqlalchemy.sql.selectable import FromClause
 
 from sqlq import history
 from sqlq.history import Course, HistoryLine
-from sqlq.job import ErrorText, JobDetails, Progress, State, error_line
+from sqlq.job import JobDetails, Progress, State, error_line
+from sqlq.outcome import ErrorText
 from sqlq.retry import error_record
-from sqlq.schema.tables import (
-    CARRIED,
-    FAR,
-    TOKEN_SCHEMA,
-    after,
-    edges,
-    failed_jobs,
-    far,
-    finished_jobs,
-    flows,
-    jobs,
-    now,
-)
+from sqlq.schema.moments import FAR, after, far, now
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.seal import Seal, Unopened, looked_into
 from sqlq.settings import ERROR_BYTES
 from sqlq.store import cluster

@@ -34,7 +34,8 @@ from sqlalchemy import (
 )
 
 from sqlq.job import Rule, State
-from sqlq.schema.tables import Moment, after, failed_jobs, far, finished_jobs, jobs, now
+from sqlq.schema.moments import Moment, after, far, now
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.store import cluster
 from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS

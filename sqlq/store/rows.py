@@ -14,7 +14,8 @@ from sqlalchemy import BigInteger, ColumnElement, Integer, Text, bindparam, case
 from sqlalchemy.types import TypeEngine
 
 from sqlq.job import NewJob, State
-from sqlq.schema.tables import Moment, after, far, finished_jobs, jobs, moment_after, now
+from sqlq.schema.moments import Moment, after, far, moment_after, now
+from sqlq.schema.tables import finished_jobs, jobs
 from sqlq.store.dialect import Batch, Dialect
 
 T = TypeVar("T")

@@ -39,18 +39,9 @@ from sqlq import schedule
 from sqlq.errors import ConfigurationError
 from sqlq.job import Job, NewJob
 from sqlq.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
-from sqlq.schema.tables import (
-    MOST_COUNTED,
-    TOKEN_SCHEMA,
-    Moment,
-    after,
-    epoch_ms,
-    failed_jobs,
-    jobs,
-    moment_of,
-    now,
-    schedules,
-)
+from sqlq.schema.moments import Moment, after, epoch_ms, moment_of, now
+from sqlq.schema.rules import MOST_COUNTED
+from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs, schedules
 from sqlq.seal import Seal
 from sqlq.store import cluster
 from sqlq.store.database import Database

@@ -21,7 +21,9 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 
 from sqlq.errors import ConfigurationError
-from sqlq.schema.tables import CARRIED, LARGEST_TOKEN, MOST_COUNTED, SQLITE_NOW, milliseconds_of
+from sqlq.schema.moments import SQLITE_NOW, milliseconds_of
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import CARRIED
 from sqlq.store.dialect import Ask, Batch, Dialect, Line, Place, Verdict, claimed_columns
 from sqlq.store.patience import Patience
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, Integer, Text, case, select
 
 from sqlq.job import NewJob, Rule
-from sqlq.schema.tables import Moment, after, now, wakes
+from sqlq.schema.moments import Moment, after, now
+from sqlq.schema.tables import wakes
 from sqlq.store.dialect import NO_OPTIONS, Batch, Dialect
 
 UNSAID = Rule()

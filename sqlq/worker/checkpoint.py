@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-    from sqlq.worker.running import RunningJob
+    from sqlq.worker.commits import Commits
 
 D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
@@ -93,7 +93,7 @@ class Step:
     checkpoint has saved, None before the first.
     """
 
-    def __init__(self, job: RunningJob, name: str) -> None:
+    def __init__(self, job: Commits, name: str) -> None:
         self._job = job
         self.name = checked_name(name, "the name of a step", ConfigurationError)
         self._said()

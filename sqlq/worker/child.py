@@ -13,10 +13,12 @@ from typing import Any
 
 from sqlq.clock import readable
 from sqlq.events import JobEvent
+from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.link import Link, unpacked
 from sqlq.worker.meter import Meter
+from sqlq.worker.options import WorkerOptions
 
 log = logging.getLogger("sqlq.worker")
 
@@ -48,6 +50,24 @@ Told = Callable[[JobEvent], None]
 
 Hear = Callable[["dict[str, Any]"], None]
 """Hears what operators want of this worker."""
+
+
+def facts(worker: str, database: Database, options: WorkerOptions) -> dict[str, Any]:
+    """Return what a supervisor needs to know to stand in for a worker."""
+    address = database.address
+    url = None if address is None else address.listen_url
+    return {
+        "worker": worker,
+        "url": database.engine.url.render_as_string(hide_password=False),
+        "schema": database.schema,
+        "listen_url": None if url is None else url.render_as_string(hide_password=False),
+        "seal": None if database.seal is None else database.seal.facts(),
+        "queues": options.queues,
+        "slots": options.concurrency,
+        "lease_ms": options.lease_ms,
+        "retention_ms": options.retention_ms,
+        "drain": options.drain,
+    }
 
 
 class Unsupervised:

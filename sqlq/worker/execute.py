@@ -33,16 +33,8 @@ from sqlq.errors import (
     SealError,
     UnknownTaskError,
 )
-from sqlq.job import (
-    NOT_IN_TIME,
-    Cancelled,
-    ClaimedJob,
-    ErrorText,
-    Failed,
-    Outcome,
-    Released,
-    SelfCompleted,
-)
+from sqlq.job import NOT_IN_TIME, ClaimedJob
+from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, SelfCompleted
 from sqlq.retry import (
     DEFAULT_POLICY,
     RetryPolicy,

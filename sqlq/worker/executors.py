@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from sqlq.job import Outcome, Released
+from sqlq.outcome import Outcome, Released
 from sqlq.retry import given_back
 from sqlq.worker.execute import Starting, aexecute, execute
 from sqlq.worker.isolates import Isolates

@@ -24,15 +24,16 @@ from typing import NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
-from sqlq.job import Cancelled, ErrorText, Outcome, Released
+from sqlq.outcome import Cancelled, ErrorText, Outcome, Released
 from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
 from sqlq.task import Registry
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.execute import BY_OPERATOR, aexecute, execute, late
 from sqlq.worker.lifespan import entered
 from sqlq.worker.link import Link, Message, packed, unpacked
 from sqlq.worker.progress import Pace
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.job import Released, Settlement
+from sqlq.outcome import Released, Settlement
 from sqlq.settings import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
 from sqlq.store import endings, jobs
 from sqlq.store.database import Database

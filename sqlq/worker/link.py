@@ -18,17 +18,8 @@ from datetime import datetime
 from typing import Any
 
 from sqlq.events import JobEvent
-from sqlq.job import (
-    Cancelled,
-    ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
-    Progress,
-    Released,
-    Retried,
-    SelfCompleted,
-)
+from sqlq.job import ClaimedJob, Progress
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 
 Message = dict[str, Any]
 

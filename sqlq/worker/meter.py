@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlq.events import JobEvent
-from sqlq.job import ClaimedJob, Failed, Outcome
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Failed, Outcome
 from sqlq.worker.running import RunningJob
 
 BOUNDS: Final = (

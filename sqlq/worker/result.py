@@ -6,7 +6,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sqlq.job import ClaimedJob, Completed
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed
 from sqlq.retry import scrubbed
 from sqlq.settings import RESULT_BYTES
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqlq.errors import SealError
-from sqlq.job import ClaimedJob, Failed
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Failed
 from sqlq.retry import describe
 from sqlq.seal import Seal
 from sqlq.store.flows import Filled

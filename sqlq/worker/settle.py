@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.endings import settlement
 from sqlq.history import Course
-from sqlq.job import (
+from sqlq.outcome import (
     Cancelled,
     Completed,
     ErrorText,

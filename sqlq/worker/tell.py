@@ -8,17 +8,8 @@ from typing import Any, Final
 
 from sqlq.errors import WorkerLostError
 from sqlq.events import Events, JobEvent
-from sqlq.job import (
-    NOT_IN_TIME,
-    Cancelled,
-    Completed,
-    ErrorText,
-    Failed,
-    Outcome,
-    Released,
-    Retried,
-    SelfCompleted,
-)
+from sqlq.job import NOT_IN_TIME
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted
 from sqlq.retry import remote_error
 from sqlq.store.endings import Rescued
 from sqlq.store.expiry import Expired

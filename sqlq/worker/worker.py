@@ -18,81 +18,58 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq import codec
 from sqlq.around import Scope
-from sqlq.clock import readable
 from sqlq.errors import SchemaVersionError
 from sqlq.events import Events, JobEvent
-from sqlq.job import ClaimedJob, Outcome
-from sqlq.retry import given_back, remote_error
+from sqlq.outcome import Outcome
+from sqlq.retry import remote_error
 from sqlq.schedule import Declarations
 from sqlq.schema import version
-from sqlq.settings import RESCUE_MS, VERSION
-from sqlq.store import cluster, control, flows
+from sqlq.settings import RESCUE_MS
 from sqlq.store.control import WORKING
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
-from sqlq.store.postgresql import is_read_only
 from sqlq.task import Registry
 from sqlq.worker.admission import Admissions
 from sqlq.worker.answers import Answers
 from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
-from sqlq.worker.child import Unsupervised
-from sqlq.worker.chores import (
-    Admit,
-    Chore,
-    Chores,
-    Expire,
-    Prune,
-    Rescue,
-    SchemaWatch,
-    Shared,
-    Sweep,
-    Unblock,
-    Unstarted,
-    Vacuum,
-)
+from sqlq.worker.child import Unsupervised, facts
 from sqlq.worker.claim import Claimer
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
 from sqlq.worker.deadlines import Deadlines
-from sqlq.worker.execute import late
+from sqlq.worker.duties import Duties
+from sqlq.worker.entry import Entry
 from sqlq.worker.executors import Executors
-from sqlq.worker.held import Held
+from sqlq.worker.giveback import UNSTARTED_SECONDS, GivesBack
+from sqlq.worker.grace import LAST_SETTLES_SECONDS, Grace
+from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
 from sqlq.worker.lifespan import Lifespan
-from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, STAND_BY_SECONDS, TRUSTED_SECONDS, Lookout
+from sqlq.worker.lifespans import Lifespans
+from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
-from sqlq.worker.running import CompletionTarget, RunningJob
-from sqlq.worker.scheduler import Follow, Ticks
-from sqlq.worker.sealed import opened_by
+from sqlq.worker.running import RunningJob
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
 from sqlq.worker.unblocker import Unblocker
 from sqlq.worker.wake import wake_for
+from sqlq.worker.watched import Watched
 
 log = logging.getLogger("sqlq.worker")
 
-UNSTARTED_SECONDS = 1.0
-"""A job that has not started after this long is given back: another worker may have a free slot."""
 BACKLOG_SECONDS = 0.005
-ISOLATED_UNSTARTED_SECONDS = 10.0
-"""The same for a job that needs a process of its own, which takes a start of Python."""
-CANCELLED_SECONDS = 1.0
-LAST_SETTLES_SECONDS = 5.0
-LAST_MOMENT_SECONDS = 2.0
-"""How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
 LOOK_SECONDS = 0.1
 IDLE_SECONDS = 10.0
 """A worker that has rested for so long keeps two connections: for claims, and for all else."""
@@ -126,29 +103,27 @@ class Worker(Background):
         self._bounds = Bounds(options.max_rss, options.max_idle_ms)
         self._app_database = database
         self._database = database = database.for_loops
-        self._tasks = tasks
         self._options = options
         self._supervision = supervision or Unsupervised()
-        self._isolates = isolates
         self._events = events or Events()
         self._meter = self._supervision.meter(tasks)
         self._teller = teller = Teller(self._events, self._meter)
-        self._on_start: Callable[[RunningJob], None] | None = None
-        self._grace_ms = options.grace_ms
-        self._grace_until = float("inf")
-        self._stopping = threading.Event()
+        self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
-        self._leaving_now = threading.Event()
         self._left = threading.Event()
-        self._signed_off = False
-        self._looked_at = self._began_at = float("-inf")
-        self._wake = wake_for(database, self._watched_at)
-        keep_finished = options.retention_ms != 0
-        self._keep_finished = keep_finished
+        self._watched = Watched(self._supervision)
+        self._wake = wake_for(database, self._watched.at)
+        self._keep_finished = keep_finished = options.retention_ms != 0
         self._deadlines = Deadlines(self._stuck)
+        schema = version.Watch()
+        self._entry = Entry(
+            *(database, self.id, options, self._grace, schema),
+            control=lambda: self._control,
+            supervised=self._supervision.supervised,
+        )
         self._leases = Leases(
             database,
-            self._sign_of_life,
+            self._entry.sign_of_life,
             options.lease_ms,
             keep_finished,
             teller,
@@ -185,11 +160,21 @@ class Worker(Background):
             isolates,
             may_start=lambda: self._settler.unwritten() < self._most_unwritten,
         )
-        self._lifespan = (
+        own_lifespan = (
             None
             if lifespan is None
             else Lifespan(lifespan, self._executors.run_coroutine, self._lifespan_fell)
         )
+        self._lifespans = Lifespans(own_lifespan, isolates, self._grace)
+        self._intake = Intake(
+            database,
+            tasks,
+            self._progress,
+            own_lifespan,
+            has_isolates=isolates is not None,
+            all_isolated=options.isolate,
+        )
+        self._gives_back = GivesBack(self._executors, self._leases, self._settle, slots=options.concurrency)
         self._claimer = Claimer(
             database,
             self.id,
@@ -201,21 +186,24 @@ class Worker(Background):
             weights=options.weights,
             newest_first=newest_first,
         )
-        self._schema = version.Watch()
-        self._schedules = schedules or Declarations()
-        self._ticks = Ticks(
+        self._duties = Duties(
             database,
-            looked_at=lambda: float("-inf") if self._lookout is None else self._lookout.leases_looked_at,
-            ticked=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
+            self.id,
+            options,
+            tasks=tasks,
+            schedules=schedules or Declarations(),
+            teller=teller,
+            wake=self._wake,
+            watched=self._watched,
+            executors=self._executors,
+            leases=self._leases,
+            gives_back=self._gives_back,
+            schema=schema,
+            behind=self._stop_behind,
+            began_at=self._supervision.began_at,
+            others=self._control.duties,
         )
-        self._ticking = Shared(self._ticks, self._supervisor_looks)
-        self._rescue = Rescue(
-            database,
-            options.lease_ms,
-            teller.rescued,
-            self._wake.call,
-            looked_at=self._leases_looked_at,
-        )
+        self._control.chores = self._chores = self._duties.chores
         self._lookout = (
             None
             if database.dialect.sees_commits
@@ -223,17 +211,17 @@ class Worker(Background):
                 database,
                 options.queues,
                 self._sent,
-                looked=self._has_looked,
-                expired=self._have_rescued,
-                ticks=self._expect_tick,
+                looked=self._watched.has_looked,
+                expired=self._duties.rescue,
+                ticks=self._duties.expect_tick,
                 asked=self._answers.asked,
                 rescue_ms=min(RESCUE_MS, options.lease_ms / 4),
-                stands_by=self._stands_by,
+                stands_by=self._watched.stands_by,
                 workers=lambda: [self.id],
                 wanted=self._control.heed,
             )
         )
-        self._control.chores = self._chores = Chores([*self._duties(), *self._control.duties])
+        self._watched.lookout = self._lookout
         self._claimed = 0
         self._left_behind: SchemaVersionError | None = None
 
@@ -246,12 +234,7 @@ class Worker(Background):
         thread; not from a signal handler, which may have interrupted the very thread whose lock it would wait
         for. See `sqlq.cli.work` for one way to come from signals to here.
         """
-        if grace_ms is not None:
-            self._grace_ms = min(grace_ms, self._grace_ms)
-        elif self._stopping.is_set():
-            self._leaving_now.set()
-        self._grace_until = min(self._grace_until, time.monotonic() + self._grace_ms / 1000)
-        self._stopping.set()
+        self._grace.stop(grace_ms)
         self._wake.call()
         self._executors.start_no_more()
 
@@ -282,13 +265,14 @@ class Worker(Background):
             asked=self._answers.asked,
             control=self._control.hear,
         )
-        if self._enter(patient):
+        if self._entry.enter(patient=patient):
+            self._intake.target = CompletionTarget(self._database.schema, self._keep_finished)
             try:
-                with self._in_lifespan() as entered:
+                with closing(self._executors), self._lifespans.around() as entered:
                     if entered:
                         self._start_and_work()
             finally:
-                self._sign_off()
+                self._entry.sign_off()
         if self._left_behind:
             raise self._left_behind
         return self._settler.tally
@@ -297,8 +281,8 @@ class Worker(Background):
         self._bounds.begin()
         codec.read_quickly()
         if self._events.wants("started"):
-            self._on_start = self._teller.started
-        self._began_at = time.monotonic()
+            self._intake.on_start = self._teller.started
+        self._watched.begin()
         self._wake.start()
         if self._lookout is not None:
             self._lookout.start()
@@ -307,29 +291,13 @@ class Worker(Background):
         self._settler.start()
         self._admissions.start()
         self._chores.start()
-        self._supervision.ready(
-            worker=self.id,
-            url=self._database.engine.url.render_as_string(hide_password=False),
-            schema=self._database.schema,
-            listen_url=self._listen_url(),
-            seal=None if self._database.seal is None else self._database.seal.facts(),
-            queues=self._options.queues,
-            slots=self._options.concurrency,
-            lease_ms=self._options.lease_ms,
-            retention_ms=self._options.retention_ms,
-            drain=self._options.drain,
-        )
+        self._supervision.ready(**facts(self.id, self._database, self._options))
         self._control.ready()
         self._is_ready.set()
         try:
             self._work()
         finally:
             self._shut_down()
-
-    def _listen_url(self) -> str | None:
-        address = self._database.address
-        url = None if address is None else address.listen_url
-        return None if url is None else url.render_as_string(hide_password=False)
 
     def _report(self) -> dict[str, Any]:
         running = self._executors.load()[0]
@@ -354,26 +322,7 @@ class Worker(Background):
         """How many attempts ended how, so far."""
         return self._settler.tally
 
-    def _enter(self, patient: bool) -> bool:
-        """Enter the worker into the database; return False when it was stopped before it could be."""
-        outage = Outage("starting")
-        while not self._stopping.is_set():
-            try:
-                with self._database.begin() as conn:
-                    self._schema.look(conn, self._database.schema)
-                    self._register(conn)
-                    wanted = control.read(conn, self.id)
-                self._control.heed(wanted)
-                outage.over()
-                self._target = CompletionTarget(self._database.schema, self._keep_finished)
-                return True
-            except DBAPIError as error:
-                # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
-                # none
-                if not self._database.dialect.is_away(error) or not (patient or is_read_only(error)):
-                    raise
-                self._stopping.wait(outage.met(error))
-        return False
+    # -- what it is told -------------------------------------------------------------------------------------
 
     def _retire(self, why: str, *, replace: bool = True) -> None:
         """Claim no more, and end when what runs has ended, however long that takes."""
@@ -396,12 +345,18 @@ class Worker(Background):
         if self._supervision.supervised:
             self._retire("a handler does not stop")
 
+    def _lifespan_fell(self) -> None:
+        log.error(
+            "the lifespan has ended by itself: this worker claims no more, and ends when what it runs has"
+        )
+        self._retire("its lifespan has ended")
+
     def _renewed_for_us(self, renewed: dict[Right, bool], sent_at: float, entered: bool) -> None:
         try:
             self._leases.renewed_for_us(renewed, sent_at)
             if not entered:
                 with self._database.begin() as conn:
-                    self._register(conn)
+                    self._entry.register(conn)
         except DBAPIError as error:
             log.debug("what the supervisor said could not be looked into: %s", error)
 
@@ -409,99 +364,17 @@ class Worker(Background):
         error = None if event.error is None else remote_error(event.error)
         self._events.tell(replace(event, exception=error))  # guard: deaths-are-told
 
-    def _duties(self) -> list[Chore]:
-        """Return what this worker does beside its jobs."""
-        of_the_host: list[Chore] = [
-            Sweep(self._database),
-            Prune(self._database, self._options.retention_ms),
-            Expire(self._database, self._teller.expired),
-            Unblock(self._database, self._wake.call),
-            Admit(self._database, self._wake.call),
-        ]
-        return [
-            self._rescue,
-            *self._scheduling(),
-            *(Shared(chore, self._supervisor_looks) for chore in of_the_host),
-            SchemaWatch(self._database, self._schema, self._stop_behind),
-            Vacuum(self._database, lambda: self._executors.ended),
-            Unstarted(self._database, self.id, self._give_back_forgotten),
-            Held(self._database, self.id, self._leases.not_started),
-        ]
-
-    def _expect_tick(self, moment: float) -> None:
-        self._ticks.expect(moment)
-        self._chores.at(self._ticking, moment)
-
-    def _scheduling(self) -> list[Chore]:
-        """Return what is to do for schedules: nothing where a worker only empties the queue."""
-        if self._options.drain:  # guard: a-drain-does-not-tick
-            return []
-        began = time.monotonic() if self._supervision.began_at is None else self._supervision.began_at
-        follow = Follow(
-            self._database,
-            self._schedules.declared,
-            self._schedules.service,
-            self._tasks,
-            age_ms=lambda: (time.monotonic() - began) * 1000,
-        )
-        return [follow, self._ticking]
-
-    # -- the lookout -----------------------------------------------------------------------------------------
-
-    def _watched_at(self) -> float:
-        return max(self._looked_at, self._supervision.looked_at())
-
-    def _leases_looked_at(self) -> float:
-        own = float("-inf") if self._lookout is None else self._lookout.leases_looked_at
-        return max(own, self._supervision.looked_at())
-
-    def _supervisor_looks(self) -> bool:
-        return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
-
-    def _stands_by(self) -> bool:
-        """Whether this worker's own lookout is not needed, or may not be: the supervisor's looks, or is about
-        to."""
-        since = max(self._supervision.looked_at(), self._began_at)
-        # guard: who-is-alone-looks
-        return not self._supervision.is_alone and time.monotonic() - since < STAND_BY_SECONDS
-
     def _sent(self, *, again: bool) -> float:
         if not again:
             self._wake.hinted()
         return NEVER
 
-    def _has_looked(self) -> None:
-        self._looked_at = time.monotonic()
-
-    def _have_rescued(self) -> None:
-        self._rescue.is_called = True
-        self._chores.call(self._rescue)
-
     def _stop_behind(self, error: SchemaVersionError) -> None:
         """Stop in good order: a migration has left this sqlq behind."""
         self._left_behind = error
         log.error("stopping: %s", error, extra={"event": "schema_changed"})
-        if not self._stopping.is_set():
+        if not self._grace.stopping.is_set():
             self.stop()
-
-    def _sign_of_life(self, conn: Connection) -> None:
-        if not cluster.seen(conn, self.id):
-            self._register(conn)
-
-    def _register(self, conn: Connection) -> None:
-        cluster.register(
-            conn,
-            id=self.id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=VERSION,
-            queues=self._options.queues,
-            concurrency=self._options.concurrency,
-            supervisor_pid=os.getppid() if self._supervision.supervised else None,
-            name=self._options.name,
-            state=self._control.state,
-        )
-        self._control.entered(self._control.state)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -509,7 +382,7 @@ class Worker(Background):
         outage, quiet, is_last = Outage("claiming jobs"), False, False
         lifetime_ms = self._options.max_lifetime_ms
         ends_at = float("inf") if lifetime_ms is None else time.monotonic() + lifetime_ms / 1000
-        while not (self._stopping.is_set() or self._retiring):
+        while not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse()
             if time.monotonic() >= ends_at:
                 self._retire("its lifetime is over")
@@ -523,12 +396,12 @@ class Worker(Background):
             if self._is_held_up():
                 continue
             limit = self._room()
-            self._give_back_isolated()
+            self._gives_back.isolated()
             if limit == 0:
                 if self._claimed == self._options.max_jobs and not self._executors.load()[1]:
                     self._retire("it has had its number of jobs")
                     return
-                self._give_back_unstarted()  # guard: give-back-unstarted
+                self._gives_back.unstarted()  # guard: give-back-unstarted
                 continue
             # Looked at before the claim: what was settled by then, and is due again, the claim sees.
             # A job is handed to the unblocker before it is dropped from the leases.
@@ -537,11 +410,11 @@ class Worker(Background):
             try:
                 claimed = self._claim(limit, quiet)
             except DBAPIError as error:
-                self._stopping.wait(outage.met(error))
+                self._grace.stopping.wait(outage.met(error))
                 continue
             except Exception:
                 log.exception("claiming failed; trying again")
-                self._stopping.wait(1.0)
+                self._grace.stopping.wait(1.0)
                 continue
             outage.over(wrote=claimed > 0)
             if claimed:
@@ -571,7 +444,7 @@ class Worker(Background):
         self._control.look()
         if not self._control.is_paused:  # guard: paused-workers-claim-nothing
             return self._retiring is not None
-        self._give_back_ready()
+        self._gives_back.ready()
         self._wake.wait()
         return True
 
@@ -580,7 +453,7 @@ class Worker(Background):
         # what is due before the lookout may have seen it is known here alone
         due = self._claimer.next_due if self._claimer.next_due < time.monotonic() + LOOKOUT_SECONDS else NEVER
         rested_since = time.monotonic()
-        while self._wake.rests and not (self._stopping.is_set() or self._retiring):
+        while self._wake.rests and not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse(rests=True)
             if self._wake.wait(due):
                 return True
@@ -602,7 +475,7 @@ class Worker(Background):
     def _room(self) -> int:
         """Return how many jobs to claim; 0 after having waited a moment for room."""
         if self._settler.unwritten() > self._most_unwritten:
-            self._stopping.wait(BACKLOG_SECONDS)
+            self._grace.stopping.wait(BACKLOG_SECONDS)
             return 0
         running, ready = self._executors.load()
         limit = self._claimer.demand(running, ready, self._executors.ended)
@@ -619,55 +492,15 @@ class Worker(Background):
             self._meter.claimed(claimed, time.monotonic() - sent_at)
         if claimed:
             trusted_until = self._leases.trusted_until(sent_at)
-            ready, unready = self._readable(claimed)
-            running = [self._running(job, trusted_until) for job in ready]
-            not_run = [(self._running(job, trusted_until), outcome) for job, outcome in unready]
+            ready, unready = self._intake.readable(claimed)
+            running = [self._intake.running(job, trusted_until) for job in ready]
+            not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             self._leases.hold([*running, *(job for job, _ in not_run)])
             self._executors.offer(running)
             for job, outcome in not_run:
                 self._settle(job, outcome)
             self._claimed += len(claimed)
         return len(claimed)
-
-    def _readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
-        """Return claimed jobs with payloads that can be read, the results of other steps in their places."""
-        if (seal := self._database.seal) is None:
-            return self._with_results(claimed)
-        opened, sealed = opened_by(seal, claimed)
-        ready, unready = self._with_results(opened)
-        return flows.Filled(ready, [*sealed, *unready])
-
-    def _with_results(self, claimed: list[ClaimedJob]) -> flows.Filled:
-        """Return claimed jobs with the results of the steps before them in their arguments."""
-        if all(job.flow_id is None for job in claimed):
-            return flows.Filled(claimed, [])
-        try:
-            return flows.filled(self._database, claimed)
-        except Exception as error:
-            log.warning(
-                "the results of earlier steps could not be read (%s); their jobs are given back", error
-            )
-            return flows.Filled(
-                [job for job in claimed if not flows.takes_results(job)],
-                [(job, given_back(job)) for job in claimed if flows.takes_results(job)],
-            )
-
-    def _running(self, job: ClaimedJob, trusted_until: float) -> RunningJob:
-        task = self._tasks.get(job.task)
-        # guard: lost-jobs-run-isolated
-        isolated = self._isolates is not None and task is not None and (task.isolate or job.losses > 0)
-        if self._options.isolate:
-            isolated = self._isolates is not None and task is not None
-        running = RunningJob(job, task, trusted_until, self._target, isolated=bool(isolated))
-        running.alone = task is not None and task.isolate == "fresh"
-        if self._lifespan is not None:
-            running.lifespan = self._lifespan.value
-        if self._on_start is not None:
-            running.on_start = self._on_start
-        running.on_progress = self._progress.note
-        if task is not None and task.retention_ms is not None:
-            self._progress.in_use = True
-        return running
 
     def _after_settling(self) -> None:
         self._executors.start_ready()
@@ -696,92 +529,12 @@ class Worker(Background):
         if self._options.drain:
             self._wake.call()
 
-    def _give_back_unstarted(self) -> None:
-        for job in self._executors.take_back(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
-            self._settle(job, given_back(job.claimed))
-
-    def _give_back_forgotten(self, claimed_before: float) -> int:
-        """Give back what is held, waits for no slot, and does not start; return how many jobs did not so
-        far."""
-        for job in self._leases.unstarted(claimed_before):
-            if not self._executors.waits(job):
-                log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
-                self._executors.give_up(job)
-                self._settle(job, given_back(job.claimed))
-                job.given_up = True
-        return self._executors.unstarted
-
-    def _give_back_isolated(self) -> None:
-        """Give back what has waited long for a process of its own, and more of that than there are slots."""
-        since = time.monotonic() - ISOLATED_UNSTARTED_SECONDS
-        for job in self._executors.take_back_isolated(since, but=self._options.concurrency):
-            self._settle(job, given_back(job.claimed, crowded=True))
-
     def _settle(self, job: RunningJob, outcome: Outcome) -> None:
         """Take the outcome of a job that has ended, or will not start."""
         job.ended = True
         self._deadlines.forget([job.right])
         if not job.given_up and not self._left.is_set():
             self._settler.settle(job, outcome)
-
-    # -- the lifespan ----------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _in_lifespan(self) -> Iterator[bool]:
-        """Enter the App's lifespan, and leave it after the block; yields False when the worker was stopped
-        before it was entered."""
-        lifespan = self._lifespan
-        try:
-            yield lifespan is None or lifespan.enter(self._may_go_on)
-        finally:
-            if lifespan is not None:
-                self._leave(lifespan)
-            elif self._isolates is not None:
-                self._isolates.leave(fresh=False)
-                self._isolates.await_left(self._last_wait())
-            self._executors.close()
-
-    def _may_go_on(self) -> bool:
-        return not self._leaving_now.is_set() and time.monotonic() < self._grace_until
-
-    def _leave(self, lifespan: Lifespan) -> None:
-        """Leave the lifespan here and in processes of single jobs; one that does not end within what is left
-        of the grace time is left behind."""
-        may_wait = self._last_wait()
-        if self._isolates is not None:
-            self._isolates.leave()  # guard: isolates-leave-their-lifespan
-        # guard: a-lifespan-does-not-outlive-the-grace
-        left = lifespan.leave(may_wait)
-        if not left:
-            log.error("the lifespan %s does not end, and is left behind", lifespan.name)
-        if self._isolates is not None:
-            self._isolates.await_left(may_wait)
-
-    def _last_wait(self) -> Callable[[], bool]:
-        """Return what says how long user code may still take at the end: what is left of the grace time, and
-        a moment at least."""
-        began = time.monotonic()
-
-        def may_wait() -> bool:
-            self._supervision.pulse()
-            graceful_until = min(began + self._grace_ms / 1000, self._grace_until)
-            until = max(began + LAST_MOMENT_SECONDS, graceful_until)
-            return not self._leaving_now.is_set() and time.monotonic() < until
-
-        return may_wait
-
-    def _tell_the_last(self) -> None:
-        """Wait until listeners have heard of all events."""
-        may_wait = self._last_wait()
-        # guard: events-are-flushed
-        while not self._events.flush(LOOK_SECONDS) and may_wait():
-            pass
-
-    def _lifespan_fell(self) -> None:
-        log.error(
-            "the lifespan has ended by itself: this worker claims no more, and ends when what it runs has"
-        )
-        self._retire("its lifespan has ended")
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -791,20 +544,20 @@ class Worker(Background):
         self._wake.stop()
         if self._lookout is not None:
             self._lookout.stop()
-        self._give_back_ready()
+        self._gives_back.ready()
         if self._executors.load()[0]:
             self._control.stopping()
-        self._await_running()
-        if not self._leaving_now.is_set():
-            self._end_running()
-            if not self._settler.finish(self._patience):
+        self._grace.await_running(self._executors)
+        if not self._grace.leaving_now.is_set():
+            self._gives_back.running()
+            if not self._settler.finish(self._grace.patience):
                 log.error(
                     "not all outcomes could be written before leaving; the leases of these jobs run out and "
                     "they run again"
                 )
-            self._unblocker.finish(self._patience)
-            self._admissions.finish(self._patience)
-            self._sign_off()
+            self._unblocker.finish(self._grace.patience)
+            self._admissions.finish(self._grace.patience)
+            self._entry.sign_off()
         self._left.set()  # what a handler still ends with comes too late
         self._settler.finish(lambda: 0.0)
         self._unblocker.finish(lambda: 0.0)
@@ -817,62 +570,14 @@ class Worker(Background):
         self._deadlines.stop()
         self._tell_the_last()
 
-    def _sign_off(self) -> None:
-        if self._signed_off or self._leaving_now.is_set():
-            return
-        self._signed_off = True
-        try:
-            with self._database.begin() as conn:
-                cluster.leave(conn, self.id)
-        except DBAPIError as error:
-            log.debug("could not sign off: %s", error)
-
-    def _give_back_ready(self) -> None:
-        """Give back what has not started."""
-        for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
-            self._settle(job, given_back(job.claimed))
-
-    def _patience(self) -> float:
-        """Return for how many more seconds outcomes may wait to be written: what is left of the grace time,
-        and at least five; without end for a process that retires by itself."""
-        if self._leaving_now.is_set():
-            return 0.0
-        if not self._stopping.is_set():
-            return float("inf")  # guard: outcomes-have-no-deadline
-        return max(LAST_SETTLES_SECONDS, self._grace_until - time.monotonic())
-
-    def _await_running(self) -> None:
-        """Wait for what runs: when told to stop for the grace time, when retiring for as long as it takes,
-        but for handlers that do not stop."""
-        running, _ = self._executors.load()
-        until = float("inf")
-        while not self._leaving_now.is_set() and time.monotonic() < until:
-            self._supervision.pulse()
-            if self._stopping.is_set() and until == float("inf"):
-                until = self._grace_until
-                if running:
-                    grace = readable(self._grace_ms)
-                    log.info(
-                        "waiting up to %s for what runs (%d)", grace, running, extra={"event": "stopping"}
-                    )
-            if self._executors.wait_idle(
-                0.1 if until == float("inf") else max(0.0, min(until - time.monotonic(), 0.1))
-            ):
-                return
-            if not self._stopping.is_set() and all(job.timed_out for job in self._executors.running()):
-                return
-
-    def _end_running(self) -> None:
-        """End what the time did not suffice for: coroutines are cancelled, processes killed, threads left
-        behind."""
-        for job in self._executors.running():
-            job.cancel()
-        self._executors.wait_idle(CANCELLED_SECONDS)
-        for job in self._executors.running():
-            self._settle(job, late(job) or given_back(job.claimed))  # guard: give-back-after-grace
-            job.given_up = True
+    def _tell_the_last(self) -> None:
+        """Wait until listeners have heard of all events."""
+        may_wait = self._grace.last_wait()
+        # guard: events-are-flushed
+        while not self._events.flush(LOOK_SECONDS) and may_wait():
+            pass
 
     @property
     def left_running(self) -> bool:
         """Whether handlers that could not be stopped, or a lifespan, still run in threads of this process."""
-        return bool(self._executors.running()) or (self._lifespan is not None and self._lifespan.is_open())
+        return bool(self._executors.running()) or self._lifespans.is_open()

@@ -14,19 +14,10 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text, update
 
 import sqlq
-from sqlq import admin
+from sqlq import cancellation
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.job import (
-    Cancelled,
-    ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
-    Outcome,
-    Released,
-    Retried,
-    Settlement,
-)
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store import cluster, endings, jobs, operators
 from sqlq.store.jobs import Fate
@@ -409,7 +400,7 @@ def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play)
 def test_a_row_that_stays_locked_is_said_to_be(
     play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(cancellation, "PATIENCE_SECONDS", 0.05)
     held, other, free = play.enqueue(3)
     with locked(engine, held), locked(engine, other):
         assert play.app.cancel(queue="default", force=force) == {

@@ -14,7 +14,8 @@ from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.errors import JobNotFoundError
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement, State
+from sqlq.job import State
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store import cluster, counts, endings, health, jobs, records, sqlite
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

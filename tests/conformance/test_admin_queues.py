@@ -13,8 +13,10 @@ from sqlalchemy import BigInteger, Engine, Table, literal, select, text, update
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.schema.tables import after, failed_jobs, finished_jobs, queues, workers
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.schema.moments import after
+from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
 from sqlq.store import cluster, endings, jobs, records
 from sqlq.worker.claim import Claimer
 from tests.waiting import wait_until

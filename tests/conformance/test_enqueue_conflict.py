@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job
-from sqlq.job import Completed, ErrorText, Retried, Settlement
+from sqlq.outcome import Completed, ErrorText, Retried, Settlement
 from sqlq.store import endings, jobs
 from sqlq.testing import inline
 from tests.conformance.driver_callers import Caller, Mode, every_mode

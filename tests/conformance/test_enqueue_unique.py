@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job, NewJob
+from sqlq.outcome import Completed, ErrorText, Retried, Settlement
 from sqlq.store import endings, jobs
 from tests.waiting import wait_until
 
@@ -63,7 +64,7 @@ def claim_all(app: sqlq.App) -> dict[int, int]:
 
 def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:
     with app.database.begin() as conn:
-        assert endings.settle(conn, [sqlq.job.Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
+        assert endings.settle(conn, [Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
 
 
 # -- one after the other -------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def test_a_key_is_held_until_the_finish_or_the_start(
     tokens = claim_all(app)
     second = app.enqueue(new)
     assert (second.state, second.created, second.id == first.id) == (state, created, not created)
-    settle(app, first, tokens[first.id], sqlq.job.Completed())
+    settle(app, first, tokens[first.id], Completed())
     assert app.enqueue(new).created is not created
 
 
@@ -110,9 +111,9 @@ def test_a_retried_job_holds_its_key_again_but_not_one_it_let_go(
     first, second = app.enqueue(held), app.enqueue(free)
     tokens = claim_all(app)
     newer = app.enqueue(free)
-    error = sqlq.job.ErrorText("ValueError", "no")
+    error = ErrorText("ValueError", "no")
     for job in (first, second):
-        settle(app, job, tokens[job.id], sqlq.job.Retried(0, error))
+        settle(app, job, tokens[job.id], Retried(0, error))
     assert app.enqueue(held).id == first.id
     assert app.enqueue(free).id == newer.id
 
@@ -323,7 +324,7 @@ def test_a_key_that_was_freed_between_the_insert_and_the_look_is_taken(
     def before(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if "reserved_at IS NOT NULL" in statement and statement.startswith("SELECT") and not freed:
             freed.append(first.id)
-            settle(app, first, claim_all(app)[first.id], sqlq.job.Completed())
+            settle(app, first, claim_all(app)[first.id], Completed())
 
     job = enqueue_in_own_transaction(app, engine, send.new(2).set(unique_key="k"))
     assert freed == [first.id]

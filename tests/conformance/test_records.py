@@ -11,18 +11,10 @@ from sqlalchemy import BigInteger, Engine, func, insert, literal, select, text, 
 
 import sqlq
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.job import (
-    Cancelled,
-    ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
-    Outcome,
-    Released,
-    Retried,
-    Settlement,
-)
-from sqlq.schema.tables import after, failed_jobs, finished_jobs, jobs, now, queues, workers
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.schema.moments import after, now
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.store import cluster, endings, records
 from sqlq.store import jobs as hot
 

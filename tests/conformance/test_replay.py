@@ -13,7 +13,8 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.errors import ArgumentsError, ConfigurationError, JobNotFoundError
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store import cluster, endings, jobs
 from sqlq.store import replay as store
 

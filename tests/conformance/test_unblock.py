@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store import endings, jobs, records, unblock
 from sqlq.store.database import Database
 from sqlq.worker.chores import RECENT_MS, Unblock

@@ -24,7 +24,7 @@ import sqlq
 from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
 from sqlq.store import cluster, counts, endings, jobs, progress
 from tests.faces.command import Command
 from tests.waiting import wait_until

@@ -59,7 +59,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 import sqlq
 from sqlq.doctor import Doctor
 from sqlq.endings import settlement
-from sqlq.job import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schedule import Declared, Schedule
 from sqlq.schema import version
 from sqlq.seal import new_key

@@ -26,13 +26,14 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin import SKIPPED
 from sqlq.endings import settlement
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import endings, jobs, limits, records, schedules, unblock
 from sqlq.store.dialect import Dialect
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.sqlite import SQLite
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.link import unpacked
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 
 ROOT = Path(__file__).parents[2]
 DIED = 77

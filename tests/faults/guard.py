@@ -18,7 +18,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine, text
 
 from sqlq.admin import SKIPPED
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED, POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.settings import ERROR_BYTES, MAX_ATTEMPTS
 
 ILLEGAL = "illegal transition:"

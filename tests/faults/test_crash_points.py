@@ -17,7 +17,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import ClaimedJob, Failed, NewJob, Rule, Settlement
+from sqlq.job import ClaimedJob, NewJob, Rule
+from sqlq.outcome import Failed, Settlement
 from sqlq.store import endings, jobs, limits, unblock
 from sqlq.worker.link import packed
 from tests.faults import guard

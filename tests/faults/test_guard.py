@@ -10,7 +10,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.job import Completed, ErrorText, Failed, NewJob, Released, Retried, Settlement
+from sqlq.job import NewJob
+from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.store import endings, flows, jobs, limits, records
 from tests.faults import guard
 

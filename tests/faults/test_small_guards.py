@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, te
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.job import Completed, Settlement
+from sqlq.outcome import Completed, Settlement
 from sqlq.store import endings, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Ask

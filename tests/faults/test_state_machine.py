@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,28 +34,16 @@ import sqlq
 from sqlq import history
 from sqlq.admin import SKIPPED
 from sqlq.endings import settlement
-from sqlq.job import (
-    Cancelled,
-    ClaimedJob,
-    Completed,
-    ErrorText,
-    Failed,
-    NewJob,
-    Outcome,
-    Released,
-    Retried,
-    Rule,
-)
-from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.job import NewJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried
+from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store import checkpoint, endings, expiry, flows, jobs, limits, records, unblock
 from sqlq.store.database import Database
 from sqlq.store.jobs import Fate
 from tests.faults import guard
+from tests.faults.model import HOUR, LEASE, LIMITS, Model, Modelled
 from tests.faults.scorecard import record
 
-HOUR = 3_600_000
-LEASE = 2  # hours
-LIMITS = {"two": Rule(max_running=2), "serial": Rule(max_running=1, in_order=True)}
 OWNERS = ("one", "two")
 ERROR = ErrorText("ValueError", "no")
 FOLLOWER = '{"task": "follows", "queue": "follow"}'
@@ -63,49 +51,11 @@ FOLLOWER = '{"task": "follows", "queue": "follow"}'
 Right = tuple[int, int]
 
 
-@dataclass
-class Modelled:
-    """A job as it should be. `due` and `expires` are hours by the model's clock."""
-
-    id: int
-    place: str
-    max_attempts: int
-    priority: int
-    due: int
-    key: str | None
-    key_until: str
-    created: int = 0
-    attempts: int = 0
-    token: int = 0
-    releases: int = 0
-    losses: int = 0
-    owner: str | None = None
-    expires: int | None = None
-    errors: int = 0
-    cursor: str | None = None
-    payload: str = "{}"
-    start_by: int | None = None
-    reason: str | None = None
-    followed: bool = False
-    blocked: bool = False
-    waits: tuple[tuple[int, str], ...] = ()
-    """Which jobs it waits for, each with how it has to end."""
-    limit: str | None = None
-    """The key of its limit."""
-    in_line: bool = False
-    is_step: bool = False
-
-    def holds_key(self) -> bool:
-        return (
-            self.place == "jobs" and self.key is not None and (self.key_until == "finish" or self.token == 0)
-        )
-
-
 class CrashError(Exception):
     """The process died before its transaction was committed."""
 
 
-class Contract(RuleBasedStateMachine):
+class Contract(Model, RuleBasedStateMachine):
     """The transitions of one queue. `database` and `engine` are set by the test."""
 
     database: Database
@@ -123,13 +73,7 @@ class Contract(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = 0
-        self.model: dict[int, Modelled] = {}
-        self.rights: list[ClaimedJob] = []
-        """Everything anybody ever claimed; whoever claimed it may still believe to hold it."""
         self.largest_id = 0
-        self.followed: Counter[tuple[int, str]] = Counter()
-        """How often each job was followed as completed, and as failed."""
 
     @initialize(running=st.integers(0, 4))
     def begin(self, running: int) -> None:
@@ -253,36 +197,6 @@ class Contract(RuleBasedStateMachine):
         for id in (joined, last):
             self.model[id] = replace(self.model[id], blocked=True, is_step=True)
 
-    def holds(self, id: int, when: str) -> bool | None:
-        """Whether a step before another has ended as that wants; None where that is not decided yet."""
-        before = self.model.get(id)
-        if before is None or before.reason == "cancelled":
-            return when == "ended"
-        if before.place == "jobs":
-            return None
-        if before.place == "failed_jobs":
-            return None if when == "success" else True
-        return when != "failure"
-
-    def is_live(self, id: int) -> bool:
-        before = self.model.get(id)
-        return before is not None and before.place == "jobs"
-
-    def unblock_in_model(self) -> tuple[int, int]:
-        """Do in the model what an unblock should; return how many steps are free, and cancelled."""
-        free = cancelled = 0
-        for job in sorted(self.model.values(), key=lambda job: job.id):
-            if not job.blocked or any(self.is_live(id) for id, _ in job.waits):
-                continue
-            verdicts = [self.holds(id, when) for id, when in job.waits]
-            if False in verdicts:
-                job.blocked, job.place, job.reason = False, "finished_jobs", "cancelled"
-                cancelled += 1
-            elif None not in verdicts:
-                job.blocked, job.due = False, max(job.due, self.clock)
-                free += 1
-        return free, cancelled
-
     @precondition(lambda self: any(job.blocked for job in self.model.values()))
     @rule(again=st.booleans())
     def unblock(self, again: bool) -> None:
@@ -296,13 +210,6 @@ class Contract(RuleBasedStateMachine):
             twice, _ = unblock.sweep_all(self.database, (0, 0), 1_000)
             Contract.steps_unblocked_twice += twice.free
             assert not twice, "a step was unblocked twice"
-
-    def skippable(self) -> list[int]:
-        return sorted(
-            job.id
-            for job in self.model.values()
-            if job.is_step and (job.place == "failed_jobs" or (job.place == "jobs" and job.owner is None))
-        )
 
     @precondition(lambda self: self.skippable())
     @rule(data=st.data(), crash=st.booleans())
@@ -343,17 +250,6 @@ class Contract(RuleBasedStateMachine):
             )
         if looked:
             self.admit(crash=False, swept=False)
-
-    def line(self, key: str) -> list[Modelled]:
-        """Return what is in line for a key, in the order of ids."""
-        found = [
-            job for job in self.model.values() if job.place == "jobs" and job.limit == key and job.in_line
-        ]
-        return sorted(found, key=lambda job: job.id)
-
-    def holders(self, key: str) -> int:
-        here = (job for job in self.model.values() if job.place == "jobs" and job.limit == key)
-        return sum(not job.in_line for job in here)
 
     @precondition(lambda self: any(job.in_line for job in self.model.values()))
     @rule(crash=st.sampled_from([False, False, True]), swept=st.booleans())
@@ -396,32 +292,6 @@ class Contract(RuleBasedStateMachine):
 
     # -- claim (T2) ------------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Modelled]:
-        due = [
-            job
-            for job in self.model.values()
-            if job.place == "jobs" and job.owner is None and job.due <= self.clock
-            if not (job.blocked or job.in_line)
-        ]
-        return sorted(due, key=lambda job: -job.priority)
-
-    def claimed(self, owner: str, got: list[ClaimedJob], limit: int, waiting: list[Modelled]) -> None:
-        priorities = [self.model[job.id].priority for job in got]
-        assert priorities == [job.priority for job in waiting[:limit]], (
-            "the most urgent that are due, up to the limit"
-        )
-        for job in got:
-            known = self.model[job.id]
-            assert known in waiting, "nobody else holds it, and it is due"
-            known.token, known.attempts = known.token + 1, known.attempts + 1
-            known.owner, known.expires = owner, self.clock + LEASE
-            assert (job.lease_token, job.attempts, job.max_attempts) == (
-                known.token,
-                known.attempts,
-                known.max_attempts,
-            )
-            self.rights.append(job)
-
     @rule(owner=st.sampled_from(OWNERS), limit=st.integers(1, 3), crash=st.booleans())
     def claim(self, owner: str, limit: int, crash: bool) -> None:
         waiting = self.waiting()
@@ -448,43 +318,6 @@ class Contract(RuleBasedStateMachine):
         self.claimed("two", other, limit, [job for job in waiting if job.id not in taken])
 
     # -- what owners do with their rights, whether they still have them or not (T3 to T7) --------------------
-
-    def held(self, job: ClaimedJob) -> Modelled | None:
-        """The job as modelled, if this right to it is still good."""
-        known = self.model.get(job.id)
-        good = (
-            known is not None
-            and known.place == "jobs"
-            and known.owner is not None
-            and known.token == job.lease_token
-        )
-        return known if good else None
-
-    def is_followed(self, known: Modelled, outcome: str) -> None:
-        if known.followed:
-            self.followed[known.id, outcome] += 1
-
-    def settle_in_model(self, known: Modelled, outcome: Outcome) -> None:
-        known.owner = known.expires = None
-        match outcome:
-            case Completed():
-                known.place, known.reason = "finished_jobs", "completed"
-                self.is_followed(known, "completed")
-            case Cancelled():
-                known.place, known.reason = "finished_jobs", "cancelled"
-            case Failed(reason):
-                known.place, known.reason = "failed_jobs", reason
-                self.is_followed(known, "failed")
-            case Retried(delay_ms):
-                known.due, known.errors = self.clock + delay_ms // HOUR, known.errors + 1
-                known.in_line = known.limit is not None
-            case Released(delay_ms):
-                known.due, known.attempts, known.releases = (
-                    self.clock + delay_ms // HOUR,
-                    known.attempts - 1,
-                    known.releases + 1,
-                )
-                known.in_line = known.limit is not None
 
     outcomes = st.one_of(
         st.sampled_from([Completed("1"), Completed(None), Cancelled("no"), Failed("error", ERROR)]),
@@ -624,12 +457,7 @@ class Contract(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def expire(self, crash: bool) -> None:
         """What waits, was never tried and should have been by now is cancelled, and nothing else is."""
-        late = [
-            job.id
-            for job in self.model.values()
-            if job.place == "jobs" and job.owner is None and job.attempts == 0
-            if job.start_by is not None and job.start_by <= self.clock
-        ]
+        late = self.late()
         with self.transaction(crash) as conn:
             expired = expiry.expire(conn, limit=500)
         assert sorted(job.id for job in expired) == sorted(late)
@@ -662,20 +490,7 @@ class Contract(RuleBasedStateMachine):
             assert len(set(rivals) & set(moved)) == 1, "of several jobs with one key one comes back"
         if crash:
             return
-        for id in moved:
-            job = self.model[id]
-            self.model[id] = replace(
-                job,
-                place="jobs",
-                attempts=0,
-                releases=0,
-                losses=0,
-                due=self.clock,
-                errors=job.errors + 1,
-                start_by=None,
-                reason=None,
-                in_line=job.limit is not None,
-            )
+        self.moved_back(moved)
 
     @precondition(lambda self: any(job.place == "failed_jobs" for job in self.model.values()))
     @rule(data=st.data())
@@ -721,38 +536,8 @@ class Contract(RuleBasedStateMachine):
         Contract.follow_ups_lost += (self.followed - followed).total()
         Contract.follow_ups_doubled += (followed - self.followed).total()
         assert followed == self.followed, "each ending is followed once"
-        expected = {
-            j.id: (
-                j.place,
-                j.attempts,
-                j.token,
-                j.releases,
-                j.errors,
-                j.cursor,
-                j.payload,
-                j.reason,
-                j.owner,
-                j.losses if j.place == "jobs" else 0,
-            )
-            for j in self.model.values()
-        }
-        assert found == expected
+        assert found == self.expected()
         assert states == {job.id: self.state(job) for job in self.model.values()}
-
-    def state(self, job: Modelled) -> str:
-        if job.place == "jobs" and (job.blocked or job.in_line):
-            return "blocked"
-        if job.place == "jobs":
-            return (
-                "running" if job.owner is not None else "available" if job.due <= self.clock else "scheduled"
-            )
-        return (
-            "failed"
-            if job.place == "failed_jobs"
-            else "cancelled"
-            if job.reason == "cancelled"
-            else "finished"
-        )
 
 
 def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) -> None:

@@ -24,8 +24,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
-from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, JobDetails, Outcome, Settlement
-from sqlq.schema.tables import SQLITE_NOW
+from sqlq.job import ClaimedJob, JobDetails
+from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.schema.moments import SQLITE_NOW
 from sqlq.store import endings, jobs
 from sqlq.worker.chores import Chores, Sweep
 from tests.faults import effects, guard

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 
-from sqlq.schema import migrate, tables, views
+from sqlq.schema import migrate, moments, rules, tables, views
 
 Catalogue = dict[str, list[tuple[object, ...]]]
 
@@ -84,7 +84,7 @@ def _one_line(sql: str | None) -> str:
 def _create_column(element: CreateColumn, compiler: Any, **kw: Any) -> str:
     column = element.element
     plain = str(compiler.visit_create_column(element, **kw))
-    name = "moment" if isinstance(column.type, tables.Moment) else column.info.get("domain")
+    name = "moment" if isinstance(column.type, moments.Moment) else column.info.get("domain")
     if name is None or column.table.metadata is not tables.metadata:
         return plain
     words = compiler.dialect.type_compiler_instance.process(column.type, type_expression=column)
@@ -98,7 +98,7 @@ def _create_domains(target: MetaData, connection: Connection, **kw: Any) -> None
     if connection.dialect.name == "postgresql":
         schema = connection.get_execution_options().get("schema_translate_map", {}).get(tables.TOKEN_SCHEMA)
         before = f"{connection.dialect.identifier_preparer.quote_schema(schema)}." if schema else ""
-        for name, (kind, rule) in tables.DOMAINS.items():
+        for name, (kind, rule) in rules.DOMAINS.items():
             connection.exec_driver_sql(
                 f"CREATE DOMAIN {before}sqlq_{name} AS {kind} CONSTRAINT sqlq_{name}_check CHECK ({rule})"
             )

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.job import Completed, Settlement
+from sqlq.outcome import Completed, Settlement
 from sqlq.store import endings, jobs
 from sqlq.store.dialect import Dialect
 from sqlq.worker.claim import Claimer

@@ -21,7 +21,8 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.endings import settlement
 from sqlq.history import Course
-from sqlq.job import Completed, ErrorText, Failed, NewJob, Outcome, Released, Retried, Rule, Settlement, State
+from sqlq.job import NewJob, Rule, State
+from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import checkpoint, endings, expiry, jobs, limits, records, replay
 from sqlq.store.database import Database
 from sqlq.worker.claim import Claimer

@@ -15,7 +15,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import Completed, NewJob, Settlement
+from sqlq.job import NewJob
+from sqlq.outcome import Completed, Settlement
 from sqlq.store import endings, jobs, unblock
 from sqlq.store.database import Database
 from sqlq.store.dialect import Ask, Dialect

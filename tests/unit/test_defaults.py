@@ -20,7 +20,7 @@ def options_of(job: sqlq.NewJob) -> tuple[Any, ...]:
 
 def stamped(app: sqlq.App, job: sqlq.NewJob) -> sqlq.NewJob:
     """The job as it is enqueued."""
-    (done,) = app._stamped([job])
+    (done,) = app._additions.to([job])
     return done
 
 
@@ -78,7 +78,7 @@ def test_headers_come_together_from_all_layers() -> None:
 def test_an_app_without_any_of_it_leaves_jobs_as_they_are() -> None:
     app = sqlq.App(URL)
     new = [app.task(name="t", timeout="5s")(handler).new()]
-    assert app._stamped(new) is new
+    assert app._additions.to(new) is new
 
 
 def test_the_environment_stands_below_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

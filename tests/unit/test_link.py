@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from sqlq.job import Cancelled, ClaimedJob, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 from sqlq.worker import blackbox
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.link import Link, packed, spawn, unpacked

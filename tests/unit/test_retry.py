@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sqlq.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
 from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import ConfigurationError, EnqueueError, JobTimeoutError
-from sqlq.job import Cancelled, ClaimedJob, ErrorText, Failed, Released, Retried
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Cancelled, ErrorText, Failed, Released, Retried
 from sqlq.retry import (
     Cancel,
     Retry,

@@ -16,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
-from sqlq.job import ErrorText, Failed, Retried, Settlement
+from sqlq.outcome import ErrorText, Failed, Released, Retried, Settlement
 from sqlq.settings import CURSOR_BYTES, MAX_RELEASES
 from sqlq.store import checkpoint, endings, jobs
 from sqlq.testing import inline
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.commits import CompletionTarget
+from sqlq.worker.running import RunningJob
 from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode
 from tests.servers import async_database_url
 from tests.waiting import wait_until
@@ -368,7 +369,7 @@ def test_it_travels_with_the_job(app: sqlq.App, shop: Engine, way: str) -> None:
                 conn.execute(text("UPDATE jobs SET lease_expires_at = created_at"))
                 assert len(endings.rescue(conn)) == 1
             case "snooze":
-                endings.settle(conn, [Settlement(*running.right, 1, sqlq.job.Released(0, snoozed=True))])
+                endings.settle(conn, [Settlement(*running.right, 1, Released(0, snoozed=True))])
             case "retry":
                 endings.settle(conn, [Settlement(*running.right, 1, Retried(0, error))])
             case _:

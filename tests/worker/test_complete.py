@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
-from sqlq.job import Completed, Settlement
+from sqlq.outcome import Completed, Settlement
 from sqlq.store import endings, jobs
 from tests.servers import async_database_url
 from tests.waiting import wait_until

@@ -87,7 +87,7 @@ def test_what_waits_for_a_slot_is_given_back_by_a_pause(app: sqlq.App, held: Hel
         assert held.started.wait(20)
         (ahead,) = app.enqueue_many([quick.new()])
         job = worker._claimer.claim(1)[0]
-        worker._executors.offer([worker._running(job, time.monotonic() + 60)])
+        worker._executors.offer([worker._intake.running(job, time.monotonic() + 60)])
         worker.pause()
         wait_until(lambda: app.get(ahead.id).state == "available")
         assert (app.get(ahead.id).attempts, app.get(ahead.id).releases) == (0, 1)
@@ -113,9 +113,9 @@ def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> No
         wait_until(lambda: worker._control.is_paused)
         worker.resume()
         wait_until(lambda: is_idle(app))
-        looked = worker._looked_at
+        looked = worker._watched.looked_at
         app.fleet._database.run(lambda conn: control.hint_at_cancels(conn, [worker.id]))
-        wait_until(lambda: worker._control._cancels_at is not None and worker._looked_at >= looked)
+        wait_until(lambda: worker._control._cancels_at is not None and worker._watched.looked_at >= looked)
         assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
 
 

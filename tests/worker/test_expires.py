@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
-from sqlq.schema.tables import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.settings import UNKNOWN_TASK_MS
 from sqlq.store import endings, expiry
 from sqlq.worker.chores import Expire

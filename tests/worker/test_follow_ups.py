@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.endings import settlement
-from sqlq.job import ClaimedJob, Completed, ErrorText, Failed, Outcome, Released, Retried
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.retry import given_back
 from sqlq.settings import MAX_RELEASES
 from sqlq.store import endings, jobs

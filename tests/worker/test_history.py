@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.history import NOTES, HistoryLine
-from sqlq.job import ErrorText, Released, Retried, Settlement
+from sqlq.outcome import ErrorText, Released, Retried, Settlement
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
 from sqlq.store import endings, jobs
 from tests.waiting import wait_until

@@ -12,9 +12,11 @@ import pytest
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.job import ClaimedJob, Completed, Outcome
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed, Outcome
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.isolates import Isolates
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 from tests.faces.command import Command
 from tests.waiting import wait_until
 

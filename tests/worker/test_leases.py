@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store import endings, jobs
 from sqlq.store.jobs import Fate
 from sqlq.worker import chores

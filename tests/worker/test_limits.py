@@ -14,7 +14,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.job import ErrorText, Retried, Settlement
+from sqlq.outcome import ErrorText, Retried, Settlement
 from sqlq.store import endings, jobs, limits
 from sqlq.worker.chores import Admit
 from sqlq.worker.claim import Claimer

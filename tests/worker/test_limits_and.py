@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import ErrorText, Failed, Outcome, Settlement
+from sqlq.outcome import ErrorText, Failed, Outcome, Settlement
 from sqlq.store import cluster, endings, expiry, jobs, limits, schedules
 from tests.faults import guard
 from tests.waiting import wait_until

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.store import cluster, endings
 from sqlq.store.database import Database
-from sqlq.worker import chores, lookout
+from sqlq.worker import chores, lookout, watched
 from sqlq.worker import worker as worker_module
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import Supervised
@@ -226,8 +226,8 @@ def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pyte
     monkeypatch.setattr(cluster, "due_in", counted)
     with working(app) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
-        before, seen = len(looks), worker._looked_at
-        wait_until(lambda: worker._looked_at > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
+        before, seen = len(looks), worker._watched.looked_at
+        wait_until(lambda: worker._watched.looked_at > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
         assert len(looks) == before
 
 
@@ -278,7 +278,7 @@ def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
     ran: list[int] = []
     app.task(name="t")(lambda: ran.append(1))
     with working(app) as worker:
-        worker._looked_at = time.monotonic()  # the last look
+        worker._watched.looked_at = time.monotonic()  # the last look
         wait_until(lambda: worker._wake._waited >= 1 or worker._wake.rests, what="the worker resting")
         with engine.begin() as conn:
             conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
@@ -289,12 +289,12 @@ def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
 def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "STAND_BY_SECONDS", 3600.0)
+    monkeypatch.setattr(watched, "STAND_BY_SECONDS", 3600.0)
     box, fd = BlackBox.create()
     os.close(fd)
     here, there = Link.pair()
     with working(app, supervision=Supervised(here, box, is_alone=True)) as worker:
-        wait_until(lambda: worker._looked_at > float("-inf"), what="its lookout looking")
+        wait_until(lambda: worker._watched.looked_at > float("-inf"), what="its lookout looking")
     here.close()
     there.close()
     box.close()

@@ -8,7 +8,7 @@ import pytest
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.store.postgresql import _claim
+from sqlq.store.postgresql_sql import claim
 from sqlq.worker.claim import Claimer
 
 NEWEST = frozenset({"stack"})
@@ -62,5 +62,5 @@ def test_an_app_says_the_order_of_a_queue(database_url: str) -> None:
 
 
 def test_the_claim_of_other_queues_has_the_text_it_had() -> None:
-    assert "DESC, id DESC" not in _claim("public", follow_ups=False)
-    assert "ORDER BY available_at DESC, id DESC" in _claim("public", follow_ups=False, newest_first=True)
+    assert "DESC, id DESC" not in claim("public", follow_ups=False)
+    assert "ORDER BY available_at DESC, id DESC" in claim("public", follow_ups=False, newest_first=True)

@@ -29,13 +29,13 @@ from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
-from sqlq.worker import chores, settle
-from sqlq.worker import worker as worker_module
+from sqlq.worker import chores, grace, settle
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.executors import Executors
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
@@ -280,7 +280,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """It has no deadline: nobody asked it to be gone by a certain time."""
-    monkeypatch.setattr(worker_module, "LAST_SETTLES_SECONDS", 0.1)
+    monkeypatch.setattr(grace, "LAST_SETTLES_SECONDS", 0.1)
     monkeypatch.setattr(settle, "LAST_STATEMENT_SECONDS", 0.1)
     away, refused = threading.Event(), threading.Semaphore(0)
     settled = endings.settle

@@ -14,15 +14,17 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 import sqlq
-from sqlq.job import ClaimedJob, Completed, Outcome, Released, Settlement
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Completed, Outcome, Released, Settlement
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.jobs import Fate
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import ORPHANED_MS, Supervised
+from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link
-from sqlq.worker.running import CompletionTarget, RunningJob
+from sqlq.worker.running import RunningJob
 from tests.waiting import wait_until
 
 LEASE_MS = 1_000

@@ -1,0 +1,304 @@
+"""What a handler writes of its own job in its own transactions: that it is complete, or how far it has come.
+
+It commits with the other writes of the handler, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from sqlq.endings import follow_up
+from sqlq.errors import ConfigurationError, ExecutionError, LeaseLostError
+from sqlq.flow import Growth
+from sqlq.history import Course
+from sqlq.job import ClaimedJob, Progress
+from sqlq.schema.tables import TOKEN_SCHEMA
+from sqlq.seal import Seal
+from sqlq.session import (
+    AnyAsyncDriverConnection,
+    AnyAsyncSession,
+    AnyDriverConnection,
+    SyncSession,
+    atransaction_in,
+    awaited,
+    connection_to_complete,
+    note_write,
+    transaction_in,
+)
+from sqlq.store import checkpoint, endings, jobs, progress
+from sqlq.store.dialect import Right
+from sqlq.store.progress import Note
+from sqlq.worker import checkpoint as checkpoints
+from sqlq.worker.checkpoint import Step
+from sqlq.worker.result import completion
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
+
+    from sqlq.task import Task
+
+D = TypeVar("D", bound=AnyDriverConnection)
+AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTarget:
+    """What completing a job needs to know of the place it lives in: the schema, and whether finished jobs are
+    kept."""
+
+    schema: str | None
+    keep_finished: bool
+
+
+class Commits:
+    """What a running job has for the handler that writes of it in transactions."""
+
+    completed = False
+    """Whether the handler called `complete()`."""
+    on_saved: Callable[[Connection, str], None] | None = None
+    """Told of a new cursor, as JSON, and of the connection in whose transaction it counts."""
+    cancelled_at: float | None = None
+
+    if TYPE_CHECKING:
+        claimed: ClaimedJob
+        right: Right
+        task_found: Task[..., Any] | None
+        target: CompletionTarget | None
+        is_async: bool
+        said: Progress | None
+        growth: Growth | None
+        cancel_requested: bool
+
+        @property
+        def id(self) -> int: ...
+        @property
+        def task(self) -> str: ...
+        @property
+        def queue(self) -> str: ...
+        @property
+        def keeps_ms(self) -> int | None: ...
+        @property
+        def is_kept(self) -> bool: ...
+        @property
+        def is_first_claim(self) -> bool: ...
+        @property
+        def _seal(self) -> Seal | None: ...
+        def note(self) -> Note: ...
+        def seconds(self) -> float: ...
+        def moments(self, seconds: float) -> tuple[datetime, datetime | None, datetime]: ...
+        def _grow(self, conn: Any, schema: str | None) -> None: ...
+
+    # -- exactly-once effects --------------------------------------------------------------------------------
+
+    def complete(self, session: SyncSession, result: Any = None) -> None:
+        """Complete this job in the handler's own transaction, so that its writes and the completion commit
+        together.
+
+        The job then is finished exactly when that transaction commits, whatever becomes of this process or of
+        the reply to its COMMIT: no other attempt can commit as well. Best the last write before the commit,
+        since the job's row is locked from here on. What the handler returns afterwards does not count;
+        `result` is stored instead, by the same rules.
+
+        Raises `LeaseLostError` when the job belongs to another owner by now: let it through, so that the
+        transaction rolls back. Raises `ConfigurationError` in a transaction stricter than READ COMMITTED,
+        where a heartbeat since its snapshot would make it fail. A handler that completes and does not commit
+        has failed, and is tried again.
+
+        >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
+        ...     session.add(Payment(order_id=order_id))
+        ...     sqlq.current_job().complete(session)
+        """
+        conn = connection_to_complete(session)
+        done, seal = completion(result, self.claimed, self.task_found), self._seal
+        if self.growth is not None:
+            self.growth.is_closed = True
+        if self.target is None:
+            self.completed = True
+            note_write(session)
+            return
+        self._refuse_stricter(conn, "complete()")
+        self.completed = True
+        if self.said is not None or self.keeps_ms is not None:
+            notes = [self.note()]
+            progress.write(
+                conn,
+                notes,
+                skip_locked=False,
+                options={"schema_translate_map": {TOKEN_SCHEMA: self.target.schema}},
+            )
+        # guard: complete-by-the-owner
+        if not endings.complete(
+            conn,
+            self.right,
+            done if seal is None else seal.completed(self.task, self.queue, done),  # guard: complete-seals
+            schema=self.target.schema,
+            keep_finished=self.target.keep_finished or self.is_kept,
+            follow_up=follow_up(self.claimed, done, seal),
+            course=None if self.is_first_claim else Course(*self.moments(self.seconds())),
+        ):
+            raise self._lost()
+        self._grow(conn, self.target.schema)
+        note_write(session)
+
+    async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
+        """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
+        await awaited(session, "acomplete", "complete").run_sync(lambda sync: self.complete(sync, result))
+
+    @overload
+    def completing(
+        self, sessions: Engine | sessionmaker[Session], result: Any = None
+    ) -> AbstractContextManager[Session]: ...
+
+    @overload
+    def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
+
+    def completing(self, sessions: Any, result: Any = None) -> AbstractContextManager[Any]:
+        """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
+        all of it back. With a driver's connection, in a transaction of its own on that.
+
+        >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
+        ...     session.add(Payment(order_id=order_id))
+        """
+        return self._completing(sessions, result)
+
+    @contextmanager
+    def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
+        with transaction_in(sessions, "completing", "complete") as session:
+            yield session
+            self.complete(session, result)
+
+    @overload
+    def acompleting(
+        self, sessions: AsyncEngine | async_sessionmaker[AsyncSession], result: Any = None
+    ) -> AbstractAsyncContextManager[AsyncSession]: ...
+
+    @overload
+    def acompleting(self, sessions: AD, result: Any = None) -> AbstractAsyncContextManager[AD]: ...
+
+    def acompleting(self, sessions: Any, result: Any = None) -> AbstractAsyncContextManager[Any]:
+        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
+        return self._acompleting(sessions, result)
+
+    @asynccontextmanager
+    async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
+        async with atransaction_in(sessions, "completing", "complete") as session:
+            yield session
+            await self.acomplete(session, result)
+
+    # -- slices and steps ------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> Any:
+        """What the last checkpoint has saved, of this attempt or an earlier one; None before the first. In a
+        job with steps, what sqlq has saved of them."""
+        return checkpoints.decode(self.claimed.cursor)
+
+    def checkpoint(self, session: SyncSession, cursor: Any) -> None:
+        """Save how far this job has come, in the transaction of a slice of its work: the slice's writes and
+        the cursor commit together, or neither does. The next attempt, whatever this one ends of, finds it as
+        `cursor` and goes on there, so that each slice has its effects once.
+
+        `cursor` is JSON of at most 64 KiB: where the next slice begins. `session` is anything `complete`
+        takes. Best the last write before the commit, since the job's row is locked from here on. It shows
+        that the job gets on: an attempt that ends with `sqlq.Snooze` after it does not count, however many
+        there are. A handler in a thread that an operator wants to end sees that here (`cancelled`).
+
+        Raises `LeaseLostError` when the job belongs to another owner by now, and `ExecutionError` when the
+        transaction of an earlier checkpoint was rolled back, so that a slice would be left out: let both
+        through, so that this transaction rolls back, too. Raises `ArgumentsError` for a cursor that is not
+        JSON, `EnqueueError` for a connection that has no transaction, and `ConfigurationError` after
+        `complete`, in a job with steps, and in a transaction stricter than READ COMMITTED.
+
+        >>> job = sqlq.current_job()  # doctest: +SKIP
+        >>> while ids := next_merchants(after=job.cursor or 0):  # doctest: +SKIP
+        ...     with Session(engine) as session, session.begin():
+        ...         session.add_all(Coupon(merchant_id=id) for id in ids)
+        ...         job.checkpoint(session, ids[-1])
+        """
+        text = checkpoints.encode(cursor)
+        if self.claimed.cursor is not None and checkpoints.steps_in(self.claimed.cursor) is not None:
+            raise ConfigurationError(
+                f"job {self.id} has steps: write step.checkpoint(session, cursor) in one of them"
+            )
+        self.save(session, text)
+
+    async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
+        """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
+        run = awaited(session, "acheckpoint", "checkpoint")
+        await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
+
+    def step(self, name: str) -> Step:
+        """Return a part of this job by its name, which is done once, whatever number of attempts the job
+        takes: its effects and the word that it is done commit together, by `step.finish(session)` or
+        `step.finishing(engine)`. A long one saves how far it has come by `step.checkpoint(session, cursor)`.
+        A job has steps or checkpoints, not both; raises `ConfigurationError` for both.
+
+        >>> bill = sqlq.current_job().step("bill")  # doctest: +SKIP
+        >>> if not bill.done:  # doctest: +SKIP
+        ...     with bill.finishing(engine) as session:
+        ...         session.add(Bill(order_id=order_id))
+        """
+        return Step(self, name)
+
+    def save(self, session: SyncSession, text: str) -> None:
+        """Save a cursor, as JSON text, in the transaction of a session; see `checkpoint`."""
+        if self.completed:  # guard: no-checkpoint-after-complete
+            raise ConfigurationError(
+                f"job {self.id} was completed in this attempt: a checkpoint comes before complete()"
+            )
+        conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
+        if self.target is not None:
+            self._refuse_stricter(conn, "checkpoint()")
+            # guard: checkpoint-by-the-owner
+            found = checkpoint.save(conn, self.right, self.claimed.cursor, text, schema=self.target.schema)
+            if found is None:
+                raise self._not_saved(conn, self.target.schema)
+            if found:
+                self._found_cancelled()
+        if text != self.claimed.cursor:
+            self.claimed = self.claimed._replace(cursor=text, releases=0)  # guard: a-circle-is-bounded
+        if self.on_saved is not None:
+            self.on_saved(conn, text)
+        note_write(session)
+
+    def _not_saved(self, conn: Connection, schema: str | None) -> Exception:
+        if not checkpoint.is_held(conn, self.right, schema=schema):
+            return self._lost()
+        return ExecutionError(
+            f"the transaction of an earlier checkpoint of job {self.id} was rolled back, so that this one "
+            "would leave a slice out: let this error through, and the next attempt goes on from what is saved"
+        )
+
+    def _lost(self) -> LeaseLostError:
+        return LeaseLostError(
+            f"job {self.id} belongs to another owner by now: this attempt came too late, and its transaction "
+            "must roll back"
+        )
+
+    def _refuse_stricter(self, conn: Connection, call: str) -> None:
+        level = jobs.stricter_isolation(conn)
+        if level is not None:  # guard: complete-read-committed
+            raise ConfigurationError(
+                f"{call} was called in a transaction at {level}, where the heartbeats of this job make the "
+                "commit fail: use READ COMMITTED for it, as in "
+                "session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
+            )
+
+    def _found_cancelled(self) -> None:
+        """Let a handler in a thread see at the end of its slice what the next heartbeat would tell it. A
+        coroutine is left to that: to be cancelled now would undo the slice."""
+        if self.cancelled_at is None and not self.is_async:
+            self.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
+            self.cancelled_at = time.monotonic()

@@ -1,0 +1,76 @@
+"""What a worker gives back: jobs that have not started in time, and at the end those that have not ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from sqlq.outcome import Outcome
+from sqlq.retry import given_back
+from sqlq.worker.execute import late
+from sqlq.worker.executors import Executors
+from sqlq.worker.lease import Leases
+from sqlq.worker.running import RunningJob
+
+log = logging.getLogger("sqlq.worker")
+
+UNSTARTED_SECONDS = 1.0
+"""A job that has not started after this long is given back: another worker may have a free slot."""
+ISOLATED_UNSTARTED_SECONDS = 10.0
+"""The same for a job that needs a process of its own, which takes a start of Python."""
+CANCELLED_SECONDS = 1.0
+
+
+class GivesBack:
+    """What one worker gives back, so that it runs again, here or elsewhere; no attempt is counted for it."""
+
+    def __init__(
+        self,
+        executors: Executors,
+        leases: Leases,
+        settle: Callable[[RunningJob, Outcome], None],
+        *,
+        slots: int,
+    ) -> None:
+        self._executors = executors
+        self._leases = leases
+        self._settle = settle
+        self._slots = slots
+
+    def ready(self) -> None:
+        """Give back what has not started."""
+        for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
+            self._settle(job, given_back(job.claimed))
+
+    def unstarted(self) -> None:
+        """Give back what has waited long for a slot."""
+        for job in self._executors.take_back(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
+            self._settle(job, given_back(job.claimed))
+
+    def forgotten(self, claimed_before: float) -> int:
+        """Give back what is held, waits for no slot, and does not start; return how many jobs did not so
+        far."""
+        for job in self._leases.unstarted(claimed_before):
+            if not self._executors.waits(job):
+                log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
+                self._executors.give_up(job)
+                self._settle(job, given_back(job.claimed))
+                job.given_up = True
+        return self._executors.unstarted
+
+    def isolated(self) -> None:
+        """Give back what has waited long for a process of its own, and more of that than there are slots."""
+        since = time.monotonic() - ISOLATED_UNSTARTED_SECONDS
+        for job in self._executors.take_back_isolated(since, but=self._slots):
+            self._settle(job, given_back(job.claimed, crowded=True))
+
+    def running(self) -> None:
+        """End what the time did not suffice for: coroutines are cancelled, processes killed, threads left
+        behind."""
+        for job in self._executors.running():
+            job.cancel()
+        self._executors.wait_idle(CANCELLED_SECONDS)
+        for job in self._executors.running():
+            self._settle(job, late(job) or given_back(job.claimed))  # guard: give-back-after-grace
+            job.given_up = True
