@@ -123,15 +123,15 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 @pytest.fixture(autouse=True, scope="session")
 def compiled_once() -> Iterator[None]:
     """Have engines of sqlq's own share what they compile."""
-    prepared = Database._prepared.__func__
+    prepared = Database._prepared
 
     def sharing(*given: Any) -> Database:
-        database: Database = prepared(*given)
+        database = prepared(*given)
         database.engine._compiled_cache = Compiled(database.engine.dialect)
         return database
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Database, "_prepared", classmethod(sharing))
+        patch.setattr(Database, "_prepared", sharing)
         yield
 
 

@@ -2,8 +2,8 @@
 
 Half a second of each command is Python importing; there are a thousand of them. A command so started is a
 process of its own with the environment, directory, arguments and standard streams that it was given. What is
-about processes themselves (workers that stay, signals, the interpreter's own options) is started as people start
-it.
+about processes themselves (workers that stay, signals, the interpreter's own options) is started as people
+start it.
 """
 
 from __future__ import annotations
