@@ -15,7 +15,6 @@ from sqlq.store import schedules
 from sqlq.store.database import Database
 from sqlq.testing import drain
 from sqlq.worker.child import Unsupervised
-from sqlq.worker.chores import Chores
 from sqlq.worker.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
@@ -140,14 +139,14 @@ def test_a_schedule_that_another_ticks_is_looked_at_again_soon(app: sqlq.App, en
 def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
     """So that a change is seen soon, though the chore itself sleeps for long."""
     heard: list[float] = []
-    at = Chores.at
+    expect = Ticks.expect
     with pytest.MonkeyPatch.context() as patch:
 
-        def noted(self: Chores, chore: Any, moment: float) -> None:
+        def noted(ticks: Ticks, moment: float) -> None:
             heard.append(moment)
-            at(self, chore, moment)
+            expect(ticks, moment)
 
-        patch.setattr(Chores, "at", noted)
+        patch.setattr(Ticks, "expect", noted)
         task = app.task(name="beat")(lambda: None)
         with working(app):
             wait_until(app.workers, what="the worker")
