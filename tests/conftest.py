@@ -51,7 +51,7 @@ SAME_ON_BOTH = (
     *(f"worker/test_{what}.py" for what in ("around", "bounds", "control", "eager", "events", "isolates")),
     *(f"worker/test_{what}.py" for what in ("lifespan", "named", "starting", "stamp", "typed")),
     *(f"faults/test_{what}.py" for what in ("flows_survive", "follow_ups", "limits", "nothing_is_lost")),
-    *(f"faults/test_{what}.py" for what in ("schedules", "slices", "supervisor", "zombies")),
+    *(f"faults/test_{what}.py" for what in ("operated", "schedules", "slices", "supervisor", "zombies")),
 )
 """Folders and files of tests of what is above the database, most of which start processes: the statements
 below have tests of their own on each kind. The command of the scorecard runs them all on both."""
