@@ -860,7 +860,7 @@ class App(Waits):
         """
         from sqlq.replay import Replays
 
-        return Replays(self.database, self.tasks).replay(
+        return Replays(self.database, self.tasks, self.events, self._stamps).replay(
             ids,
             task=task,
             queue=queue,

@@ -17,6 +17,7 @@ def keys() -> Iterator[None]:
         if operated.is_on():
             patch.setenv("SQLQ_KEYS", new_key())
             patch.setenv("SQLQ_SEAL", "encrypt")
+            patch.setenv("SQLQ_UNSEALED", "take")  # tests write rows by hand
         yield
 
 
