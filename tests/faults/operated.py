@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from tests.faults.processes import OPERATED, WorkerProcess
+from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
 ENDED = ("finished", "failed", "cancelled")
@@ -74,6 +75,7 @@ class Waiters:
         if kind is None:
             try:
                 wait_until(self._all_answered, timeout=ANSWER_SECONDS, what="everybody told who waits")
+                record("operated: waited for", cases=len(self._answers), told_wrong=0)
             except AssertionError:
                 self._leave()
                 raise
