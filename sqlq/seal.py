@@ -280,6 +280,7 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: 
     what = names = argument = called.format("keys")
     if keys is None and (text := os.environ.get("SQLQ_KEYS")):
         keys, what, names = text.replace(",", " ").split(), "SQLQ_KEYS", "SQLQ_KEYS"
+    place = "App(keys=[…])" if called == "{}" else argument
     said_how = _said(called.format("seal"), "SQLQ_SEAL", how)
     said_unsealed = _said(called.format("unsealed"), "SQLQ_UNSEALED", unsealed)
     if keys is not None and not isinstance(keys, (list, tuple)):
@@ -290,7 +291,7 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: 
         for name, value in (said_how, said_unsealed):
             if value is not None:  # guard: no-seal-without-a-key
                 raise ConfigurationError(
-                    f"{name} is set, but there is no key: give {argument} or SQLQ_KEYS what "
+                    f"{name} is set, but there is no key: give {place} or SQLQ_KEYS what "
                     "`sqlq keys new` prints"
                 )
         return None

@@ -86,6 +86,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert "2 workers will be paused within 2 seconds; what runs may finish" in said
         becomes("paused", "paused")
         assert ": paused for " in sqlq_.ok("workers")
+        assert f"worker mail-1 on {host} pid {one}: paused, all queues, 1 slot, " in sqlq_.ok("status")
         waiting = _enqueue(sqlq_, "wait", "a")
         assert len(sqlq_("workers", "resume", "mail-1", "--json").json()) == 2
         sqlq_.wait_for("a.started")
@@ -100,6 +101,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert "will be stopped" in sqlq_.ok("workers", "stop", "--all")
         assert worker.wait(30) == 0
     assert "an operator restarts it" in sqlq_.log()
+    assert "stopping: an operator stops this worker; what runs may finish" in sqlq_.log()
     assert app.admin.workers(silent=True) == []
     assert sqlq_.ok("restart") == "no worker is running\n"
 
