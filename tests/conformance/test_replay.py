@@ -382,6 +382,14 @@ def test_what_cannot_be_replayed_is_refused_in_one_sentence_and_nothing_is_writt
     assert play.number() == before
 
 
+def test_what_was_pruned_cannot_be_replayed(play: Play) -> None:
+    failed, kept = play.ended(2)
+    play.app.admin.forget_failed([failed])
+    with pytest.raises(JobNotFoundError, match=r"ended longer ago than ended jobs are kept$"):
+        play.app.replay([failed, kept])
+    assert play.app.replay(task="send", since="1h").jobs.keys() == {kept}
+
+
 def test_steps_of_flows_are_refused_by_id_and_left_out_otherwise(play: Play) -> None:
     app = play.app
     app.enqueue(sqlq.chain(play.tasks["pack"].new(), play.tasks["pack"].new()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+STORM = "tests/faults/test_operated.py::"
 SEAL, SEALED, FAULTS, ROTATION = (
     "tests/unit/test_seal.py::",
     "tests/worker/test_sealed.py::",
@@ -23,6 +24,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("sealed-is-not-bad-payload", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-sign]"),
     ("sealed-without-a-key-fails", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-encrypt]"),
     ("results-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-encrypt]"),
+    ("results-are-sealed", None, "pass", STORM + "test_in_a_storm_everybody_is_told_what_became_of_their_job[sqlite]"),
     ("complete-seals", None, "done,", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
     ("a-result-that-is-not-opened-is-none", None, "if False:", SEALED + "test_a_plain_result_is_none_where_plain_rows_are_refused[sqlite]"),
     ("changed-arguments-are-sealed", None, "return payload", SEALED + "test_a_replay_is_opened_as_the_job_was[sqlite-sign]"),
