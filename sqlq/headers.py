@@ -18,6 +18,9 @@ NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
 OWN: Final = "sqlq."
 """How names begin that are sqlq's own."""
 CARRY: Final = f"{OWN}carry"
+REPLAY: Final = f"{OWN}replay"
+"""In the headers of a replay: `of`, the id of the job that it is a replay of, and where the caller of the
+replay was traced its context, in text."""
 
 
 def checked(given: Any, what: str, error: type[Exception] = EnqueueError) -> dict[str, Any]:
@@ -84,6 +87,14 @@ def shown(text: str | None) -> Mapping[str, Any]:
     if text is None:
         return NO_HEADERS
     return MappingProxyType({name: value for name, value in decode(text).items() if not name.startswith(OWN)})
+
+
+def replay(text: str | None) -> Mapping[str, Any] | None:
+    """Return what the headers in a row say of a replay; None for those of another job."""
+    if text is None:
+        return None
+    found = decode(text).get(REPLAY)
+    return found if isinstance(found, dict) else None
 
 
 def carried(text: str | None) -> Mapping[str, Any]:

@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlq.clock import Duration
+from sqlq.events import Events
 from sqlq.flowstatus import FlowDetails
 from sqlq.job import JobDetails
+from sqlq.stamp import Stamps
 from sqlq.task import Registry
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Operates:
 
     if TYPE_CHECKING:
         tasks: Registry
+        events: Events
+        _stamps: Stamps
 
         @property
         def database(self) -> Database: ...
@@ -182,7 +186,7 @@ class Operates:
         """
         from sqlq.replay import Replays
 
-        return Replays(self.database, self.tasks).replay(
+        return Replays(self.database, self.tasks, self.events, self._stamps).replay(
             ids,
             task=task,
             queue=queue,

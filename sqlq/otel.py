@@ -16,6 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
+from sqlq import headers
 from sqlq.errors import ConfigurationError
 from sqlq.job import NewJob
 from sqlq.retry import Signal
@@ -23,6 +24,7 @@ from sqlq.settings import VERSION
 
 try:
     from opentelemetry import trace
+    from opentelemetry.context import Context
     from opentelemetry.propagate import extract, inject
     from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TracerProvider
 except ImportError:
@@ -56,8 +58,24 @@ def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> No
     _instrumented.add(app)
     tracer = trace.get_tracer("sqlq", VERSION, tracer_provider)
     spans = _Spans(tracer)
-    app.stamp(spans.created)
+    app.stamp(_Stamp(spans))
     app.around(spans.processing)
+
+
+class _Stamp:
+    """What the headers of a job say of its trace."""
+
+    def __init__(self, spans: _Spans) -> None:
+        self._spans = spans
+
+    def __call__(self, job: NewJob[Any]) -> Mapping[str, Any] | None:
+        return self._spans.created(job)
+
+    def of_replays(self) -> Mapping[str, str]:
+        """Return the context of who replays."""
+        carrier: dict[str, str] = {}
+        inject(carrier)
+        return carrier
 
 
 class _Spans:
@@ -82,8 +100,7 @@ class _Spans:
     @contextmanager
     def processing(self, running: RunningJob) -> Iterator[None]:
         """Surround an attempt with its span."""
-        texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
-        context = extract(texts) if texts else None
+        context, links = self._context(running)
         attributes = _attributes("process", running) | {
             "messaging.message.id": str(running.id),
             "sqlq.attempt": running.attempts,
@@ -94,7 +111,7 @@ class _Spans:
             context,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=[Link(span) for span in self._linked(running, context)],
+            links=links,
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -115,21 +132,44 @@ class _Spans:
                 self._remember(running.id, own)
                 raise
 
-    def _linked(self, running: RunningJob, context: Any) -> Iterator[SpanContext]:
-        if context is not None:
-            creation = trace.get_current_span(context).get_span_context()
+    def _context(self, running: RunningJob) -> tuple[Context | None, list[Link]]:
+        """Return the context in which an attempt begins, and what it links to."""
+        texts = _texts(running.headers)
+        context = extract(texts) if texts else None
+        links = []
+        creation = _span(context)
+        replay = headers.replay(running.claimed.headers)
+        if replay is not None:  # guard: a-replay-is-in-a-trace-of-its-own
             if creation.is_valid:
-                yield creation
+                links.append(Link(creation, {"messaging.message.id": str(replay.get("of"))}))
+            # what else the propagators carry, as baggage, stays that of the job
+            apart = trace.set_span_in_context(trace.INVALID_SPAN, context)
+            context = extract(_texts(replay), apart)
+            creation = _span(context)
+        if creation.is_valid:
+            links.append(Link(creation))
         with self._lock:
             before = self._before.pop(running.id, None)
         if before is not None and running.attempts > 1:
-            yield before
+            links.append(Link(before))
+        return context, links
 
     def _remember(self, id: int, span: SpanContext) -> None:
         with self._lock:
             self._before[id] = span
             if len(self._before) > REMEMBERED:
                 self._before.popitem(last=False)
+
+
+def _texts(found: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _span(context: Context | None) -> SpanContext:
+    """Return the span of a context; one that is not valid where it has none."""
+    if context is None:
+        return trace.INVALID_SPAN_CONTEXT
+    return trace.get_current_span(context).get_span_context()
 
 
 def _attributes(operation: str, job: NewJob[Any] | RunningJob) -> dict[str, Any]:

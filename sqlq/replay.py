@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -12,14 +13,18 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
+from sqlq.events import Events, JobEvent
 from sqlq.job import JobDetails, State, checked_name
 from sqlq.limit import checked_rate
 from sqlq.named import NamedTask
 from sqlq.seal import Unopened, looked_into
+from sqlq.stamp import Stamps
 from sqlq.store import records, replay
 from sqlq.store.database import Database
-from sqlq.store.replay import Changed, Choice, Ended, Found, Pace
+from sqlq.store.replay import Changed, Choice, Ended, Found, Made, Pace
 from sqlq.task import Registry
+
+log = logging.getLogger("sqlq")
 
 FIRST = 5
 """So many jobs a dry run shows."""
@@ -61,11 +66,14 @@ class Replayed(NamedTuple):
 
 
 class Replays:
-    """Replays in one database, with what the tasks of an App say of arguments."""
+    """Replays in one database, with what the tasks of an App say of arguments, who listens to its events, and
+    what its stamps say of who asks for a replay."""
 
-    def __init__(self, database: Database, tasks: Registry) -> None:
+    def __init__(self, database: Database, tasks: Registry, events: Events, stamps: Stamps) -> None:
         self._database = database
         self._tasks = tasks
+        self._events = events
+        self._stamps = stamps
 
     def replay(
         self,
@@ -136,20 +144,54 @@ class Replays:
     ) -> dict[int, int]:
         done: dict[int, int] = {}
         began = time.monotonic()
+        caller = self._stamps.of_replays()
         for choice in choices:
             last = 0
             while True:
                 if pace is not None:
                     pace = pace._replace(before=len(done), passed_ms=round(1000 * (time.monotonic() - began)))
                 work = partial(replay.replay, choice=choice, after_id=last, pace=pace, changed=changed)
-                batch = self._database.run(work)
+                batch = self._database.run(partial(work, caller=caller))
                 if not batch:
                     break
-                done |= batch
-                last = max(batch)
+                self._tell(batch, pace)  # guard: replays-are-told
+                done |= {made.of: made.id for made in batch}
+                last = batch[-1].of
                 if progress is not None:
                     progress(len(done), number)
         return done
+
+    def _tell(self, batch: Sequence[Made], pace: Pace | None) -> None:
+        """Tell that jobs were enqueued, as of any others, once they are committed."""
+        hears, shows = self._events.wants("enqueued"), log.isEnabledFor(logging.DEBUG)
+        if not (hears or shows):
+            return
+        for place, made in enumerate(batch):
+            if hears:
+                delay_ms = 0 if pace is None else max(0, pace.delay_ms(place))
+                self._events.tell(
+                    JobEvent(
+                        name="enqueued",
+                        id=made.id,
+                        task=made.task,
+                        queue=made.queue,
+                        attempt=0,
+                        max_attempts=made.max_attempts,
+                        delay_seconds=delay_ms / 1000 or None,
+                        label=made.label,
+                    )
+                )
+            if shows:
+                log.debug(
+                    "job %d: %s in queue %s, enqueued as a replay of job %d",
+                    *(made.id, made.task, made.queue, made.of),
+                    extra={
+                        "job_id": made.id,
+                        "task": made.task,
+                        "queue": made.queue,
+                        "event": "enqueued",
+                    },
+                )
 
     def _named(self, ids: Sequence[int]) -> dict[int, Ended]:
         """Return the ended jobs of these ids. Raises `JobNotFoundError` where there is no such job, and

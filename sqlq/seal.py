@@ -274,26 +274,28 @@ def looked_into(seal: Seal | None, kind: Kind, task: str, queue: str, text: Any)
 # -- what an App says ----------------------------------------------------------------------------------------
 
 
-def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None) -> Seal | None:
+def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: str = "{}") -> Seal | None:
     """Return what an App seals with, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
-    without keys. Raises `ConfigurationError` for what cannot be, and repeats nothing of a key."""
-    what, names = "keys", "keys"
+    without keys. `called` is how messages name an argument, by its name in the braces. Raises
+    `ConfigurationError` for what cannot be, and repeats nothing of a key."""
+    what = names = argument = called.format("keys")
     if keys is None and (text := os.environ.get("SQLQ_KEYS")):
         keys, what, names = text.replace(",", " ").split(), "SQLQ_KEYS", "SQLQ_KEYS"
-    said_how = _said("seal", "SQLQ_SEAL", how)
-    said_unsealed = _said("unsealed", "SQLQ_UNSEALED", unsealed)
-    if not keys and keys is not None and not isinstance(keys, (list, tuple)):
-        raise ConfigurationError(_NO_LIST)
+    place = "App(keys=[…])" if called == "{}" else argument
+    said_how = _said(called.format("seal"), "SQLQ_SEAL", how)
+    said_unsealed = _said(called.format("unsealed"), "SQLQ_UNSEALED", unsealed)
+    if keys is not None and not isinstance(keys, (list, tuple)):
+        raise ConfigurationError(
+            f"{argument} is no list: give the keys in one, the one that seals first, as in [new, old]"
+        )
     if not keys:
         for name, value in (said_how, said_unsealed):
             if value is not None:  # guard: no-seal-without-a-key
                 raise ConfigurationError(
-                    f"{name} is set, but there is no key: give App(keys=[…]) or SQLQ_KEYS what "
+                    f"{name} is set, but there is no key: give {place} or SQLQ_KEYS what "
                     "`sqlq keys new` prints"
                 )
         return None
-    if not isinstance(keys, (list, tuple)):
-        raise ConfigurationError(_NO_LIST)
     if len(keys) > MOST_KEYS:
         raise ConfigurationError(f"{names} has {len(keys)} keys: at most {MOST_KEYS} are possible")
     found: dict[str, Key] = {}
@@ -310,9 +312,6 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None) -> Seal | N
             "rows: leave it out"
         )
     return Seal(list(found.values()), how, "take" if how == "read" else taken)
-
-
-_NO_LIST = "keys is no list: give the keys in one, the one that seals first, as in App(keys=[new, old])"
 
 
 def new_key() -> str:

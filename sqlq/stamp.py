@@ -39,6 +39,15 @@ class Stamps:
             raise ConfigurationError(f"stamp is {_name(function)} a second time: register it once")
         self._functions.append(function)
 
+    def of_replays(self) -> dict[str, str]:
+        """Return what stamps say of the caller of a replay, those that do (`of_replays`): which goes into the
+        copies' own place among the headers, since all others stay as they were."""
+        said: dict[str, str] = {}
+        for function in self._functions:
+            if (of_replays := getattr(function, "of_replays", None)) is not None:
+                said |= of_replays()
+        return said
+
     def carried(self) -> dict[str, Any]:
         """Return the values of the context variables that are carried and set here. Raises `EnqueueError` for
         one that is not JSON."""

@@ -116,7 +116,8 @@ def rotate(context: Context, finished: bool, plain: bool, as_json: bool) -> None
         show_json({**_object(done, "sealed"), "left": done.left})
     else:
         parts = [f"{number:,} in {where}" for where, number in done.sealed.items() if number]
-        click.echo(f"sealed anew: {', '.join(parts) or 'nothing, all is sealed with the first key'}")
+        nothing = "nothing, all is sealed with the first key" if not (done.bad or done.left) else "nothing"
+        click.echo(f"sealed anew: {', '.join(parts) or nothing}")
         _show_bad(done)
         if done.left:
             click.echo(f"{counted(done.left, 'text')} left, of rows that others had locked: run it again")

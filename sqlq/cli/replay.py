@@ -88,7 +88,7 @@ def replay(
     which = _which(task, queue, state)
     with naming_options("rate"):
         if dry_run:
-            _show_plan(app.replay(ids, dry_run=True, **options), which, as_json=as_json)
+            _show_plan(app.replay(ids, dry_run=True, **options), which, rate, as_json=as_json)
             return
         with _told() as progress:
             done = app.replay(ids, progress=progress, **options)
@@ -111,7 +111,7 @@ def replay(
     _left_out(done)
 
 
-def _show_plan(found: Replayed, which: str, *, as_json: bool) -> None:
+def _show_plan(found: Replayed, which: str, rate: str | None, *, as_json: bool) -> None:
     if as_json:
         first = [
             {"id": job.id, "queue": job.queue, "task": job.task, "payload": job.payload}
@@ -122,7 +122,8 @@ def _show_plan(found: Replayed, which: str, *, as_json: bool) -> None:
     if not found.number:
         click.echo(f"no jobs{which} to replay")
     else:
-        click.echo(f"{counted(found.number, 'job')}{which} would be replayed; nothing was written\n")
+        over = _over(found.number, rate)
+        click.echo(f"{counted(found.number, 'job')}{which} would be replayed{over}; nothing was written\n")
         columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
         columns += [Column("attempts", right=True), Column("ended"), Column("arguments", wide=True)]
         show_rows(
@@ -138,6 +139,17 @@ def _show_plan(found: Replayed, which: str, *, as_json: bool) -> None:
         if found.number > len(found.first):
             click.echo(f"… and {counted(found.number - len(found.first), 'more', 'more')}")
     _left_out(found)
+
+
+def _over(number: int, rate: str | None) -> str:
+    """Say how long a replay at a rate goes on, from the first job to the last."""
+    from sqlq.clock import readable
+    from sqlq.limit import checked_rate
+    from sqlq.store.replay import Pace
+
+    if rate is None or number < 2:
+        return ""
+    return f" over {readable(Pace(*checked_rate(rate)).delay_ms(number - 1))}"
 
 
 def _left_out(found: Replayed) -> None:

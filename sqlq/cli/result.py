@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import show_json
+from sqlq.cli.output import naming_options, show_json
 
 
 @click.command()
@@ -23,4 +23,5 @@ def result(context: Context, id: int, timeout: str) -> None:
 
     Exits with 1, and says why in one sentence, when it has failed, was cancelled, or has not ended by then.
     """
-    show_json(context.app().stored_result(id, None if timeout == "none" else timeout))
+    with naming_options("timeout"):
+        show_json(context.app().stored_result(id, None if timeout == "none" else timeout))

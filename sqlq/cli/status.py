@@ -105,7 +105,8 @@ def _show(context: Context, found: _Found) -> None:
         click.echo(f"\npaused: {names}; go on with {command(f'resume {first}')}")
     click.echo()
     for worker in workers:
-        show_wrapped(f"worker {plain(worker.host)} pid {worker.pid}: ", _said(worker))
+        called = "" if worker.name is None else f"{worker.name} on "
+        show_wrapped(plain(f"worker {called}{worker.host} pid {worker.pid}") + ": ", _said(worker))
     if not workers:
         click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
     elif unserved := [
@@ -140,7 +141,10 @@ def _said(worker: WorkerStatus) -> str:
     slots, held = counted(worker.concurrency, "slot"), len(worker.jobs)
     if held > worker.concurrency:
         slots += f", {held:,} jobs claimed, of which {held - worker.concurrency:,} wait for a slot"
-    return f"{named}, {slots}, started {ago(worker.started_at)}, seen {span(worker.silent_seconds)} ago"
+    state = f"{worker.state}, " if worker.state in ("starting", "paused", "stopping") else ""
+    return (
+        f"{state}{named}, {slots}, started {ago(worker.started_at)}, seen {span(worker.silent_seconds)} ago"
+    )
 
 
 def _worker_object(worker: WorkerStatus) -> dict[str, object]:

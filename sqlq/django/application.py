@@ -67,6 +67,9 @@ class DjangoApp(App):
             listen_url=given.listen_url,
             session=self.connection,
             service=given.service,
+            keys=given.keys,
+            seal=given.seal,
+            unsealed=given.unsealed,
         )
         if is_testing():
             self._move_to(self._address_in_django())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -17,6 +17,7 @@ from sqlalchemy import URL
 from sqlq.clock import milliseconds
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.job import checked_name
+from sqlq.seal import How, Unsealed, seal_of
 from sqlq.settings import listen_url, schema_name
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
@@ -29,8 +30,9 @@ class Configuration:
     """The dict SQLQ of the settings; each key may be left out.
 
     `database` is the alias of the database that holds the jobs. `schema`, `retention`, `listen_url` and
-    `service` are as in `sqlq.App`. With `migrate_with_django`, `manage.py migrate` brings sqlq's tables up,
-    too. `task_modules` names the module of each installed app that has its tasks.
+    `service` are as in `sqlq.App`, and so are `keys`, `seal` and `unsealed`, for which SQLQ_KEYS and its like
+    count where they are None. With `migrate_with_django`, `manage.py migrate` brings sqlq's tables up, too.
+    `task_modules` names the module of each installed app that has its tasks.
     """
 
     database: str = "default"
@@ -38,6 +40,9 @@ class Configuration:
     retention: str | None = "7d"
     listen_url: str | None = None
     service: str | None = None
+    keys: Sequence[str] | None = field(default=None, repr=False)  # guard: djangos-keys-are-shown-nowhere
+    seal: How | None = None
+    unsealed: Unsealed | None = None
     migrate_with_django: bool = True
     task_modules: Sequence[str] = ("tasks",)
 
@@ -45,7 +50,7 @@ class Configuration:
     def read(cls) -> Configuration:
         """Return what the settings say. Raises `ConfigurationError` for a key or value that cannot be."""
         given = getattr(settings, "SQLQ", {})
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         if not isinstance(given, Mapping):
             raise ConfigurationError(
                 f'SQLQ in the settings is {given!r}: it is a dict, as in SQLQ = {{"database": "default"}}'
@@ -79,6 +84,7 @@ class Configuration:
         schema_name(self.schema)
         if self.listen_url is not None:
             listen_url(self.listen_url)
+        seal_of(self.keys, self.seal, self.unsealed, called='SQLQ["{}"]')
         if self.service is not None:
             checked_name(self.service, 'SQLQ["service"]', ConfigurationError)
 

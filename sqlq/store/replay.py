@@ -7,10 +7,12 @@ off goes on where it ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -20,6 +22,7 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
+    Text,
     and_,
     case,
     cast,
@@ -33,9 +36,11 @@ from sqlalchemy import (
     update,
 )
 
+from sqlq.headers import REPLAY
 from sqlq.job import Rule, State
 from sqlq.schema.moments import Moment, after, far, now
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
+from sqlq.settings import HEADERS_BYTES
 from sqlq.store import cluster
 from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS
@@ -43,6 +48,10 @@ from sqlq.store.records import possible
 from sqlq.store.rows import ENDED_STATE
 from sqlq.store.wakes import UNSAID, Wake, write
 
+LONGEST_MARK = 1_000
+"""Characters of the caller's context in the headers of a replay; a longer one is left out."""
+_NOBODY: Mapping[str, str] = MappingProxyType({})
+_MADE = ("id", "replay_of", "task", "queue", "label", "max_attempts")
 BATCH = 500
 """Jobs in one transaction: the rows that they are copies of stay locked until it ends."""
 
@@ -201,6 +210,18 @@ class Pace(NamedTuple):
         return (place + self.before) * self.period_ms // self.number - self.passed_ms
 
 
+class Made(NamedTuple):
+    """A replay that was enqueued."""
+
+    id: int
+    of: int
+    """The job that it is a replay of."""
+    task: str
+    queue: str
+    label: str | None
+    max_attempts: int
+
+
 class Changed(NamedTuple):
     """Other arguments for a replay, and the limit whose key they make."""
 
@@ -216,12 +237,13 @@ def replay(
     after_id: int = 0,
     pace: Pace | None = None,
     changed: Changed | None = None,
-) -> dict[int, int]:
-    """Enqueue replays of the next batch of a choice; return their ids by those of the jobs that they are
-    replays of, ascending.
+    caller: Mapping[str, str] = _NOBODY,
+) -> list[Made]:
+    """Enqueue replays of the next batch of a choice; return them in the order of the jobs that they are
+    replays of, which is that of their ids.
 
     What another transaction has locked is passed over. A replay under a limit waits in its line, as any new
-    job.
+    job. `caller` is the context of who asks for it, which goes into their headers.
     """
     dialect = DIALECTS[conn.dialect.name]
     rows = [
@@ -231,18 +253,25 @@ def replay(
     ]
     chosen = sorted(rows)[:BATCH]
     if not chosen:
-        return {}
+        return []
     ids = [id for id, _ in chosen]
-    made = conn.execute(_copy(dialect, ids, pace, changed)).all()
-    replays = {int(of): int(id) for id, of in sorted(made, key=lambda row: row[1])}
+    rows_made = conn.execute(_copy(dialect, ids, pace, changed, caller))
+    made = sorted((Made(*row) for row in rows_made), key=lambda each: each.of)
+    marks = [(each.of, each.id) for each in made]
     for table, *_ in _ENDED:
-        conn.execute(_mark(dialect, table), dialect.parameters(_MARKS, list(replays.items())))
+        conn.execute(_mark(dialect, table), dialect.parameters(_MARKS, marks))
     write(conn, dialect, _wakes(chosen, pace, changed))  # guard: a-limited-replay-is-looked-at
     cluster.wake_others(conn)
-    return replays
+    return made
 
 
-def _copy(dialect: Dialect, ids: Sequence[int], pace: Pace | None, changed: Changed | None) -> Any:
+def _copy(
+    dialect: Dialect,
+    ids: Sequence[int],
+    pace: Pace | None,
+    changed: Changed | None,
+    caller: Mapping[str, str],
+) -> Any:
     """Insert copies of jobs, in the order of their ids."""
     ended = union_all(
         *(
@@ -253,6 +282,7 @@ def _copy(dialect: Dialect, ids: Sequence[int], pace: Pace | None, changed: Chan
     columns: dict[str, ColumnElement[Any]] = {name: ended.c[name] for name in COPIED}
     if changed is not None:
         columns |= {"payload": literal(changed.payload), "limit_key": _text_or_null(changed.limit_key)}
+    columns["headers"] = _headers(ended, caller)  # guard: a-replay-says-so-in-its-headers
     due = _due(ended, pace)
     limited = columns["limit_key"].is_not(None)
     columns |= {
@@ -262,7 +292,32 @@ def _copy(dialect: Dialect, ids: Sequence[int], pace: Pace | None, changed: Chan
         "due_at": case((limited, due), else_=null()),
     }
     source = select(*columns.values()).order_by(ended.c.id)
-    return dialect.insert(jobs).from_select([*columns], source).returning(jobs.c.id, jobs.c.replay_of)
+    return dialect.insert(jobs).from_select([*columns], source).returning(*(jobs.c[name] for name in _MADE))
+
+
+def _headers(ended: FromClause, caller: Mapping[str, str]) -> ColumnElement[Any]:
+    """Return the headers of a replay: those of the job that it is a replay of, and, where either that job or
+    the caller was traced, that it is one.
+
+    Written as text, since what SQL has inserted may be no JSON; then it stays such as no handler is given. A
+    name that is there already, since the job was a replay itself, counts where it comes last. Where there are
+    no headers there is no trace that a replay could be taken for a part of, and none are made. Long ones are
+    left as they are, that they do not become longer than headers may be: a character has up to four bytes.
+    """
+    said = json.dumps(dict(caller))[1:]
+    if len(said) > LONGEST_MARK:
+        said = "}"
+    text = ended.c.headers
+    marked = (
+        func.substr(text, 1, func.length(text) - 1)
+        + literal(f', "{REPLAY}": {{"of": ')
+        + cast(ended.c.id, Text)
+        + literal(said if said == "}" else f", {said}")
+        + literal("}")
+    )
+    fits = func.length(text) <= HEADERS_BYTES // 4 - LONGEST_MARK - 100
+    begins = '{%"%' if caller else '{%"traceparent"%'
+    return case((text.like(f"{begins}}}") & fits, marked), else_=text)
 
 
 def _text_or_null(value: str | None) -> ColumnElement[Any]:

@@ -144,6 +144,9 @@ class Control:
                 log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
             self.pause(paused=paused)
         elif request.asked == "stop":
+            log.info(
+                "stopping: an operator stops this worker; what runs may finish", extra={"event": "stopping"}
+            )
             self._retire("an operator stops it", replace=False)
         elif request.asked == "restart":
             self._retire("an operator restarts it")

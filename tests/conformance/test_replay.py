@@ -17,6 +17,7 @@ from sqlq.job import ClaimedJob
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.store import cluster, endings, jobs
 from sqlq.store import replay as store
+from tests.waiting import wait_until
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
 
@@ -109,6 +110,33 @@ def test_a_replay_is_a_new_job_that_names_its_origin(play: Play, engine: Engine)
     assert [tuple(row) for row in found] == [(new, old)]
     assert play.end(Completed()) == [new]
     assert play.app.get(new).replay_of == old, "it keeps the name where it has ended"
+
+
+def test_a_replay_is_told_of_as_any_job_that_is_enqueued(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[sqlq.JobEvent] = []
+    play.app.on("enqueued")(heard.extend)
+    first, second = play.ended(2, label="order 7", priority=3)
+    with caplog.at_level("DEBUG", "sqlq"):
+        jobs = play.app.replay(task="send", since="1h", rate="1/m").jobs
+    told = wait_until(lambda: [event for event in heard if event.id in jobs.values()][1:] and heard[-2:])
+    assert [(e.id, e.task, e.queue, e.label, e.attempt, e.max_attempts) for e in told] == [
+        (jobs[of], "send", "default", "order 7", 0, 3) for of in (first, second)
+    ]
+    assert [e.delay_seconds for e in told] == [None, 60]
+    assert f"job {jobs[first]}: send in queue default, enqueued as a replay of job {first}" in caplog.messages
+
+
+def test_stamps_are_not_asked_of_a_replay(play: Play) -> None:
+    """What they said of the job stays: they would speak of who replays it."""
+    who = ["web"]
+    play.app.stamp(lambda job: {"who": who[0]})
+    (id,) = play.ended()
+    who[0] = "operator"
+    (replay,) = play.replays(play.app.replay(id).jobs)
+    assert replay.headers == {"who": "web"}
+    assert play.claim()[0].id == replay.id
 
 
 def test_what_was_put_back_by_an_operator_can_be_replayed_when_it_has_ended_again(play: Play) -> None:
@@ -353,6 +381,14 @@ def test_what_cannot_be_replayed_is_refused_in_one_sentence_and_nothing_is_writt
     refused(ConfigurationError, "ids is '42'", "42")
     refused(ConfigurationError, rf"job {ended} \(send, failed\) is not of the task", ended, task="pack")
     assert play.number() == before
+
+
+def test_what_was_pruned_cannot_be_replayed(play: Play) -> None:
+    failed, kept = play.ended(2)
+    play.app.admin.forget_failed([failed])
+    with pytest.raises(JobNotFoundError, match=r"ended longer ago than ended jobs are kept$"):
+        play.app.replay([failed, kept])
+    assert play.app.replay(task="send", since="1h").jobs.keys() == {kept}
 
 
 def test_steps_of_flows_are_refused_by_id_and_left_out_otherwise(play: Play) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -86,6 +87,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert "2 workers will be paused within 2 seconds; what runs may finish" in said
         becomes("paused", "paused")
         assert ": paused for " in sqlq_.ok("workers")
+        assert f"worker mail-1 on {host} pid {one}: paused, all queues, 1 slot, " in sqlq_.ok("status")
         waiting = _enqueue(sqlq_, "wait", "a")
         assert len(sqlq_("workers", "resume", "mail-1", "--json").json()) == 2
         sqlq_.wait_for("a.started")
@@ -100,6 +102,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert "will be stopped" in sqlq_.ok("workers", "stop", "--all")
         assert worker.wait(30) == 0
     assert "an operator restarts it" in sqlq_.log()
+    assert "stopping: an operator stops this worker; what runs may finish" in sqlq_.log()
     assert app.admin.workers(silent=True) == []
     assert sqlq_.ok("restart") == "no worker is running\n"
 
@@ -112,6 +115,20 @@ def test_a_worker_to_which_nothing_comes_exits(sqlq_: Command, app: sqlq.App) ->
     assert app.get(done).state is State.FINISHED
     assert sqlq_.log().count("nothing has come for 1 s") == 1
     assert "stopped: 1 completed" in sqlq_.log()
+
+
+@on_sqlite
+def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Command, app: sqlq.App) -> None:
+    with (sqlq_.directory / "shop.py").open("a") as shop:
+        shop.write(
+            "kept = []\n@app.task(queue='mail')\ndef grow(megabytes: int) -> int:\n"
+            "    kept.append(b'.' * (megabytes * 1_000_000))\n    return os.getpid()\n"
+        )
+    with sqlq_.working("-c", "1", "--max-rss", "400MB"):
+        grown, next_one = _enqueue(sqlq_, "shop.grow", "400"), _enqueue(sqlq_, "shop.grow", "0")
+        wait_until(lambda: app.get(next_one).ended_at, what="the job after the one that took memory")
+    assert (app.get(grown).state, app.get(next_one).state) == (State.FINISHED, State.FINISHED)
+    assert re.search(r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place", sqlq_.log())
 
 
 @on_sqlite

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import click
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
@@ -561,5 +562,5 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
         assert explain(raised.value, Context()) == says
     with pytest.raises(sqlq.WaitTimeoutError, match="and has no result after 10 ms"):
         desk("result", str(waits), "--timeout", "10ms")
-    with pytest.raises(sqlq.ConfigurationError, match="timeout is 'soon': give"):
+    with pytest.raises(click.UsageError, match=r"^--timeout is 'soon': give a duration such as"):
         desk("result", str(waits), "--timeout", "soon")

@@ -96,6 +96,9 @@ def test_keys_are_changed(sqlq_: Command) -> None:
     new = {"SQLQ_KEYS": KEY}
     assert sqlq_.ok("keys", "check", env=new) == "3 sealed texts opened, 0 did not\n"
     assert json.loads(sqlq_.ok("keys", "check", "--json", env=new))["opened"] == {"jobs.payload": 3}
+    wrong = sqlq_("keys", "rotate", env={"SQLQ_KEYS": OLD})
+    assert (wrong.code, wrong.out) == (1, "sealed anew: nothing\n")
+    assert wrong.err.count("which this App does not have") == 3
     failed = sqlq_("keys", "rotate", "--json", env={"SQLQ_KEYS": OLD})
     assert (failed.code, json.loads(failed.out)["bad"]) == (1, 3)
 

@@ -137,6 +137,8 @@ def test_a_dry_run_counts_and_shows_the_first_few(sqlq_: Command, app: sqlq.App)
         rf" *\d+  finished  mail +shop\.send +1/2  {SPAN} ago +\{{\"args\": \[0\]\}}", rows[1]
     )
     assert (len(rows), rows[-1]) == (7, "… and 2 more")
+    said = sqlq_.ok("replay", "--task", "shop.send", "--dry-run", "--rate", "1/10s")
+    assert said.startswith("7 jobs of task shop.send would be replayed over 60 s; nothing was written")
     found = sqlq_("replay", "--task", "shop.send", "--dry-run", "--json").json()
     assert (found["number"], len(found["first"]), found["already"]) == (7, 5, 0)
     assert {str(job.state) for job in app.list()} == {"finished"}

@@ -60,6 +60,7 @@ import sqlq
 from sqlq.doctor import Doctor
 from sqlq.endings import settlement
 from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.rotation import Rotation
 from sqlq.schedule import Declared, Schedule
 from sqlq.schema import version
 from sqlq.seal import new_key
@@ -1167,7 +1168,7 @@ def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
 
 # -- GRANTs --------------------------------------------------------------------------------------------------
 
-ROLES = ("shop_web", "shop_worker", "shop_operator", "shop_reader")
+ROLES = ("shop_web", "shop_worker", "shop_operator", "shop_reader", "shop_keys")
 
 
 @pytest.fixture
@@ -1185,7 +1186,9 @@ def roles(postgresql: PostgreSQL, database_url: str) -> Iterator[tuple[Engine, d
                 .set(username=f"{role}_{mark}", password=mark)
                 .render_as_string(hide_password=False)
             )
-        grants = re.sub(r"\b(shop_(?:web|worker|operator|reader))\b", rf"\1_{mark}", block("sql", "grants"))
+        grants = re.sub(
+            r"\b(shop_(?:web|worker|operator|reader|keys))\b", rf"\1_{mark}", block("sql", "grants")
+        )
         conn.exec_driver_sql(grants)
     yield owner, urls
     with owner.begin() as conn:
@@ -1283,6 +1286,7 @@ def operate_as(url: str) -> None:
         (first, second) = sorted(job.id for job in app.list(state="failed"))
         assert app.retry_failed([first]) == [first]
         assert app.admin.forget_failed([second]) == [second]
+        assert app.replay(waiting[0]).number == 1
         app.prune(finished="0s", failed="0s")
         schedule = f"s-{uuid4()}"
         app.schedules.add(schedule, app.named("shop.note").new(), every="1h")
@@ -1313,6 +1317,18 @@ def look_as(url: str) -> None:
             for question in questions():
                 conn.exec_driver_sql(question)
             conn.exec_driver_sql("SELECT 1 FROM sqlq_edges")
+
+
+KEYS = [new_key(), new_key()]
+
+
+def rotate_as(url: str) -> None:
+    """Everything that `sqlq keys` does."""
+    with closing(sqlq.App(url, keys=KEYS)) as app:
+        rotation = Rotation(app.database)
+        assert rotation.rotate(finished=True).bad == 0
+        assert rotation.check(finished=True).bad == 0
+        assert {use.state for use in rotation.uses() if use.how} <= {"first"}
 
 
 def fill(owner: Engine) -> None:
@@ -1374,6 +1390,30 @@ class TestGrants:
         fill(owner)
         operate_as(urls["shop_operator"])
 
+    def test_a_role_may_change_keys_alone(self, roles: tuple[Engine, dict[str, str]]) -> None:
+        """In each table that has sealed rows, of each kind of them; and an operator's may, too."""
+        owner, urls = roles
+        with closing(sqlq.App(engine=owner, keys=KEYS[1:])) as app:
+            task = app.task(name="shop.note", max_attempts=1)(lambda n: 1 // n)
+            app.enqueue_many([task.new(0), task.new(1), task.new(1).set(delay="1h")])
+            app.schedules.add("nightly", task.new(1), every="24h")
+            drained = drain(app)
+        assert (drained.completed, drained.failed) == (1, 1)
+        with closing(sqlq.App(urls["shop_keys"], keys=KEYS)) as app:
+            assert app.seal is not None
+            done = Rotation(app.database).rotate(finished=True)
+            assert {where: number for where, number in done.sealed.items() if number} == {
+                "jobs.payload": 1,
+                "failed_jobs.payload": 1,
+                "finished_jobs.payload": 1,
+                "finished_jobs.result": 1,
+                "sqlq_schedules.payload": 1,
+            }
+            with pytest.raises(ProgrammingError, match="permission denied"):
+                app.enqueue(app.named("shop.note").new(1))
+        rotate_as(urls["shop_keys"])
+        rotate_as(urls["shop_operator"])
+
     def test_what_an_operator_needs_besides(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
         name = make_url(urls["shop_worker"]).username
@@ -1407,6 +1447,8 @@ class TestGrants:
             ("shop_operator", "DROP TABLE jobs"),
             ("shop_reader", "UPDATE jobs SET priority = 1"),
             ("shop_reader", "INSERT INTO jobs (task) VALUES ('x')"),
+            ("shop_keys", "INSERT INTO jobs (task) VALUES ('x')"),
+            ("shop_keys", "DELETE FROM failed_jobs"),
         ],
     )
     def test_and_nothing_else(self, roles: tuple[Engine, dict[str, str]], role: str, statement: str) -> None:
@@ -1422,7 +1464,7 @@ class TestGrants:
     def test_every_one_of_them_is_needed(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
         flows = {"shop_web": enqueue_as, "shop_worker": work_as, "shop_operator": operate_as}
-        flows["shop_reader"] = look_as
+        flows |= {"shop_reader": look_as, "shop_keys": rotate_as}
         checked = 0
         for rights, tables, role in re.findall(
             r"GRANT ([A-Z, ]+) ON ([\w, ]+) TO (shop_\w+);", block("sql", "grants")
@@ -1441,7 +1483,7 @@ class TestGrants:
                     with owner.begin() as conn:
                         conn.exec_driver_sql(f"GRANT {right} ON {table} TO {name}")
                     checked += 1
-        assert checked == 85
+        assert checked == 94
 
 
 test_grants = TestGrants  # for ELSEWHERE

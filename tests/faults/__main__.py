@@ -1,6 +1,9 @@
 """The whole fault suite by one command, and the scorecard it ends with.
 
-    python -m tests.faults [--markdown FILE] [what pytest takes …]
+    python -m tests.faults [--markdown FILE] [--operated] [what pytest takes …]
+
+With --operated those of its tests that start workers run with payloads encrypted, somebody who waits for each
+job, and metrics on, in their short forms: what holds without must hold with it.
 
 Exits with 1 when a test fails, or when a figure that must be zero is not, or was not measured (which it need
 not be when pytest was told what to run).
@@ -22,8 +25,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.faults.processes import OPERATED
 from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, VARIABLE
 
+OPERATED_TESTS = (
+    *("crash_points", "fleet", "flows_survive", "follow_ups", "limits", "nothing_is_lost", "operated"),
+    *("overlaps", "schedules", "slices", "supervisor", "zombies"),
+)
+"""Not those which look at payloads themselves, or count connections."""
 ROOT = Path(__file__).parents[2]
 Rows = list[tuple[str, str, str]]
 
@@ -81,8 +90,18 @@ def main() -> int:
         prog="python -m tests.faults", description="Run the whole fault suite and print its scorecard."
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scorecard to a file, too")
+    parser.add_argument(
+        "--operated",
+        action="store_true",
+        help="with sealed payloads, waiters and metrics, where that tells more",
+    )
     options, pytest_options = parser.parse_known_args()
     chosen = [option for option in pytest_options if Path(option.partition("::")[0]).exists()]
+    environment = {**os.environ, "SQLQ_TEST_ALL": "1"}
+    if options.operated:
+        environment[OPERATED] = "1"
+        chosen = chosen or [f"tests/faults/test_{name}.py" for name in OPERATED_TESTS]
+        pytest_options += [name for name in chosen if name not in pytest_options]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "records.jsonl"
         file.touch()
@@ -95,12 +114,12 @@ def main() -> int:
             "-n",
             "0",  # what it measures, it measures one after the other
             "-m",
-            "not debian",
+            "not debian and not slow" if options.operated else "not debian",
             *pytest_options,
             *([] if chosen else ["tests/faults"]),
         ]
         tests = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, VARIABLE: str(file), "SQLQ_TEST_ALL": "1"}, check=False
+            command, cwd=ROOT, env=environment | {VARIABLE: str(file)}, check=False
         ).returncode
         records = [json.loads(line) for line in file.read_text().splitlines()]
     rows, good = summed(records)

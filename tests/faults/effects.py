@@ -30,20 +30,21 @@ def committed(engine: Engine) -> list[int]:
 
 def have_effect() -> None:
     """As a handler, write and complete the job, in one transaction."""
-    with _engine() as engine, sqlq.current_job().completing(engine) as session:
+    with effects_engine() as engine, sqlq.current_job().completing(engine) as session:
         session.execute(text("INSERT INTO effects VALUES (:job)"), {"job": sqlq.current_job().id})
 
 
 def save_slice() -> None:
     """As a handler, write and save how far the job has come, in one transaction."""
     job = sqlq.current_job()
-    with _engine() as engine, Session(engine) as session, session.begin():
+    with effects_engine() as engine, Session(engine) as session, session.begin():
         session.execute(text("INSERT INTO effects VALUES (:job)"), {"job": job.id})
         job.checkpoint(session, (job.cursor or 0) + 1)
 
 
 @contextmanager
-def _engine() -> Iterator[Engine]:
+def effects_engine() -> Iterator[Engine]:
+    """As a handler, have an engine of its own for the database of the effects."""
     engine = create_engine(os.environ[VARIABLE])
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)

@@ -201,6 +201,9 @@ GUARDS = [
     Guard("steps-are-not-replayed", "table.c.flow_id.is_(None)", "true()", REPLAY + "test_steps_of_flows_are_refused_by_id_and_left_out_otherwise[sqlite]"),
     Guard("a-named-step-is-refused", "(flow := found[id].flow_id)", "(flow := None)", REPLAY + "test_steps_of_flows_are_refused_by_id_and_left_out_otherwise[sqlite]"),
     Guard("one-replays-it", ".with_for_update(skip_locked=True)", "", REPLAY + "test_of_two_replays_at_once_one_takes_each_job[postgresql]"),
+    Guard("replays-are-told", None, "pass", REPLAY + "test_a_replay_is_told_of_as_any_job_that_is_enqueued[sqlite]"),
+    Guard("a-replay-says-so-in-its-headers", None, "pass", OTEL + "test_a_replay_begins_a_trace_of_its_own_and_links_to_the_job[sqlite]"),
+    Guard("a-replay-is-in-a-trace-of-its-own", "replay is not None", "False", OTEL + "test_a_replay_is_in_the_trace_of_who_asks_for_it[sqlite]"),
     Guard("a-limited-replay-is-looked-at", None, "pass", REPLAY + "test_a_replay_under_a_limit_waits_for_its_turn[sqlite]"),
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_retention_of_ones_own_counts_and_not_the_age[sqlite]"),
     # what travels with a job, and what it says of itself
@@ -239,6 +242,7 @@ GUARDS = [
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_workers_hear_of_waiters_by_their_supervisor"),
     Guard("who-waits-asks-again", None, "pass", RESULTS + "test_workers_are_asked_again_and_again[postgresql]"),
     Guard("waiters-are-not-told-alone", "if moment >= look_at:", "if False:", RESULTS + "test_what_an_operator_cancels_ends_the_wait[postgresql]"),
+    Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "True", seal_guards.STORM + "test_in_a_storm_everybody_is_told_what_became_of_their_job[postgresql]"),
     Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "not was_up", RESULTS + "test_a_refusal_of_the_database_reaches_who_waits[postgresql]"),
     Guard("what-has-ended-long-ago-is-seen", None, "return []", RESULTS + "test_a_job_that_ended_long_ago_is_seen_however_short_the_time[postgresql]"),
     Guard("what-has-ended-keeps-its-key", None, "ended = {}", LASTING + "test_a_cancelled_job_keeps_its_key_too[sqlite]"),

@@ -14,8 +14,13 @@ from pathlib import Path
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-MORE = shlex.split(os.environ.get("SQLQ_TEST_WORK_OPTIONS", ""))
-"""Options for every worker, as --metrics-port 0: what holds without them must hold with them."""
+OPERATED = "SQLQ_TEST_OPERATED"
+"""With it workers show metrics, payloads are sealed, and somebody waits for each job: see `operated`."""
+MORE = [
+    *shlex.split(os.environ.get("SQLQ_TEST_WORK_OPTIONS", "")),
+    *(["--metrics-port", "0"] if os.environ.get(OPERATED) else []),
+]
+"""Options for every worker: what holds without them must hold with them."""
 
 
 class WorkerProcess:

@@ -17,6 +17,7 @@ MUST_BE_ZERO = {
     "effects_difference": "difference of effects (writes per completed job)",
     "illegal_transitions": "illegal transitions",
     "early": "jobs started early",
+    "told_wrong": "waiters who were told something else than what became of their job",
     "lock_errors": "lock errors from sqlq's own transactions",
     "follow_ups_lost": "follow-ups lost",
     "follow_ups_doubled": "follow-ups doubled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+STORM = "tests/faults/test_operated.py::"
 SEAL, SEALED, FAULTS, ROTATION = (
     "tests/unit/test_seal.py::",
     "tests/worker/test_sealed.py::",
@@ -23,6 +24,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("sealed-is-not-bad-payload", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-sign]"),
     ("sealed-without-a-key-fails", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-encrypt]"),
     ("results-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-encrypt]"),
+    ("results-are-sealed", None, "pass", STORM + "test_in_a_storm_everybody_is_told_what_became_of_their_job[sqlite]"),
     ("complete-seals", None, "done,", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
     ("a-result-that-is-not-opened-is-none", None, "if False:", SEALED + "test_a_plain_result_is_none_where_plain_rows_are_refused[sqlite]"),
     ("changed-arguments-are-sealed", None, "return payload", SEALED + "test_a_replay_is_opened_as_the_job_was[sqlite-sign]"),
@@ -32,6 +34,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("the-supervisor-seals", None, "self._database.seal = None", FAULTS + "test_what_follows_a_job_whose_worker_died_is_sealed[sqlite]"),
     ("schedules-are-sealed", None, "pass", SEALED + "test_schedules_are_sealed_when_they_are_stored[sqlite-sign]"),
     ("a-sealed-schedule-stays", None, "if True:", SEALED + "test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs[sqlite-encrypt]"),
+    ("djangos-keys-are-shown-nowhere", "repr=False", "repr=True", "tests/faces/django/test_inside.py::test_in_memory[sqlite]"),
     ("rotation-skips-the-locked", "skip_locked=True", "nowait=True", ROTATION + "test_a_row_that_is_locked_is_passed_over_and_said[postgresql]"),
     ("rotation-leaves-what-does-not-open", None, "raise", ROTATION + "test_what_does_not_open_is_left_as_it_is_and_said[sqlite]"),
 ]

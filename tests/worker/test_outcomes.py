@@ -430,6 +430,15 @@ def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
     assert (app.get(job.id).state, app.get(job.id).reason) == ("failed", "timeout")
 
 
+def test_who_debugs_is_told_that_a_job_starts(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "sqlq")
+    job = app.enqueue(app.task(name="hangs", queue="q")(lambda: None).new())
+    app.worker(drain=True).run()
+    (said,) = [record for record in caplog.records if record.getMessage().endswith(" starts")]
+    assert said.getMessage() == f"job {job.id} hangs (queue q, attempt 1 of 5) starts"
+    assert (vars(said)["event"], vars(said)["job_id"]) == ("begun", job.id)
+
+
 def test_a_finished_job_leaves_no_row_at_retention_zero(database_url: str) -> None:
     app = sqlq.App(database_url, retention="0s")
     task = app.task(name="t")(lambda: 1)

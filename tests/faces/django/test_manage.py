@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, inspect, text
 
+from sqlq.seal import HEAD, Key, new_key
 from tests.faces.django.project_of_tests import Project, settings_of
 from tests.waiting import wait_until
 
@@ -59,6 +60,25 @@ class TestCommand:
             ["-m", "sqlq", "-a", "sqlq.django:app", "status"], DJANGO_SETTINGS_MODULE="settings"
         )
         assert done.code == 0, done
+
+    def test_arguments_and_results_are_sealed_with_the_keys_of_the_settings(self, project: Project) -> None:
+        key = new_key()
+        project.set(SQLQ={"keys": [key], "seal": "encrypt"})
+        project.python("from shop.tasks import pay\nfrom sqlq.django import app\napp.enqueue(pay.new(4711))")
+        project.ok("sqlq", "work", "--drain")
+        shown = project.sqlq("show", "1", "--json").json()
+        assert (shown["result"], shown["payload"]) == (4711, {"args": [4711]})
+        assert shown["sealed"] == f"encrypted with key {Key(key, '').id}"
+        engine = create_engine(project.url)
+        with engine.connect() as conn:
+            stored = conn.execute(text("SELECT payload, result FROM finished_jobs")).one()
+        engine.dispose()
+        assert all(each.startswith(HEAD) and "4711" not in each for each in stored)
+        project.set(SQLQ={"keys": [key[:20]]})
+        done = project.manage("check")
+        assert done.code == 1
+        assert 'SQLQ["keys"][0] has 15 bytes: a key is 32 random bytes in base64' in done.err
+        assert key[:20] not in done.err + done.out
 
     @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
     def test_messages_name_commands_of_manage_py(self, bare_project: Project) -> None:

@@ -11,10 +11,12 @@ from django.test import SimpleTestCase, override_settings
 from sqlq.django.application import DjangoApp
 from sqlq.django.configuration import Configuration, url_of
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.seal import Key, new_key
 from sqlq.settings import in_memory, masked
 
 POSTGRESQL = "django.db.backends.postgresql"
 SQLITE = "django.db.backends.sqlite3"
+KEY = new_key()
 
 
 def database(**given):
@@ -112,12 +114,20 @@ class Checks(SimpleTestCase):
             ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
             ({"service": " "}, 'SQLQ["service"] is'),
+            ({"keys": KEY}, 'SQLQ["keys"] is no list: give the keys in one, the one that seals first'),
+            ({"keys": [KEY, "c2hvcnQ"]}, 'SQLQ["keys"][1] has 5 bytes: a key is 32 random bytes'),
+            ({"keys": [KEY, KEY]}, 'SQLQ["keys"] has the key'),
+            ({"seal": "sign"}, 'SQLQ["seal"] is set, but there is no key: give SQLQ["keys"] or SQLQ_KEYS'),
+            ({"keys": [KEY], "seal": "rot13"}, "SQLQ[\"seal\"] is 'rot13': it is"),
+            ({"keys": [KEY], "unsealed": "maybe"}, "SQLQ[\"unsealed\"] is 'maybe'"),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
                 ((id, message),) = self.found(**given)
                 self.assertEqual(id, "sqlq.E001")
                 self.assertIn(said, message)
+                self.assertNotIn("\n", message)
+                self.assertNotIn(KEY, message)
         with override_settings(SQLQ="default"):
             (error,) = checks.run_checks(tags=["sqlq"])
         self.assertIn("it is a dict", error.msg)
@@ -142,6 +152,16 @@ class Checks(SimpleTestCase):
         with override_settings(SQLQ={"database": "default", "service": "shop"}):
             app = DjangoApp()
         self.assertEqual(app._declarations.service, "shop")
+        app.close()
+
+    def test_keys_seal_and_are_shown_nowhere(self):
+        with override_settings(SQLQ={"keys": [KEY], "seal": "encrypt", "unsealed": ["hooks"]}):
+            app = DjangoApp()
+        self.assertEqual(list(app.seal.keys), [Key(KEY, "").id])
+        self.assertEqual(app.seal.how, "encrypt")
+        self.assertFalse(app.seal.refuses_plain("hooks"))
+        self.assertIs(app.database.seal, app.seal)
+        self.assertNotIn(KEY, repr(app.configuration))
         app.close()
 
 

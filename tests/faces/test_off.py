@@ -1,0 +1,97 @@
+"""What costs nothing where nobody asks for it: of metrics, traces, error reports, sealed payloads and results
+that are waited for, no line runs for a job. Counted by Python's own profiler, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+from tests.faults.processes import ROOT
+
+JOBS = """
+import json, sys, threading
+from collections import Counter
+from pathlib import Path
+import sqlq
+
+HOME = str(Path(sqlq.__file__).parent)
+
+
+def called_by(app):
+    '''Which functions of sqlq are called for some jobs, and how often.'''
+
+    @app.task(name="plain")
+    def plain(n):
+        return n
+
+    @app.task(name="loop")
+    async def loop(n):
+        return n
+
+    @app.task(name="fails", max_attempts=2, backoff="0s")
+    def fails():
+        raise ValueError("no")
+
+    def work():
+        app.enqueue(plain.new(1))
+        app.enqueue_many([plain.new(2), loop.new(2), fails.new()])
+        app.worker(drain=True).run()
+
+    called = Counter()
+
+    def note(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(HOME):
+            called[f"{code.co_filename[len(HOME) + 1:]}:{code.co_qualname}"] += 1
+
+    work()  # what is imported and prepared once
+    threading.setprofile(note)
+    sys.setprofile(note)
+    work()
+    sys.setprofile(None)
+    threading.setprofile(None)
+    app.close()
+    return called
+
+
+off = called_by(sqlq.App(sys.argv[1]))
+imported = sorted(sys.modules)
+from sqlq import otel
+from sqlq.seal import new_key
+
+traced = sqlq.App(sys.argv[1], keys=[new_key()])
+otel.instrument(traced)
+print(json.dumps([off, imported, called_by(traced)]))
+"""
+NOT_ASKED_FOR = (
+    *("otel.py", "sentry.py", "seal.py", "worker/sealed.py", "metrics/", "worker/meter.py"),
+    *("waiting.py", "results.py", "replay.py", "rotation.py", "store/results.py", "store/seals.py"),
+)
+EXTRAS = ("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle")
+OF_A_WORKER = ("__init__", "finish", "are_wanted")
+"""What is called of who answers waiters: once for a worker, or, whether anybody waits, once for a batch."""
+
+
+def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", JOBS, database_url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    off, imported, on = json.loads(done.stdout)
+    assert Counter(off)["worker/execute.py:execute"] == 4, "attempts of def handlers"
+    assert {name: n for name, n in off.items() if name.startswith(NOT_ASKED_FOR)} == {}
+    answering = {name.rpartition(".")[2] for name in off if name.startswith("worker/answers.py:")}
+    assert answering <= set(OF_A_WORKER)
+    assert [
+        name for name in imported if name.startswith((*EXTRAS, "sqlq.otel", "sqlq.sentry", "sqlq.metrics"))
+    ] == []
+    # it would have been seen
+    assert Counter(on)["otel.py:_Spans.processing"] >= 5
+    assert Counter(on)["seal.py:Seal.opened"] >= 4
