@@ -46,6 +46,7 @@ SWEPT_AT_ONCE = 1_000
 SWEEP_SHARE = 50
 BEFORE_ALL = (0, 0)
 NEVER = float("inf")
+TURN_SECONDS = 5.0
 FAILED_SECONDS = 7.0
 """After so long a chore is tried again that failed for a reason other than the database being away."""
 
@@ -74,6 +75,7 @@ class Chores:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._ended = threading.Event()
+        self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="sqlq-chores", daemon=True)
 
     def start(self) -> None:
@@ -97,8 +99,13 @@ class Chores:
             )
         self._changed.set()
 
+    def await_turn(self) -> None:
+        """Wait for the turn under way, a few seconds at most: what it has written is seen after this."""
+        if self._turn.acquire(timeout=TURN_SECONDS):
+            self._turn.release()
+
     def join(self, seconds: float) -> None:
-        """Wait for the turn under way, at most so long."""
+        """Wait for the last turn, at most so long."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -110,7 +117,8 @@ class Chores:
                 continue
             self._put(partial(is_, chore), NEVER)  # so that a call while it runs is not forgotten
             try:
-                wait = chore.run()
+                with self._turn:
+                    wait = chore.run()
                 outage.over()
             except DBAPIError as error:
                 wait = outage.met(error)

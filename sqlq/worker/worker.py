@@ -424,7 +424,8 @@ class Worker(Background):
                 if is_last:
                     self._retire("nothing is available", replace=False)
                     return
-                # Since the claim a chore, or the thread that admits, may have admitted: the next one sees it.
+                # What a chore, or the thread that admits, has freed since the claim, the next claim sees.
+                self._chores.await_turn()  # guard: drain-awaits-chores
                 is_last = not self._admitted_now()  # guard: drain-claims-once-more
                 if is_last:
                     quiet = False

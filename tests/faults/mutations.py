@@ -249,6 +249,7 @@ GUARDS = [
     Guard("what-has-just-ended-keeps-its-key", None, "pass", LASTING + "test_a_job_that_ends_while_its_key_is_enqueued_keeps_it[postgresql]"),
     Guard("lasting-keys-need-read-committed", None, "pass", LASTING + "test_a_stricter_transaction_is_refused[repeatable-postgresql]"),
     Guard("a-failed-step-ends-the-wait", None, "pass", RESULTS + "test_a_failed_step_is_the_end_of_the_wait_for_its_flow[sqlite]"),
+    Guard("drain-awaits-chores", None, "pass", FLOWS + "test_a_worker_that_drains_awaits_what_a_chore_is_about_to_free[sqlite]"),
     Guard("drain-awaits-unblocks", "and self._unblocker.is_idle", "", FLOWS + "test_a_worker_that_drains_awaits_what_it_unblocks[sqlite]"),
     Guard("operators-unblock", None, "pass", FLOWS + "test_a_cancelled_step_cancels_what_needs_it[postgresql]"),
     Guard("operators-unblock", None, "pass", FLOWS + "test_a_forgotten_step_cancels_what_waits_for_its_success[sqlite]"),

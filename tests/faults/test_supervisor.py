@@ -172,11 +172,12 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return (
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        if Path("/proc").exists()
-        else True
-    )
+    if not Path("/proc").exists():
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def reasons(job: JobDetails) -> list[str]:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store import unblock
+from sqlq.worker.chores import Unblock
 from sqlq.worker.claim import Claimer
 from tests.flow_shop import Shop
 from tests.waiting import wait_until
@@ -98,6 +99,34 @@ def test_results_of_the_steps_before_are_there_to_look_at(shop: Shop) -> None:
     shop.app.enqueue(flow)
     shop.work()
     assert got == [["b", "a"]]
+
+
+def test_a_worker_that_drains_awaits_what_a_chore_is_about_to_free(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = app.task(name="step")(lambda: None)
+    begun, claimed, again = threading.Event(), threading.Event(), threading.Event()
+    claim = Claimer.claim
+
+    def frees(chore: Unblock) -> float:
+        if not begun.is_set():
+            begun.set()
+            assert claimed.wait(30)
+            again.wait(0.5)  # a worker that does not wait leaves meanwhile
+            app.enqueue(task.new())
+        return 60.0
+
+    def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
+        assert begun.wait(30)
+        found = claim(claimer, limit, quiet=quiet)
+        if claimed.is_set():
+            again.set()
+        claimed.set()
+        return found
+
+    monkeypatch.setattr(Unblock, "run", frees)
+    monkeypatch.setattr(Claimer, "claim", claims)
+    assert app.worker(drain=True).run().completed == 1
 
 
 def test_a_worker_that_drains_awaits_what_it_unblocks(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
