@@ -32,7 +32,7 @@ OPERATED_TESTS = (
     *("crash_points", "fleet", "flows_survive", "follow_ups", "limits", "nothing_is_lost"),
     *("overlaps", "schedules", "slices", "supervisor", "zombies"),
 )
-"""Not those which look at payloads themselves, or count connections, nor the storm, which has it all on anyway."""
+"""Not those which look at payloads themselves, or count connections, nor the storm, which has it all on."""
 ROOT = Path(__file__).parents[2]
 Rows = list[tuple[str, str, str]]
 
