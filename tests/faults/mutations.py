@@ -242,7 +242,6 @@ GUARDS = [
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_workers_hear_of_waiters_by_their_supervisor"),
     Guard("who-waits-asks-again", None, "pass", RESULTS + "test_workers_are_asked_again_and_again[postgresql]"),
     Guard("waiters-are-not-told-alone", "if moment >= look_at:", "if False:", RESULTS + "test_what_an_operator_cancels_ends_the_wait[postgresql]"),
-    Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "True", seal_guards.STORM + "test_in_a_storm_everybody_is_told_what_became_of_their_job[postgresql]"),
     Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "not was_up", RESULTS + "test_a_refusal_of_the_database_reaches_who_waits[postgresql]"),
     Guard("what-has-ended-long-ago-is-seen", None, "return []", RESULTS + "test_a_job_that_ended_long_ago_is_seen_however_short_the_time[postgresql]"),
     Guard("what-has-ended-keeps-its-key", None, "ended = {}", LASTING + "test_a_cancelled_job_keeps_its_key_too[sqlite]"),
