@@ -127,8 +127,9 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
     with sqlq_.working("-c", "1", "--max-rss", "400MB"):
         grown, next_one = _enqueue(sqlq_, "shop.grow", "400"), _enqueue(sqlq_, "shop.grow", "0")
         wait_until(lambda: app.get(next_one).ended_at, what="the job after the one that took memory")
+        said = r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place"
+        wait_until(lambda: re.search(said, sqlq_.log()), what="the process replaced")
     assert (app.get(grown).state, app.get(next_one).state) == (State.FINISHED, State.FINISHED)
-    assert re.search(r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place", sqlq_.log())
 
 
 @on_sqlite
