@@ -86,6 +86,7 @@ class Waiting:
         self._new: set[int] = set()
         self._thread: threading.Thread | None = None
         self._ring: socket.socket | None = None
+        self._called = threading.Event()
         self._closing = False
         self.is_away = False
         """Whether the database did not answer the last time that it was asked."""
@@ -126,6 +127,7 @@ class Waiting:
 
     def _call(self) -> None:
         """Have the thread look up now."""
+        self._called.set()
         if self._ring is not None:
             with suppress(OSError):  # it has been called often enough, or has just ended
                 self._ring.send(b".")
@@ -195,7 +197,7 @@ class Waiting:
     def _source(self) -> Iterator[_Source]:
         with ExitStack() as open_:
             if self._database.dialect.sees_commits:
-                yield _Glances(self._database, self._bell, open_)
+                yield _Glances(self._database, self._bell, self._called, open_)
             else:
                 yield _Listens(self._database, self._bell, open_)
 
@@ -233,7 +235,8 @@ class Waiting:
             else:
                 wanted = known if heard is None else {*new, *heard}
             self._look(source, wanted)
-            until = look_at if known else idle_since + IDLE_SECONDS if idle_since else moment
+            idle_until = moment if idle_since is None else idle_since + IDLE_SECONDS
+            until = min(look_at, ask_at) if known else idle_until
             heard = source.wait(until)
 
     def _look(self, source: _Source, ids: Iterable[int]) -> None:
@@ -313,6 +316,10 @@ class _Listens(_Source):
         if self._hears:
             results.listen(self._ear)
             self._selector.register(driver.fileno(), selectors.EVENT_READ)
+        looks: Any = self._eye.connection.driver_connection
+        # None through a pooler, where the next statement may come to a session that knows of none
+        if getattr(looks, "prepare_threshold", None) is not None:
+            looks.prepare_threshold = 0  # each look is the same statement, and to plan it takes the longest
 
     def ask(self, ids: Iterable[int]) -> None:
         if self._hears:
@@ -333,11 +340,12 @@ class _Listens(_Source):
 class _Glances(_Source):
     """At SQLite's data_version, which tells, without reading a page, that something was committed."""
 
-    def __init__(self, database: Database, bell: socket.socket, open_: ExitStack) -> None:
+    def __init__(
+        self, database: Database, bell: socket.socket, called: threading.Event, open_: ExitStack
+    ) -> None:
         self._database = database
         self._bell = bell
-        self._selector = open_.enter_context(selectors.DefaultSelector())
-        self._selector.register(bell, selectors.EVENT_READ)
+        self._called = called
         name = database.engine.url.database or ""
         self._connection = sqlite3.connect(name, isolation_level=None, uri=name.startswith("file:"))
         open_.callback(self._connection.close)
@@ -348,8 +356,7 @@ class _Glances(_Source):
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
         began = time.monotonic()
         self._version = self._data_version()  # before the look: what is committed meanwhile is seen anew
-        with self._database.read() as conn:
-            found = results.look(conn, wanted)
+        found = results.look_alone(self._database, wanted)
         ended = time.monotonic()
         self._rests_until = ended + (LOOKS_SHARE - 1) * (ended - began)
         return found
@@ -357,7 +364,8 @@ class _Glances(_Source):
     def wait(self, until: float) -> Iterable[int] | None:
         while (left := until - time.monotonic()) > 0:
             rest = max(self._glance, self._rests_until - time.monotonic())
-            if self._selector.select(min(rest, left)):
+            if self._called.wait(min(rest, left)):  # a selector waits for whole milliseconds
+                self._called.clear()
                 _rang(self._bell)
                 return ()
             if self._data_version() != self._version:

@@ -126,17 +126,17 @@ def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) ->
 @lru_cache(maxsize=256)
 def _compiled_for_others(
     kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict | None
-) -> tuple[Any, _Compiled]:
+) -> tuple[Any, Compiled]:
     found = DIALECTS[kind]
     dialect = found.for_parameters(style)
     statement = inserting(found, said, conflict) if keyed else insert_of(found, said)
-    compiled = _Compiled.of(
+    compiled = Compiled.of(
         statement.returning(jobs.c.id), dialect, schema or TOKEN_SCHEMA, parameters_of(said)
     )
     return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
 
 
-class _Compiled(NamedTuple):
+class Compiled(NamedTuple):
     """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about
     what it costs the database to run it."""
 
@@ -145,7 +145,7 @@ class _Compiled(NamedTuple):
     order: Sequence[str] | None
 
     @classmethod
-    def of(cls, statement: Any, dialect: Any, schema: str | None, keys: Sequence[str]) -> _Compiled:
+    def of(cls, statement: Any, dialect: Any, schema: str | None, keys: Sequence[str]) -> Compiled:
         """`keys` are the parameters that differ from job to job."""
         translate = {TOKEN_SCHEMA: schema}
         compiled = statement.compile(
@@ -164,12 +164,12 @@ class _Compiled(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> _Compiled:
+def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compiled:
     """Return the insert of one job that says these options."""
     found = DIALECTS[dialect.name]
     returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
     statement = insert_of(found, said).returning(*returned)
-    return _Compiled.of(statement, dialect, schema, parameters_of(said))
+    return Compiled.of(statement, dialect, schema, parameters_of(said))
 
 
 def _job(job: NewJob, id: int, state: str) -> Job:

@@ -7,9 +7,9 @@ of those says so, on a channel of its own. Both are hints: who waits looks in an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -30,9 +30,11 @@ from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import cluster
 from sqlq.store.database import Database
 from sqlq.store.dialect import Batch, Dialect
-from sqlq.store.jobs import DIALECTS
+from sqlq.store.jobs import DIALECTS, Compiled
 from sqlq.store.records import possible
 from sqlq.store.rows import ENDED_STATE, LIVE_STATE, slices
+
+Rows: TypeAlias = "list[tuple[int, int]]"
 
 AT_ONCE = 10_000
 """For so many jobs one statement asks."""
@@ -74,12 +76,32 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     not between two. Those that are in none are not among them. True stands for a job of which more than the
     state is wanted."""
     dialect = DIALECTS[conn.dialect.name]
+    return _seen(wanted, lambda rows: conn.execute(_look(dialect), dialect.parameters(_WANTED, rows)).all())
+
+
+def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:
+    """Do so in a transaction of its own, past SQLAlchemy: who waits looks again and again."""
+    compiled = _compiled(database.engine.dialect, database.schema)
+
+    def ask(rows: Rows) -> Sequence[Sequence[Any]]:
+        given = compiled.parameters(database.dialect.parameters(_WANTED, rows))
+        return database.run_past_sqlalchemy(lambda ask: ask(compiled.statement, given), reads=True)
+
+    return _seen(wanted, ask)
+
+
+def _seen(wanted: Mapping[int, bool], ask: Callable[[Rows], Sequence[Sequence[Any]]]) -> dict[int, Seen]:
     found: dict[int, Seen] = {}
     for some in slices(possible(wanted), AT_ONCE):
-        rows = [(id, int(wanted[id])) for id in some]
-        for row in conn.execute(_look(dialect), dialect.parameters(_WANTED, rows)):
+        for row in ask([(id, int(wanted[id])) for id in some]):
             found[row[0]] = Seen(row[0], State(row[1]), *row[2:])
     return found
+
+
+@lru_cache(maxsize=16)
+def _compiled(dialect: Any, schema: str | None) -> Compiled:
+    kind = DIALECTS[dialect.name]
+    return Compiled.of(_look(kind), dialect, schema, list(kind.parameters(_WANTED, [(0, 0)])))
 
 
 _WANTED = Batch(id=BigInteger, whole=Integer)
