@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -33,8 +33,6 @@ from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS, Compiled
 from sqlq.store.records import possible
 from sqlq.store.rows import ENDED_STATE, LIVE_STATE, slices
-
-Rows: TypeAlias = "list[tuple[int, int]]"
 
 AT_ONCE = 10_000
 """For so many jobs one statement asks."""
@@ -75,25 +73,30 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     """Return what is to be seen of jobs, by their ids: by one snapshot, in which a job is in one table and
     not between two. Those that are in none are not among them. True stands for a job of which more than the
     state is wanted."""
-    dialect = DIALECTS[conn.dialect.name]
-    return _seen(wanted, lambda rows: conn.execute(_look(dialect), dialect.parameters(_WANTED, rows)).all())
+    compiled = _compiled(conn.dialect, _schema(conn))
+    return _seen(
+        wanted, DIALECTS[conn.dialect.name], compiled, lambda *asked: conn.exec_driver_sql(*asked).all()
+    )
 
 
 def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:
-    """Do so in a transaction of its own, past SQLAlchemy: who waits looks again and again."""
+    """Do so in a transaction of its own, past SQLAlchemy."""
     compiled = _compiled(database.engine.dialect, database.schema)
 
-    def ask(rows: Rows) -> Sequence[Sequence[Any]]:
-        given = compiled.parameters(database.dialect.parameters(_WANTED, rows))
-        return database.run_past_sqlalchemy(lambda ask: ask(compiled.statement, given), reads=True)
+    def asks(statement: str, parameters: Any) -> list[Sequence[Any]]:
+        return database.run_past_sqlalchemy(lambda ask: ask(statement, parameters), reads=True)
 
-    return _seen(wanted, ask)
+    return _seen(wanted, database.dialect, compiled, asks)
 
 
-def _seen(wanted: Mapping[int, bool], ask: Callable[[Rows], Sequence[Sequence[Any]]]) -> dict[int, Seen]:
+def _seen(
+    wanted: Mapping[int, bool], dialect: Dialect, compiled: Compiled, ask: Callable[[str, Any], Sequence[Any]]
+) -> dict[int, Seen]:
     found: dict[int, Seen] = {}
     for some in slices(possible(wanted), AT_ONCE):
-        for row in ask([(id, int(wanted[id])) for id in some]):
+        rows = [(id, int(wanted[id])) for id in some]
+        given = compiled.parameters(dialect.parameters(_WANTED, rows))
+        for row in ask(compiled.statement, given):
             found[row[0]] = Seen(row[0], State(row[1]), *row[2:])
     return found
 

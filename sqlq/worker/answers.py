@@ -49,8 +49,9 @@ class Answers:
             self._until |= dict.fromkeys(results.named_in(named), self._latest)
             self.are_wanted = True
 
-    def ended(self, ids: Iterable[int]) -> None:
-        """Answer those who wait for these jobs, whose ends are committed; returns at once."""
+    def ended(self, ids: Iterable[int], *, here: bool = False) -> None:
+        """Answer those who wait for these jobs, whose ends are committed; returns at once, unless it is to be
+        done `here`, which saves them the start of another thread."""
         moment = time.monotonic()
         with self._lock:
             if moment > self._latest:  # all of it is old
@@ -60,14 +61,17 @@ class Answers:
             self.are_wanted = every or bool(self._until)
             if not wanted:
                 return
-            if self._thread is None:
+            if self._thread is None and not here:
                 thread = threading.Thread(target=self._run, name="sqlq-answers", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # no thread is to be had now; who waits looks for itself
                     return
                 self._thread = thread
-        self._ended.put(wanted)
+        if here:
+            self._answer(wanted)
+        else:
+            self._ended.put(wanted)
 
     def finish(self) -> None:
         """Let the last answers leave, waiting for a moment at most."""
@@ -87,7 +91,10 @@ class Answers:
                     self._ended.put(None)
                     break
                 ids += more
-            try:
-                results.answer(self._database, ids)
-            except Exception as error:
-                log.debug("those who wait for jobs were not answered: %s", error)
+            self._answer(ids)
+
+    def _answer(self, ids: list[int]) -> None:
+        try:
+            results.answer(self._database, ids)
+        except Exception as error:
+            log.debug("those who wait for jobs were not answered: %s", error)

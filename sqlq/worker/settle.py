@@ -253,7 +253,8 @@ class Settler:
         if self._answers.are_wanted:
             # guard: who-waits-is-answered
             self._answers.ended(
-                id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))
+                (id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))),
+                here=self._outcomes.empty(),  # else the next outcomes would wait for it
             )
         followed = False
         steps: list[int] = []
