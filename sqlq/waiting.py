@@ -309,6 +309,7 @@ class _Listens(_Source):
             self._eye = open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
         driver: Any = self._ear.connection.driver_connection
         self._driver = driver
+        self._has_asked = False
         self._selector = open_.enter_context(selectors.DefaultSelector())
         self._selector.register(bell, selectors.EVENT_READ)
         named = database.address is not None and database.address.listen_url is not None
@@ -323,17 +324,20 @@ class _Listens(_Source):
 
     def ask(self, ids: Iterable[int]) -> None:
         if self._hears:
+            self._has_asked = True
             results.ask(self._ear, ids)
 
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
+        self._has_asked = True
         return results.look(self._eye, wanted)
 
     def wait(self, until: float) -> Iterable[int] | None:
-        self._selector.select(max(0.0, until - time.monotonic()))
+        # what came together with an answer, the selector does not see
+        self._selector.select(0.0 if self._has_asked else max(0.0, until - time.monotonic()))
+        self._has_asked = False
         _rang(self._bell)
         if not self._hears:
             return ()
-        # also what came together with an answer, for which the selector sees nothing
         return [id for found in self._driver.notifies(timeout=0) for id in results.named_in(found.payload)]
 
 

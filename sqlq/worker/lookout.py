@@ -176,7 +176,8 @@ class Lookout:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
             while not (self._stopping.is_set() or self._stands_by()):
                 moment = time.monotonic()
-                if moment >= self._look_at:  # guard: lookout-looks
+                looks = moment >= self._look_at
+                if looks:  # guard: lookout-looks
                     hears = self._look(eye).listens
                     if eye is not ear and listens:
                         hears = self._still_hears(ear)
@@ -190,8 +191,9 @@ class Lookout:
                 if moment >= self._check_at:
                     self._check_at = time.monotonic() + self._go(again=True)
                 until = min(self._look_at, self._go_at, self._check_at)
-                selector.select(max(0.0, until - time.monotonic()))
-                # also what came together with an answer, for which the selector sees nothing
+                # The selector does not see what came together with an answer.
+                # guard: no-hint-waits-for-a-look
+                selector.select(0.0 if looks else max(0.0, until - time.monotonic()))
                 if listens:
                     self._heard([found.payload for found in driver.notifies(timeout=0)])
 

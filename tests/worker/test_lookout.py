@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 import sqlq
 from sqlq.store import cluster, endings
@@ -143,6 +143,24 @@ def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
         cluster.notify(app.database)
         wait_until(lambda: seen.looked == 2, what="the look at the moment of the hint")
         wait_until(lambda: seen.went, what="a worker sent")
+
+
+@on_postgresql
+def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Lookout._look
+
+    def looks(looking: Lookout, conn: Connection) -> Any:
+        found = look(looking, conn)
+        # what a session tells itself comes with the answer
+        conn.exec_driver_sql("SELECT pg_notify(%s, '')", (cluster.channel(app.database.schema),))
+        return found
+
+    monkeypatch.setattr(Lookout, "_look", looks)
+    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    with looking_out(app, Seen()) as seen:
+        wait_until(lambda: seen.went, timeout=20, what="a worker sent")
 
 
 @on_postgresql
