@@ -236,7 +236,7 @@ class Waiting:
                 wanted = known if heard is None else {*new, *heard}
             self._look(source, wanted)
             idle_until = moment if idle_since is None else idle_since + IDLE_SECONDS
-            until = min(look_at, ask_at) if known else idle_until
+            until = min(look_at, ask_at) if known else idle_until  # guard: asks-do-not-wait-for-looks
             heard = source.wait(until)
 
     def _look(self, source: _Source, ids: Iterable[int]) -> None:

@@ -55,8 +55,8 @@ ON_EACH = (
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
 """Folders of tests of what is above the database, many of which start processes, but for files that are about
-what each kind of database does: the statements below have tests of their own on each kind. The command of the
-scorecard runs them all on both."""
+what each kind of database does: the statements below have tests of their own on each kind. `poe test-all`
+runs them all on both, the scorecard's command those of faults."""
 ALL = "SQLQ_TEST_ALL"
 
 

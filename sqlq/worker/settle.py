@@ -250,12 +250,9 @@ class Settler:
     def _end(
         self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, jobs.Fate]
     ) -> None:
+        over: list[int] = []
         if self._answers.are_wanted:
-            # guard: who-waits-is-answered
-            self._answers.ended(
-                (id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))),
-                here=self._outcomes.empty(),  # else the next outcomes would wait for it
-            )
+            over = [id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))]
         followed = False
         steps: list[int] = []
         keys: set[str] = set()
@@ -284,6 +281,9 @@ class Settler:
                 if ended:
                     self._after_settling()
                     self._teller.told()
+                if over:  # last, since it may be done here
+                    # guard: who-waits-is-answered
+                    self._answers.ended(over, here=self._outcomes.empty())
         if followed:
             self._wake_for_follow_ups()
 

@@ -240,6 +240,7 @@ GUARDS = [
     Guard("who-waits-is-answered", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("workers-are-asked", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_workers_hear_of_waiters_by_their_supervisor"),
+    Guard("asks-do-not-wait-for-looks", "min(look_at, ask_at)", "look_at", RESULTS + "test_workers_are_asked_again_and_again[postgresql]"),
     Guard("who-waits-asks-again", None, "pass", RESULTS + "test_workers_are_asked_again_and_again[postgresql]"),
     Guard("waiters-are-not-told-alone", "if moment >= look_at:", "if False:", RESULTS + "test_what_an_operator_cancels_ends_the_wait[postgresql]"),
     Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "not was_up", RESULTS + "test_a_refusal_of_the_database_reaches_who_waits[postgresql]"),

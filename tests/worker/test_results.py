@@ -461,13 +461,11 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
     assert sorted(id for ids in answered for id in ids) == [2, 4, 5]
 
 
-@pytest.mark.usefixtures("no_looks")
 @on_postgresql
+@pytest.mark.usefixtures("no_looks")
 def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
     monkeypatch.setattr(waiting, "ASK_SECONDS", 0.05)
-    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 0.05)
     held, go = held_task(app)
     job = app.enqueue(held.new())
     waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
