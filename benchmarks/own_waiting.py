@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 ONE_KEY, RUNNING, WINDOW = "one key", 10, 10
@@ -13,8 +14,9 @@ ONE_KEY, RUNNING, WINDOW = "one key", 10, 10
 class Waiting:
     """The commands of a subject that enqueue what waits; each in one transaction, and numbered from 0."""
 
+    chains = True
+
     def chain(self, url: str, steps: int) -> None:
-        """Enqueue one chain of so many steps."""
         import sqlq
 
         with _app(url) as (app, noop):
@@ -81,10 +83,11 @@ class Waiting:
         return moment
 
     def schedules(self, url: str, number: int, repeats: int) -> None:
-        """Add schedules that are due each second, so often."""
+        """Add schedules that are due each second, so often, from two seconds later on."""
+        starts = datetime.now(UTC) + timedelta(seconds=2)
         with _app(url) as (app, noop):
             for n in range(number):
-                app.schedules.add(f"schedule {n}", noop.new(n), every="1s", repeats=repeats)
+                app.schedules.add(f"schedule {n}", noop.new(n), every="1s", repeats=repeats, starts=starts)
 
     def blocked(self, url: str, steps: int) -> None:
         """Enqueue one step that is due tomorrow, and so many that wait for it."""

@@ -41,6 +41,8 @@ class Subject:
     """Whether it can enqueue many jobs in one go."""
     answers: ClassVar[bool] = False
     """Whether its producer can wait for a result (`answer`)."""
+    chains: ClassVar[bool] = False
+    """Whether it has jobs that start when another one has succeeded (`chain`)."""
     enqueued: ClassVar[str | Sequence[Sequence[str]]]
     """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are
     added up."""
@@ -60,6 +62,10 @@ class Subject:
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         """Return the commands that run so many worker processes, each with so many jobs at a time. Runs in
         our environment; the programs are those of the subject's."""
+        raise NotImplementedError
+
+    def chain(self, url: str, steps: int) -> None:
+        """Enqueue so many jobs, numbered from 0, of which each waits for the one before."""
         raise NotImplementedError
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from benchmarks.bench import Bench
 from benchmarks.measures import Figure, Measure, Medians, Target, ratio
-from benchmarks.measures.latency import quantile
+from benchmarks.measures.latency import quantile, warm_up
 from benchmarks.peers import find
 from benchmarks.servers import Place
 from benchmarks.subject import NOOP
@@ -21,20 +21,20 @@ SLOTS = 20
 LOOK = 0.002
 LIMITED = {"SQLQ_BENCHMARK_LIMITS": "1"}
 """The App of the workers declares a limit, as one that enqueues limited jobs does."""
-TENANTS, RATE, TICKED = 100, 1_000, 5
+TENANTS, RATE, TICKED = 100, 1_000, 20
 DATABASES = ("postgresql", "sqlite")
 
 
 def _worked(
-    bench: Bench, database: str, jobs: int, command: str, *numbers: int, task: str = NOOP
+    bench: Bench, database: str, jobs: int, command: str, *numbers: int, name: str = "sqlq"
 ) -> dict[str, float]:
     """Enqueue by a command, and return how fast workers get through it."""
-    subject = find("sqlq")
+    subject = find(name)
     with bench.place(subject, database) as place:
         bench.inside(subject, command, place.url, *numbers)
         place.rest()
         with (
-            bench.workers(subject, place, task=task, concurrency=SLOTS, more=LIMITED) as workers,
+            bench.workers(subject, place, concurrency=SLOTS, more=LIMITED) as workers,
             place.questions() as number,
         ):
             ended = workers.wait_for(
@@ -52,6 +52,15 @@ def flows(bench: Bench, database: str, case: str) -> dict[str, float]:
     if case == "1 → many → 1":
         return _worked(bench, database, width + 2, "fan", width)
     return _worked(bench, database, number * 10, "flows", number, 10)
+
+
+def chains(bench: Bench, database: str, name: str) -> dict[str, float]:
+    steps = bench.size.jobs // 100
+    return _worked(bench, database, steps, "chain", steps, name=name)
+
+
+def _who_chains(bench: Bench, asked: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(kind, name) for name in ("sqlq", *asked) if find(name).chains for kind in find(name).databases]
 
 
 def limits(bench: Bench, database: str, case: str) -> dict[str, float]:
@@ -95,11 +104,12 @@ def fairness(bench: Bench, database: str, case: str) -> dict[str, float]:
 def ticks(bench: Bench, database: str, case: str) -> dict[str, float]:
     subject, number = find("sqlq"), max(2, bench.size.ticks // 50)
     with bench.place(subject, database) as place, bench.workers(subject, place) as workers:
+        jobs = warm_up(bench, "sqlq", place.url, workers) + number * TICKED
         bench.inside(subject, "schedules", place.url, number, TICKED)
-        workers.wait_for(lambda: workers.calls.count() >= number * TICKED, "ticked")
+        workers.wait_for(lambda: workers.calls.count() >= jobs, "ticked")
         workers.wait_for(lambda: place.number(subject.left) == 0, "settled")
-        bench.check(subject, place, workers, number * TICKED)
-        late = _moments(place, "reserved_at", "scheduled_for")
+        bench.check(subject, place, workers, jobs)
+        late = _moments(place, "reserved_at", "scheduled_for", "scheduled_for IS NOT NULL")
     return {"p50": quantile(late, 50), "p99": quantile(late, 99)}
 
 
@@ -131,13 +141,13 @@ def beside(bench: Bench, database: str, case: str) -> dict[str, float]:
         return {"rate": (jobs - before) / (ended - begun)}
 
 
-def _moments(place: Place, column: str, since: str | None = None) -> list[float]:
-    """Return a moment of all finished jobs in ms, or how long after another one it was."""
+def _moments(place: Place, column: str, since: str | None = None, which: str = "true") -> list[float]:
+    """Return a moment of finished jobs in ms, or how long after another one it was."""
     if place.kind == "sqlite":
         value = column if since is None else f"{column} - {since}"
     else:
         value = f"extract(epoch FROM {column}{'' if since is None else f' - {since}'}) * 1000"
-    return [float(ms) for (ms,) in place.rows(f"SELECT {value} FROM finished_jobs")]
+    return [float(ms) for (ms,) in place.rows(f"SELECT {value} FROM finished_jobs WHERE {which}")]
 
 
 def _cases(*names: str) -> Callable[[Bench, tuple[str, ...]], list[tuple[str, str]]]:
@@ -171,6 +181,16 @@ MEASURES = [
         ],
         subjects=False,
         smoke=lambda database, case: case == "chain",
+    ),
+    Measure(
+        "chains",
+        "A chain, beside peers that have one",
+        "A hundredth of {jobs} jobs that do nothing, of which each starts when the one before has succeeded; "
+        "one process, concurrency 20.",
+        {"ms": Figure("ms a step", more_is_better=False, decimals=2), "rate": Figure("steps/s")},
+        chains,
+        _who_chains,
+        smoke=lambda database, case: False,
     ),
     Measure(
         "limits",
@@ -222,8 +242,8 @@ MEASURES = [
     Measure(
         "ticks",
         "Schedules: how late a tick's job starts",
-        "Schedules that are due at each full second, beside one idle worker: from the moment to the "
-        "claim of its job.",
+        "Ten schedules that are due in the same moment of each second, beside one idle worker: from the "
+        "moment to the claim of its job.",
         {"p50": _MS, "p99": _MS},
         ticks,
         _cases("each second"),

@@ -25,6 +25,7 @@ class Celery(Subject):
     enqueued = (("LLEN", "celery"),)
     left = (("LLEN", "celery"), ("HLEN", "unacked"))
     answers = True
+    chains = True
 
     @contextmanager
     def producer(self, url: str, task: str) -> Iterator[Any]:
@@ -37,6 +38,12 @@ class Celery(Subject):
             ["celery", "-q", "-A", f"{__name__}:app", "worker", "-n", f"w{n}@%h", *options, *quiet]
             for n in range(processes)
         ]
+
+    def chain(self, url: str, steps: int) -> None:
+        import celery
+
+        noop = _app(url).tasks["noop"]
+        celery.chain(*(noop.si(number) for number in range(steps))).delay()
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:
         return {"SQLQ_BENCHMARK_URL": url, "C_FORCE_ROOT": "1"}

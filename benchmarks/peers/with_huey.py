@@ -22,6 +22,7 @@ class Huey(Subject):
         "SqliteHuey(fsync=True, results=False), -w CONCURRENCY -k thread, delay 1 to 10 ms, no periodic tasks"
     )
     many = False
+    chains = True
     enqueued = "SELECT count(*) FROM task"
     left = "SELECT count(*) FROM task"
 
@@ -35,6 +36,13 @@ class Huey(Subject):
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         options = ["-w", str(concurrency), "-k", "thread", "-n", "-q", "-d", "0.001", "-m", "0.01"]
         return [["python", "-m", "huey.bin.huey_consumer", f"{__name__}.huey", *options]] * processes
+
+    def chain(self, url: str, steps: int) -> None:
+        found = _huey(url)
+        pipeline = last = found.noop.s(0)
+        for number in range(1, steps):
+            last.on_complete = last = found.noop.s(number)
+        found.enqueue(pipeline)
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:
         return {"SQLQ_BENCHMARK_URL": url}

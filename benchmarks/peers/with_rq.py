@@ -20,6 +20,7 @@ class Rq(Subject):
     enqueued = (("LLEN", "rq:queue:default"),)
     left = (("LLEN", "rq:queue:default"), ("ZCARD", "rq:wip:default"))
     answers = True
+    chains = True
 
     @contextmanager
     def producer(self, url: str, task: str) -> Iterator[Any]:
@@ -27,6 +28,14 @@ class Rq(Subject):
         import rq
 
         yield Producer(rq.Queue("default", connection=redis.Redis.from_url(url)))
+
+    def chain(self, url: str, steps: int) -> None:
+        import redis
+        import rq
+
+        queue, before = rq.Queue("default", connection=redis.Redis.from_url(url)), None
+        for number in range(steps):
+            before = queue.enqueue(noop, number, depends_on=before)
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         pool = [
