@@ -38,7 +38,8 @@ from tests.servers import own_postgresql
 ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
 SECONDS = 120
-AT_A_TIME = 2
+AT_A_TIME = 6
+"""More than there are processors: most tests that miss a guard wait until their patience is at an end."""
 PYTEST_FAILED = 1
 MARK = re.compile(r"(?:#|;) guard: ([\w-]+)$")
 
@@ -586,7 +587,7 @@ def copy_of_the_tree() -> Iterator[Path]:
 
 
 def run(
-    copy: Path, server_url: str, tests: Sequence[str], seconds: float
+    copy: Path, server_url: str, tests: Sequence[str], seconds: float, processes: str = "0"
 ) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy, on the sqlq that is in it."""
     environment = {
@@ -605,7 +606,7 @@ def run(
         "-p",
         "no:cacheprovider",
         "-n",
-        "0",
+        processes,
         "-m",
         "",
         *tests,
@@ -644,9 +645,8 @@ def main(words: Sequence[str]) -> int:
             copies.put(tree)
         pool = stack.enter_context(ThreadPoolExecutor(AT_A_TIME))
         named = sorted({guard.killed_by for guard in guards})
-        done = run(
-            trees[0], server.url("postgres"), named, 10 * SECONDS
-        )  # else it would be the copy that kills
+        # else it would be the copy that kills
+        done = run(trees[0], server.url("postgres"), named, 10 * SECONDS, "auto")
         if done.returncode:
             print(
                 f"with every guard in its place the tests fail, too:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"

@@ -489,7 +489,7 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, numbers: Cal
 
 
 def test_a_worker_dies_at_some_moments_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
-    _a_worker_dies(points, tmp_path, lambda n: n % 4 == 0)
+    _a_worker_dies(points, tmp_path, lambda n: n % 8 == 3)
 
 
 @pytest.mark.slow

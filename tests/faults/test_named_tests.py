@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -11,9 +12,14 @@ from tests.faults.mutations import GUARDS, ROOT, Guard, marks, mutant
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
-def defines(file: str, function: str) -> bool:
+@cache
+def code_of(file: str) -> str:
     path = ROOT / file
-    return path.exists() and f"def {function}(" in path.read_text()
+    return path.read_text() if path.exists() else ""
+
+
+def defines(file: str, function: str) -> bool:
+    return f"def {function}(" in code_of(file)
 
 
 def test_every_test_on_the_reliability_page_exists() -> None:

@@ -185,7 +185,7 @@ def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
 
 
 def test_a_crowd_around_one_file(crowd: Crowd, app: sqlq.App) -> None:
-    contend(crowd, app, seconds=4, kills=2)
+    contend(crowd, app, seconds=2, kills=1)
 
 
 @pytest.mark.slow

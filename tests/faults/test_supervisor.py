@@ -290,13 +290,18 @@ def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
 
 @on_sqlite
 def test_what_had_not_started_is_given_back_without_counting(play: Play) -> None:
-    play.touch("go")
-    with play.working("-c", "1") as worker:
+    def poisoned() -> list[sqlq.Job]:
         # sets the pace, so that some are held ahead
         play.app.enqueue_many([play.new("work") for _ in range(200)])
         jobs = play.app.enqueue_many([play.new("poison"), *[play.new("work") for _ in range(50)]])
         play.wait_done()
-        assert worker.said("had not started are given back")
+        return jobs
+
+    play.touch("go")
+    with play.working("-c", "1") as worker:
+        jobs = poisoned()
+        while not worker.said("had not started are given back"):
+            jobs = poisoned()  # none is held ahead where the machine is so busy that each job takes long
     for job in jobs[1:]:
         done = play.app.get(job.id)
         assert (done.state, done.attempts, reasons(done)) == ("finished", 1, [])
