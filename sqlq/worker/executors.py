@@ -88,18 +88,21 @@ class Executors:
             self._start(job)
 
     def load(self) -> tuple[int, int]:
-        """Return how many jobs run, and how many are ready but wait for a slot."""
+        """Return how many jobs run, and how many wait for a slot, or for a process of their own."""
         with self._lock:
-            return len(self._running), len(self._ready)
+            return len(self._running), self._waiting()
+
+    def _waiting(self) -> int:
+        return len(self._ready) + len(self._for_isolates)
 
     def waits_for_isolates(self) -> int:
         """Return how many jobs wait until a process of their own can be started."""
         return len(self._for_isolates)
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
-        """Wait until a slot has freed and no more than `low_water` jobs are ready, at most so long."""
+        """Wait until a slot has freed and no more than `low_water` jobs wait, at most so long."""
         with self._lock:
-            if len(self._ready) <= low_water and len(self._running) < self._concurrency:
+            if self._waiting() <= low_water and len(self._running) < self._concurrency:
                 return
             self._room.clear()
             self._low_water = low_water
@@ -115,12 +118,14 @@ class Executors:
         """Return the jobs claimed before a moment that have not started; they will not start any more."""
         return self._taken_back(self._ready, claimed_before)
 
-    def take_back_isolated(self, claimed_before: float = float("inf"), but: int = 0) -> list[RunningJob]:
-        """Return the same of those that wait for a process of their own, and of more than `but` the last
-        ones."""
+    def take_back_isolated(
+        self, claimed_before: float = float("inf"), *, but: int = 0, more_before: float = float("inf")
+    ) -> list[RunningJob]:
+        """Return the same of those that wait for a process of their own, and, where more than `but` do, the
+        last ones that were claimed before another moment."""
         taken = self._taken_back(self._for_isolates, claimed_before)
         with self._lock:
-            while len(self._for_isolates) > but:
+            while len(self._for_isolates) > but and self._for_isolates[-1].claimed_at < more_before:
                 taken.append(self._for_isolates.pop())
         return taken
 
@@ -210,7 +215,7 @@ class Executors:
             self._running.discard(job)
             if not self._running:
                 self._idle.notify_all()
-            if len(self._ready) <= self._low_water:
+            if self._waiting() <= self._low_water:
                 self._room.set()
 
     def _next(self, ended: RunningJob, on_loop: bool) -> RunningJob | None:
@@ -221,7 +226,7 @@ class Executors:
             job = self._take()
             if job is None and not self._running:
                 self._idle.notify_all()
-            if len(self._ready) <= self._low_water:
+            if self._waiting() <= self._low_water:
                 self._room.set()
         if job is None or job.is_async == on_loop:
             return job

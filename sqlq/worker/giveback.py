@@ -19,6 +19,9 @@ UNSTARTED_SECONDS = 1.0
 """A job that has not started after this long is given back: another worker may have a free slot."""
 ISOLATED_UNSTARTED_SECONDS = 10.0
 """The same for a job that needs a process of its own, which takes a start of Python."""
+CROWDED_SECONDS = 0.25
+"""Of more such jobs than there are slots, those are given back that have waited for so long: where processes
+that are up take one after the other none does."""
 CANCELLED_SECONDS = 1.0
 
 
@@ -32,11 +35,13 @@ class GivesBack:
         settle: Callable[[RunningJob, Outcome], None],
         *,
         slots: int,
+        drain: bool,
     ) -> None:
         self._executors = executors
         self._leases = leases
         self._settle = settle
         self._slots = slots
+        self._drain = drain
 
     def ready(self) -> None:
         """Give back what has not started."""
@@ -60,9 +65,14 @@ class GivesBack:
         return self._executors.unstarted
 
     def isolated(self) -> None:
-        """Give back what has waited long for a process of its own, and more of that than there are slots."""
-        since = time.monotonic() - ISOLATED_UNSTARTED_SECONDS
-        for job in self._executors.take_back_isolated(since, but=self._slots):
+        """Give back what has waited long for a process of its own, and more of that than there are slots. A
+        worker that drains keeps it: what is due later, it would leave behind."""
+        if self._drain:  # guard: drains-keep-what-waits-for-processes
+            return
+        moment = time.monotonic()
+        for job in self._executors.take_back_isolated(
+            moment - ISOLATED_UNSTARTED_SECONDS, but=self._slots, more_before=moment - CROWDED_SECONDS
+        ):
             self._settle(job, given_back(job.claimed, crowded=True))
 
     def running(self) -> None:

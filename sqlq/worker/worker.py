@@ -49,7 +49,7 @@ from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.duties import Duties
 from sqlq.worker.entry import Entry
 from sqlq.worker.executors import Executors
-from sqlq.worker.giveback import UNSTARTED_SECONDS, GivesBack
+from sqlq.worker.giveback import CROWDED_SECONDS, UNSTARTED_SECONDS, GivesBack
 from sqlq.worker.grace import LAST_SETTLES_SECONDS, Grace
 from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
@@ -174,7 +174,11 @@ class Worker(Background):
             has_isolates=isolates is not None,
             all_isolated=options.isolate,
         )
-        self._gives_back = GivesBack(self._executors, self._leases, self._settle, slots=options.concurrency)
+        self._gives_back = GivesBack(
+            *(self._executors, self._leases, self._settle),
+            slots=options.concurrency,
+            drain=options.drain,
+        )
         self._claimer = Claimer(
             database,
             self.id,
@@ -223,6 +227,8 @@ class Worker(Background):
         )
         self._watched.lookout = self._lookout
         self._claimed = 0
+        self._past_isolated_at = float("-inf")
+        """When to look again for jobs behind those that wait for processes of their own."""
         self._left_behind: SchemaVersionError | None = None
 
     # -- from outside ----------------------------------------------------------------------------------------
@@ -478,13 +484,22 @@ class Worker(Background):
         if self._settler.unwritten() > self._most_unwritten:
             self._grace.stopping.wait(BACKLOG_SECONDS)
             return 0
-        running, ready = self._executors.load()
-        limit = self._claimer.demand(running, ready, self._executors.ended)
+        running, waiting = self._executors.load()
+        limit = self._claimer.demand(running, waiting, self._executors.ended) or self._past_isolated(running)
         if self._options.max_jobs is not None:
             limit = min(limit, self._options.max_jobs - self._claimed)
-        if limit == 0 and (ready or self._claimed != self._options.max_jobs):
-            self._executors.wait_for_room(ready // 2, UNSTARTED_SECONDS / 4)
+        if limit == 0 and (waiting or self._claimed != self._options.max_jobs):
+            self._executors.wait_for_room(waiting // 2, UNSTARTED_SECONDS / 4)
         return limit
+
+    def _past_isolated(self, running: int) -> int:
+        """Return how many jobs to claim for slots that are free, since what is held waits for processes of
+        its own: others behind may start at once. Where there are none it is tried again after a while, since
+        what is claimed in vain is given back."""
+        free = self._options.concurrency - running
+        if free <= 0 or self._options.drain or not self._executors.waits_for_isolates():
+            return 0
+        return free if time.monotonic() >= self._past_isolated_at else 0
 
     def _claim(self, limit: int, quiet: bool) -> int:
         sent_at = time.monotonic()
@@ -496,6 +511,8 @@ class Worker(Background):
             ready, unready = self._intake.readable(claimed)
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
+            if all(job.isolated for job in running):
+                self._past_isolated_at = sent_at + CROWDED_SECONDS  # guard: few-are-claimed-in-vain
             self._leases.hold([*running, *(job for job, _ in not_run)])
             self._executors.offer(running)
             for job, outcome in not_run:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faces.preloaded import INTERPRETERS, preloaded
+from tests.preloaded import INTERPRETERS, Forked, preloaded
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -132,22 +132,28 @@ class Command:
         return done
 
     @contextmanager
-    def working(self, *args: str) -> Iterator[subprocess.Popen[str]]:
-        """A worker that runs meanwhile; what it logs is in worker.log."""
-        with (
-            (self.directory / "worker.log").open("w") as log,
-            subprocess.Popen(
-                [sys.executable, "-m", "sqlq", "--app", "shop:app", "work", *args],
-                cwd=self.directory,
-                env=self.environment,
-                stderr=log,
-                text=True,
-            ) as process,
-        ):
+    def working(self, *args: str, anew: bool = False) -> Iterator[subprocess.Popen[str] | Forked]:
+        """A worker that runs meanwhile, `anew` where it is to be started by the interpreter; what it logs is
+        in worker.log."""
+        command = ["--app", "shop:app", "work", *args]
+        with (self.directory / "worker.log").open("w") as log, Path(os.devnull).open("w") as nothing:
+            process: subprocess.Popen[str] | Forked
+            if anew:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "sqlq", *command],
+                    cwd=self.directory,
+                    env=self.environment,
+                    stdout=nothing,
+                    stderr=log,
+                    text=True,
+                )
+            else:
+                process = preloaded().start(command, self.directory, self.environment, nothing, log)
             try:
                 yield process
             finally:
                 process.kill()
+                process.wait()
 
     def log(self) -> str:
         return (self.directory / "worker.log").read_text()

@@ -124,7 +124,7 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
             "kept = []\n@app.task(queue='mail')\ndef grow(megabytes: int) -> int:\n"
             "    kept.append(b'.' * (megabytes * 1_000_000))\n    return os.getpid()\n"
         )
-    with sqlq_.working("-c", "1", "--max-rss", "400MB"):
+    with sqlq_.working("-c", "1", "--max-rss", "400MB", anew=True):
         grown, next_one = _enqueue(sqlq_, "shop.grow", "400"), _enqueue(sqlq_, "shop.grow", "0")
         wait_until(lambda: app.get(next_one).ended_at, what="the job after the one that took memory")
         said = r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place"
@@ -151,7 +151,7 @@ def test_the_titles_of_processes_say_what_they_are_at(
         return shown.stdout.strip()
 
     _enqueue(sqlq_, "wait", "a")
-    with sqlq_.working("--name", "mail-1") as worker:
+    with sqlq_.working("--name", "mail-1", anew=True) as worker:
         sqlq_.wait_for("a.started")
         (pid,) = _pids(app)
         assert title(worker.pid) == "sqlq: mail-1 supervisor"

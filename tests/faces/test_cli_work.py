@@ -145,7 +145,7 @@ def test_the_first_signal_lets_what_runs_finish(
     sqlq_: Command, app: sqlq.App, number: signal.Signals
 ) -> None:
     running = _enqueue(sqlq_, "wait", "a")
-    with sqlq_.working("-c", "1") as worker:
+    with sqlq_.working("-c", "1", anew=True) as worker:
         sqlq_.wait_for("a.started")
         waiting = _enqueue(sqlq_, "shop.send", "7")
         worker.send_signal(number)
@@ -161,7 +161,7 @@ def test_the_first_signal_lets_what_runs_finish(
 
 def test_after_the_grace_time_a_running_job_is_given_back_unburnt(sqlq_: Command, app: sqlq.App) -> None:
     running = _enqueue(sqlq_, "wait", "a")
-    with sqlq_.working("--grace", "100ms") as worker:
+    with sqlq_.working("--grace", "100ms", anew=True) as worker:
         sqlq_.wait_for("a.started")
         worker.terminate()
         assert worker.wait(30) == 0, "a handler that cannot be stopped must not keep the process"
@@ -176,7 +176,7 @@ def test_the_second_signal_leaves_at_once(
     sqlq_: Command, app: sqlq.App, number: signal.Signals, code: int
 ) -> None:
     running = _enqueue(sqlq_, "wait", "a")
-    with sqlq_.working() as worker:
+    with sqlq_.working(anew=True) as worker:
         sqlq_.wait_for("a.started")
         worker.send_signal(number)
         wait_until(lambda: "stopping" in sqlq_.log())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, text
 
-from tests.faces.preloaded import preloaded
+from tests.preloaded import preloaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders_flow"
 

@@ -28,6 +28,7 @@ from sqlq.metrics.serve import serve
 from sqlq.metrics.serve import text as shown
 from sqlq.store.vitals import Vitals
 from tests.faces.command import Command
+from tests.preloaded import Forked
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
@@ -85,9 +86,9 @@ def url_in(said: str) -> str:
 
 
 @contextmanager
-def scraped(run: Command, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def scraped(run: Command, *options: str) -> Iterator[tuple[str, subprocess.Popen[str] | Forked]]:
     """`sqlq work` with an endpoint, at the URL that it says."""
-    with run.working("--metrics-port", "0", *options) as process:
+    with run.working("--metrics-port", "0", *options, anew=True) as process:
         url = wait_until(lambda: url_in(run.log()), what="the URL of the endpoint")
         yield url, process
 

@@ -66,7 +66,7 @@ from sqlq.schema import version
 from sqlq.seal import new_key
 from sqlq.store import cluster, control, endings, jobs, limits, records, schedules, unblock
 from sqlq.testing import drain, tick
-from tests.faces.preloaded import preloaded
+from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
 from tests.worker.test_leases import working
 

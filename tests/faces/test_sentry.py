@@ -35,15 +35,24 @@ class Memory(Transport):
                 self.events.append(dict(event))
 
 
+_SENTRYS: list[Any] = []
+
+
 @pytest.fixture
 def sent() -> Iterator[list[Event]]:
-    """The events that Sentry would get, with the integrations that it always has: that for logging is one."""
+    """The events that Sentry would get, with the integrations that it always has: that for logging is one,
+    which puts a function in the place of logging's, once in a process, and leaves it there."""
     transport = Memory()
+    before = logging.Logger.callHandlers
     with sentry_sdk.isolation_scope():
         client = sentry_sdk.init(
             dsn="https://key@sentry.invalid/1", transport=transport, auto_enabling_integrations=False
         )
+        if not _SENTRYS:
+            _SENTRYS.append(logging.Logger.callHandlers)
+        logging.Logger.callHandlers = _SENTRYS[0]  # type: ignore[method-assign]
         yield transport.events
+        logging.Logger.callHandlers = before  # type: ignore[method-assign]
         sentry_sdk.get_global_scope().set_client(None)
         del client
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.preloaded import Forked, preloaded
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -26,19 +27,28 @@ MORE = [
 class WorkerProcess:
     """A running `sqlq work`; its log is in `log`."""
 
-    def __init__(self, folder: Path, module: str, url: str, *options: str) -> None:
+    def __init__(self, folder: Path, module: str, url: str, *options: str, anew: bool = False) -> None:
+        """Unless it is to be started `anew`, by the interpreter, it is forked by a process that has imported
+        sqlq: see `tests.preloaded`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
+        command = ["-a", module, "-d", url, "work", *options, *MORE]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))}
+        self._is_anew = anew
+        self.process: subprocess.Popen[bytes] | Forked
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sqlq", "-a", module, "-d", url, "work", *options, *MORE],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                stdout=log,
-                stderr=log,
-            )
+            if anew:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "sqlq", *command],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    stdout=log,
+                    stderr=log,
+                )
+            else:
+                self.process = preloaded().start(command, folder, environment, log, log, new_session=True)
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text()
@@ -57,11 +67,9 @@ class WorkerProcess:
         self.process.wait(10)
 
     def children(self) -> list[int]:
-        """The worker processes."""
-        listed = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
-        )
-        return [int(pid) for pid in listed.stdout.split()]
+        """The worker processes, where it has no isolates."""
+        found = _children(self.process.pid)
+        return found if self._is_anew else [pid for forking in found for pid in _children(forking)]
 
     def stop(self, timeout: float = 30) -> int:
         """End it as an operator would, and return its exit code."""
@@ -70,12 +78,19 @@ class WorkerProcess:
         return self.process.wait(timeout)
 
 
+def _children(pid: int) -> list[int]:
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    return [int(pid) for pid in listed.stdout.split()]
+
+
 @contextmanager
 def worker_process(
-    folder: Path, module: str, url: str, *options: str, ready: bool = True
+    folder: Path, module: str, url: str, *options: str, ready: bool = True, anew: bool = False
 ) -> Iterator[WorkerProcess]:
     """Run `sqlq work` while the block lasts; without `ready` the block begins before it is at work."""
-    worker = WorkerProcess(folder, module, url, *options)
+    worker = WorkerProcess(folder, module, url, *options, anew=anew)
     try:
         if ready:
             worker.wait_ready()

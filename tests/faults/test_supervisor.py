@@ -154,7 +154,7 @@ class Play:
         (self.folder / name).touch()
 
     def working(self, *options: str) -> Any:
-        return worker_process(self.folder, "play:app", self.url, *options)
+        return worker_process(self.folder, "play:app", self.url, *options, anew=True)
 
 
 @pytest.fixture
@@ -509,7 +509,7 @@ def test_children_that_cannot_live_end_the_supervisor(play: Play) -> None:
 @on_sqlite
 def test_an_app_that_cannot_be_imported_is_said_once(play: Play) -> None:
     (play.folder / "play.py").write_text("import nowhere")
-    worker = WorkerProcess(play.folder, "play:app", play.url)
+    worker = WorkerProcess(play.folder, "play:app", play.url, anew=True)
     assert worker.process.wait(30) == 1
     assert len([line for line in worker.log.read_text().splitlines() if " metrics at " not in line]) == 1
     assert worker.said("cannot be imported")

@@ -150,6 +150,22 @@ def fresh() -> list[int]:
 """
 
 
+@pytest.mark.parametrize("slots", ["1", "2"])
+@on_sqlite
+def test_a_drain_runs_all_that_wait_for_processes_of_their_own(
+    tmp_path: Any, database_url: str, slots: str
+) -> None:
+    """More of them than there are slots, and processes: it gives none back, to be run later."""
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(SHOP)
+    app = sqlq.App(database_url)
+    jobs = app.enqueue_many([app.named("shop.usual").new()] * 60)
+    run.work("--isolate", "-c", slots)
+    found = [app.get(job.id) for job in jobs]
+    assert [(job.state, job.releases) for job in found] == [("finished", 0)] * 60
+    app.close()
+
+
 @on_sqlite
 def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: str) -> None:
     run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)

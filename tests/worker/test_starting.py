@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ from sqlq.worker.link import Link
 link = Link.inherited(int(sys.argv[1]))
 sys.stdin.readline()                     # until it is let go
 link.send(up=True)
-while (message := link.receive()) is not None:
+while (message := link.receive()) is not None and "leave" not in message:
     if "job" in message:
         link.send(began=True)
         link.send(outcome={"is": "Completed", "result": None, "note": None})
@@ -188,6 +188,84 @@ def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.A
         thread.join(20)
         for process in processes.started:
             process.wait(10)
+
+
+class Crowd:
+    """Twenty jobs that need processes of their own, and a worker with four slots that starts two of these at
+    a time; `turns` grows by each turn of its loop that claims nothing."""
+
+    def __init__(self, app: sqlq.App, monkeypatch: pytest.MonkeyPatch, *, drain: bool) -> None:
+        task = app.task(name="t")(lambda: None)
+        self.jobs = app.enqueue_many([task.new() for _ in range(20)])
+        with app.database.begin() as conn:
+            conn.execute(text("UPDATE jobs SET losses = 1"))
+        self.app = app
+        self.turns = 0
+        self.processes = Processes()
+        isolates = Isolates(self.processes.spawn, at_a_time=2)
+        self.worker = app.worker(concurrency=4, isolates=isolates, drain=drain)
+        waits = self.worker._executors.wait_for_room
+
+        def wait_for_room(low_water: int, seconds: float) -> None:
+            self.turns += 1
+            waits(low_water, 0.01)
+
+        monkeypatch.setattr(self.worker._executors, "wait_for_room", wait_for_room)
+        self.thread = threading.Thread(target=self.worker.run)
+        self.thread.start()
+
+    def found(self) -> list[tuple[str, int]]:
+        return [(job.state, job.releases) for job in (self.app.get(job.id) for job in self.jobs)]
+
+    def all_done(self) -> bool:
+        self.processes.let_go()
+        return self.found() == [("finished", 0)] * 20
+
+    def close(self) -> None:
+        self.processes.let_go()
+        self.worker.stop()
+        self.thread.join(20)
+        for process in self.processes.started:
+            process.wait(10)
+
+
+@pytest.fixture
+def crowd(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Crowd]]:
+    made: list[Crowd] = []
+
+    def make(*, drain: bool) -> Crowd:
+        made.append(Crowd(app, monkeypatch, drain=drain))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_waits_for_processes_is_not_claimed_again_and_again(
+    crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are slots, and no more in search of others behind them: such a search may be in vain,
+    and comes after a while."""
+    monkeypatch.setattr("sqlq.worker.worker.CROWDED_SECONDS", 3_600.0)
+    them = crowd(drain=False)
+    wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
+    assert them.found() == [("running", 0)] * 4 + [("available", 0)] * 16
+    wait_until(them.all_done, what="all done")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_drain_waits_for_what_waits_for_processes(
+    crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it gave back, to be run later, it would leave behind."""
+    monkeypatch.setattr("sqlq.worker.giveback.ISOLATED_UNSTARTED_SECONDS", 0.0)
+    them = crowd(drain=True)
+    wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
+    wait_until(them.all_done, what="all done")
+    them.thread.join(20)
+    assert not them.thread.is_alive()
 
 
 # -- deadlines -----------------------------------------------------------------------------------------------
