@@ -329,18 +329,24 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     os.close(fd)
     here, there = Link.pair()
     turns: list[int] = []
+    swept: list[int] = []
 
     def rescue(conn: Any, **options: Any) -> list[Any]:
         turns.append(1)
         return []
 
+    def sweep(self: chores.Sweep) -> float:
+        swept.append(1)
+        return 0.05
+
     monkeypatch.setattr(endings, "rescue", rescue)
+    monkeypatch.setattr(chores.Sweep, "run", sweep)
     box.looked(time.monotonic() + 3600)
     with working(app, supervision=Supervised(here, box)) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
-        assert turns == []
+        assert (turns, swept) == ([], [])
         box.looked(time.monotonic())
-        wait_until(lambda: turns, what="a rescue")
+        wait_until(lambda: turns and swept, what="a rescue, and a sweep")
     here.close()
     there.close()
     box.close()

@@ -397,6 +397,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("no_looks")
 def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
+    monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it says so once
     held, go = held_task(app)
     with working(app):
         job = app.enqueue(held.new())
