@@ -15,6 +15,7 @@ class Waiting:
     """The commands of a subject that enqueue what waits; each in one transaction, and numbered from 0."""
 
     chains = True
+    ticks = True
 
     def chain(self, url: str, steps: int) -> None:
         import sqlq
@@ -88,6 +89,13 @@ class Waiting:
         with _app(url) as (app, noop):
             for n in range(number):
                 app.schedules.add(f"schedule {n}", noop.new(n), every="1s", repeats=repeats, starts=starts)
+
+    def each_second(self, url: str) -> None:
+        """Add a schedule that is due at each full second."""
+        from benchmarks import tasks
+
+        with _app(url) as (app, _):
+            app.schedules.add("each second", tasks.ticked.new(), cron="* * * * * *")
 
     def blocked(self, url: str, steps: int) -> None:
         """Enqueue one step that is due tomorrow, and so many that wait for it."""

@@ -41,6 +41,9 @@ class Subject:
     """Whether it can enqueue many jobs in one go."""
     answers: ClassVar[bool] = False
     """Whether its producer can wait for a result (`answer`)."""
+    ticks: ClassVar[bool] = False
+    """Whether its workers enqueue a job each full second, which calls `work.ticked`, where the environment
+    has SQLQ_BENCHMARK_TICKS."""
     chains: ClassVar[bool] = False
     """Whether it has jobs that start when another one has succeeded (`chain`)."""
     enqueued: ClassVar[str | Sequence[Sequence[str]]]

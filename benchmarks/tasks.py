@@ -32,6 +32,12 @@ async def anap(number: int, ms: int) -> None:
     await asyncio.sleep(ms / 1000)
 
 
+@app.task
+def ticked() -> None:
+    moment = sqlq.current_job().scheduled_for
+    work.ticked(0.0 if moment is None else moment.timestamp())
+
+
 if os.environ.get("SQLQ_BENCHMARK_LIMITS"):
     app.limit("declared", running=1)  # so that a worker looks at lines from the start
 

@@ -61,6 +61,8 @@ def _mapped(file: Path, cells: int | None = None) -> memoryview:
         return memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")
 
 
+TICKS = 20
+
 _process = _Process()
 os.register_at_fork(after_in_child=_process.start_anew)
 
@@ -76,6 +78,11 @@ def done(number: int) -> None:
     starts = process.starts
     if starts is not None and 0 <= number < len(starts):
         starts[number] = time.monotonic_ns()
+
+
+def ticked(moment: float) -> None:
+    """Count a call for a full second, in seconds of the clock; its number is the second's, modulo TICKS."""
+    done(int(moment) % TICKS)
 
 
 def nap(number: int, ms: int) -> None:

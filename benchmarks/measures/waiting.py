@@ -7,6 +7,7 @@ call to the look that finds none left.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from benchmarks.measures.latency import quantile, warm_up
 from benchmarks.peers import find
 from benchmarks.servers import Place
 from benchmarks.subject import NOOP
+from benchmarks.work import TICKS
 
 SLOTS = 20
 LOOK = 0.002
@@ -111,6 +113,26 @@ def ticks(bench: Bench, database: str, case: str) -> dict[str, float]:
         bench.check(subject, place, workers, jobs)
         late = _moments(place, "reserved_at", "scheduled_for", "scheduled_for IS NOT NULL")
     return {"p50": quantile(late, 50), "p99": quantile(late, 99)}
+
+
+def each_second(bench: Bench, database: str, name: str) -> dict[str, float]:
+    """A job each full second, by whatever has schedules."""
+    subject = find(name)
+    with (
+        bench.place(subject, database) as place,
+        bench.workers(subject, place, starts=TICKS, more={"SQLQ_BENCHMARK_TICKS": "1"}) as workers,
+    ):
+        if name == "sqlq":
+            bench.inside(subject, "each_second", place.url)
+        # those of the start are noted over
+        workers.wait_for(lambda: workers.calls.count() >= TICKS + 5, "ticked")
+        clock = time.time_ns() - time.monotonic_ns()
+        late = [(start + clock) % 1_000_000_000 / 1e6 for start in workers.calls.starts()]
+    return {"p50": quantile(late, 50), "p99": quantile(late, 99)}
+
+
+def _who_ticks(bench: Bench, asked: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(kind, name) for name in ("sqlq", *asked) if find(name).ticks for kind in find(name).databases]
 
 
 def sweeps(bench: Bench, database: str, case: str) -> dict[str, float]:
@@ -252,6 +274,16 @@ MEASURES = [
             for database in DATABASES
         ],
         subjects=False,
+        smoke=lambda database, case: False,
+    ),
+    Measure(
+        "each-second",
+        "Schedules: a job each full second, beside peers that have schedules",
+        "One schedule and one idle worker: from the full second to the first line of the handler. pgqueuer "
+        "runs what is scheduled without making a job of it.",
+        {"p50": _MS, "p99": _MS},
+        each_second,
+        _who_ticks,
         smoke=lambda database, case: False,
     ),
     Measure(

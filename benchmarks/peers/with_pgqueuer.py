@@ -19,6 +19,7 @@ class PGQueuer(Subject):
         "batch size CONCURRENCY, at most 2 × CONCURRENCY tasks (the least it takes with it), asyncpg, uvloop"
     )
     handles = "async def"
+    ticks = True
     enqueued = "SELECT count(*) FROM pgqueuer"
     settled = "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"
     left = "SELECT count(*) FROM (SELECT 1 FROM pgqueuer LIMIT 1) AS rest"
@@ -69,7 +70,9 @@ async def _work(url: str, concurrency: int) -> None:
     its command-line library."""
     import asyncio
     import logging
+    import os
     import signal
+    import time
 
     import asyncpg
     from pgqueuer import PgQueuer
@@ -80,6 +83,12 @@ async def _work(url: str, concurrency: int) -> None:
     @queuer.entrypoint("noop")
     async def noop(job: Any) -> None:
         work.done(int(job.payload))
+
+    if os.environ.get("SQLQ_BENCHMARK_TICKS"):
+
+        @queuer.schedule("ticked", "* * * * * *")
+        async def ticked(schedule: Any) -> None:
+            work.ticked(time.time())
 
     logging.getLogger("pgqueuer").setLevel(logging.WARNING)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, queuer.shutdown.set)

@@ -20,6 +20,7 @@ class Procrastinate(Subject):
     packages = ("procrastinate", "psycopg")
     settings = "procrastinate worker -c CONCURRENCY, async def, listen-notify on, jobs kept"
     handles = "async def"
+    ticks = True
     enqueued = "SELECT count(*) FROM procrastinate_jobs"
     settled = "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
     left = (
@@ -72,6 +73,13 @@ def _app(url: str) -> Any:
     @app.task(name="noop")
     async def noop(number: int) -> None:
         work.done(number)
+
+    if os.environ.get("SQLQ_BENCHMARK_TICKS"):
+
+        @app.periodic(cron="* * * * * *")
+        @app.task(name="ticked")
+        async def ticked(timestamp: int) -> None:
+            work.ticked(timestamp)
 
     return app
 
