@@ -170,6 +170,7 @@ class LeaseKeeper:
             return
         sent_at = time.monotonic()
         with database.single_statements() as conn:
+            # guard: supervisor-renews
             entered, renewed = cluster.stand_in(conn, kept, lease_ms=self._lease_ms)
         for worker, link in kept.items():
             if worker in entered:
@@ -179,7 +180,7 @@ class LeaseKeeper:
                 # for itself
                 self.keep_no_more(worker)
                 continue
-            held = renewed[worker].items()  # guard: supervisor-renews
+            held = renewed[worker].items()
             rights = [[id, token, cancelled] for (id, token), cancelled in held]
             link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
 

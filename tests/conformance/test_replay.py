@@ -169,14 +169,19 @@ def test_the_moment_of_a_schedule_stays_that_of_the_job(play: Play) -> None:
     assert (again.schedule, again.scheduled_for) == ("nightly", datetime(2026, 3, 1, 3, tzinfo=UTC))
 
 
-def test_a_replay_under_a_limit_waits_for_its_turn(play: Play) -> None:
+def test_a_replay_under_a_limit_waits_for_its_turn(play: Play, engine: Engine) -> None:
     @play.app.task(name="charge", limit=sqlq.Limit("stripe", running=1))
     def charge() -> None: ...
 
     app = play.app
     first, second = (app.enqueue(charge.new()) for _ in range(2))
     app.worker(drain=True).run()
+    with engine.begin() as conn:
+        conn.execute(text("DELETE FROM sqlq_wakes"))
     done = app.replay([first.id, second.id])
+    with engine.begin() as conn:
+        looked_at = set(conn.execute(text("SELECT limit_key FROM sqlq_wakes")).scalars())
+    assert looked_at == {"stripe"}, "a worker looks at the line at once, not at its next sweep"
     assert [job.state for job in play.replays(done.jobs)] == ["blocked", "blocked"]
     assert [job.limit_key for job in play.replays(done.jobs)] == ["stripe", "stripe"]
     assert app.worker(drain=True).run().completed == 2

@@ -63,7 +63,7 @@ def test_new_code_runs_and_what_ran_finishes(
     sqlq_: Command, app: sqlq.App, said: Said, send: Callable[[], object]
 ) -> None:
     save(sqlq_, code("one"))
-    with sqlq_.working("--reload") as worker:
+    with sqlq_.working("--reload", anew=True) as worker:
         said("working on")
         long = app.enqueue(app.task(name="wait")(lambda name: None).new("a"))
         sqlq_.wait_for("a.started")
@@ -85,7 +85,7 @@ def test_new_code_runs_and_what_ran_finishes(
 def test_after_the_grace_time_what_ran_is_given_back_to_the_new_code(
     sqlq_: Command, app: sqlq.App, said: Said
 ) -> None:
-    with sqlq_.working("--reload", "--grace", "100ms"):
+    with sqlq_.working("--reload", "--grace", "100ms", anew=True):
         said("working on")
         long = app.enqueue(app.task(name="wait")(lambda name: None).new("a"))
         sqlq_.wait_for("a.started")
@@ -113,7 +113,7 @@ def test_code_that_cannot_run_is_told_and_the_next_change_tries_again(
     text, sentence = BROKEN[broken]
     if at_first:
         save(sqlq_, text)
-    with sqlq_.working("--reload") as worker:
+    with sqlq_.working("--reload", anew=True) as worker:
         if not at_first:
             said("working on")
             assert send() == "7 False "
@@ -129,7 +129,7 @@ def test_code_that_cannot_run_is_told_and_the_next_change_tries_again(
 
 def test_a_worker_that_waits_for_a_change_can_be_stopped(sqlq_: Command, said: Said) -> None:
     save(sqlq_, "def send(:\n")
-    with sqlq_.working("--reload") as worker:
+    with sqlq_.working("--reload", anew=True) as worker:
         said("another starts when the code changes")
         worker.terminate()
         assert worker.wait(60) == 0
@@ -140,7 +140,7 @@ def test_a_change_while_a_process_starts(sqlq_: Command, said: Said, send: Calla
     held = "import os, time\nfrom pathlib import Path\n"
     held += "Path('pid').write_text(str(os.getpid()))\nPath('importing').touch()\n"
     save(sqlq_, held + "while not Path('go').exists():\n    time.sleep(0.01)\n" + code("one"))
-    with sqlq_.working("--reload") as worker:
+    with sqlq_.working("--reload", anew=True) as worker:
         sqlq_.wait_for("importing")
         save(sqlq_, code("two"))
         said("is at work")
@@ -162,7 +162,7 @@ def test_two_changes_of_one_size_within_a_second(
     file = sqlq_.directory / "shop.py"
     save(sqlq_, code("one"))
     before = file.stat()
-    with sqlq_.working("--reload"):
+    with sqlq_.working("--reload", anew=True):
         said("working on")
         assert send() == "one"
         other = sqlq_.directory / "other"
@@ -179,7 +179,7 @@ def test_a_directory_to_watch(sqlq_: Command, tmp_path: Path, said: Said, send: 
     (library / "words.py").write_text("RESULT = 'one'\n")
     sqlq_.environment["PYTHONPATH"] += os.pathsep + str(library)
     save(sqlq_, "import words\n" + SHOP.replace('return f"{order_id} {copy} {note}"', "return words.RESULT"))
-    with sqlq_.working("--reload", "--reload-dir", ".hidden/library"):
+    with sqlq_.working("--reload", "--reload-dir", ".hidden/library", anew=True):
         said("working on")
         (sqlq_.directory / "other.py").touch()
         (library / "words.py").write_text("RESULT = 'another'\n")
