@@ -142,15 +142,25 @@ class Claimer:
         self.next_due = float("inf")
         """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
         self._turn = 0
+        self.passes_again_at = float("-inf")
+        """When jobs may be claimed again past those that are held until they get processes of their own."""
 
-    def demand(self, running: int, ready: int, ended: int) -> int:
+    def demand(self, running: int, waiting: int, ended: int, *, blocked: bool = False) -> int:
         """Return how many jobs to claim now: none while more than half of what is held ahead is still
-        there."""
+        there.
+
+        Where all of it is `blocked`, since it waits for processes of its own, a job behind it might start in
+        a free slot at once. A claim past it may be in vain, and what it brings is then given back, so that it
+        is tried once in a while; never by a drain, which would leave behind what it gave back.
+        """
         ahead = int(self._pace.measure(ended) * AHEAD_SECONDS)
         free = self._concurrency - running
-        if free <= 0 and ready * 2 > ahead:
+        if free <= 0 and waiting * 2 > ahead:
             return 0
-        return min(max(0, free + ahead - ready), LARGEST_BATCH)
+        wanted = free + ahead - waiting
+        if wanted <= 0 and blocked and not self._drain and time.monotonic() >= self.passes_again_at:
+            wanted = free
+        return min(max(0, wanted), LARGEST_BATCH)
 
     def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
         """Claim at most `limit` jobs, in a transaction that is committed when this returns.

@@ -95,9 +95,10 @@ class Executors:
     def _waiting(self) -> int:
         return len(self._ready) + len(self._for_isolates)
 
-    def waits_for_isolates(self) -> int:
-        """Return how many jobs wait until a process of their own can be started."""
-        return len(self._for_isolates)
+    def waits_for_isolates_alone(self) -> bool:
+        """Say whether jobs wait, all of them until a process of their own can be started."""
+        with self._lock:
+            return bool(self._for_isolates) and not self._ready
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
         """Wait until a slot has freed and no more than `low_water` jobs wait, at most so long."""

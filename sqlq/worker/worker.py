@@ -227,8 +227,6 @@ class Worker(Background):
         )
         self._watched.lookout = self._lookout
         self._claimed = 0
-        self._past_isolated_at = float("-inf")
-        """When to look again for jobs behind those that wait for processes of their own."""
         self._left_behind: SchemaVersionError | None = None
 
     # -- from outside ----------------------------------------------------------------------------------------
@@ -485,21 +483,13 @@ class Worker(Background):
             self._grace.stopping.wait(BACKLOG_SECONDS)
             return 0
         running, waiting = self._executors.load()
-        limit = self._claimer.demand(running, waiting, self._executors.ended) or self._past_isolated(running)
+        blocked = self._executors.waits_for_isolates_alone()
+        limit = self._claimer.demand(running, waiting, self._executors.ended, blocked=blocked)
         if self._options.max_jobs is not None:
             limit = min(limit, self._options.max_jobs - self._claimed)
         if limit == 0 and (waiting or self._claimed != self._options.max_jobs):
             self._executors.wait_for_room(waiting // 2, UNSTARTED_SECONDS / 4)
         return limit
-
-    def _past_isolated(self, running: int) -> int:
-        """Return how many jobs to claim for slots that are free, since what is held waits for processes of
-        its own: others behind may start at once. Where there are none it is tried again after a while, since
-        what is claimed in vain is given back."""
-        free = self._options.concurrency - running
-        if free <= 0 or self._options.drain or not self._executors.waits_for_isolates():
-            return 0
-        return free if time.monotonic() >= self._past_isolated_at else 0
 
     def _claim(self, limit: int, quiet: bool) -> int:
         sent_at = time.monotonic()
@@ -512,7 +502,7 @@ class Worker(Background):
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
-                self._past_isolated_at = sent_at + CROWDED_SECONDS  # guard: few-are-claimed-in-vain
+                self._claimer.passes_again_at = sent_at + CROWDED_SECONDS  # guard: few-are-claimed-in-vain
             self._leases.hold([*running, *(job for job, _ in not_run)])
             self._executors.offer(running)
             for job, outcome in not_run:

@@ -50,9 +50,9 @@ def sent() -> Iterator[list[Event]]:
         )
         if not _SENTRYS:
             _SENTRYS.append(logging.Logger.callHandlers)
-        logging.Logger.callHandlers = _SENTRYS[0]  # type: ignore[method-assign]
+        logging.Logger.callHandlers = _SENTRYS[0]  # type: ignore[method-assign]  # as Sentry itself puts it there
         yield transport.events
-        logging.Logger.callHandlers = before  # type: ignore[method-assign]
+        logging.Logger.callHandlers = before  # type: ignore[method-assign]  # what Sentry took its place from
         sentry_sdk.get_global_scope().set_client(None)
         del client
 

@@ -394,12 +394,21 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return heard
 
 
+def worker_listens(app: sqlq.App, heard: list[str]) -> bool:
+    """Say whether a worker has heard of a job that there is not; each call tells it once more."""
+    with app.database.begin() as conn:
+        results.ask(conn, [2**62])
+    return bool(heard)
+
+
 @pytest.mark.usefixtures("no_looks")
 def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
     monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it says so once
     held, go = held_task(app)
     with working(app):
+        if app.database.dialect.notifies:
+            wait_until(lambda: worker_listens(app, heard), what="the worker listening")
         job = app.enqueue(held.new())
         waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
         if app.database.dialect.notifies:

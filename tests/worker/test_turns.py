@@ -56,7 +56,11 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
     for queue in ("high", "low"):
         app.enqueue_many([task.new(queue).set(queue=queue) for _ in range(40)])
     worker = app.worker({"high": 3, "low": 1}, concurrency=1, max_jobs=16)
-    worker._claimer.demand = lambda running, ready, ended: int(not running and not ready)  # type: ignore[method-assign]
+
+    def demand(running: int, waiting: int, ended: int, *, blocked: bool) -> int:
+        return int(not running and not waiting)
+
+    monkeypatch.setattr(worker._claimer, "demand", demand)
     worker.run()
     assert Counter(ran) == {"high": 12, "low": 4}
 
