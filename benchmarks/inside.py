@@ -120,6 +120,19 @@ def tick(subject: Subject, url: str, task: str, jobs: int, every_ms: int) -> lis
     return found
 
 
+def traced(subject: Subject, url: str, task: str, jobs: int, every_ms: int) -> list[list[int]]:
+    """Enqueue one job each so many milliseconds; return when each call was made, its INSERT sent and
+    committed, and when the call returned, in ns of the monotonic clock."""
+    noted: dict[str, list[int]] = {}
+    subject.note_inserts(noted)
+    calls = tick(subject, url, task, jobs, every_ms)
+    inserts = zip(noted["sent"][-jobs:], noted["answered"][-jobs:], strict=True)
+    return [
+        [called, sent, answered, returned]
+        for (called, returned), (sent, answered) in zip(calls, inserts, strict=True)
+    ]
+
+
 def answers(subject: Subject, url: str, task: str, jobs: int) -> list[float]:
     """Enqueue one job after the other and wait for its result; return the ms each took, those that warm up
     left out."""
@@ -150,7 +163,7 @@ def main(name: str, command: str, *arguments: str) -> None:
             subject.prepare(*arguments)
         case "versions":
             result = versions(subject)
-        case "one" | "many" | "fill" | "tick" | "answers":
+        case "one" | "many" | "fill" | "tick" | "traced" | "answers":
             url, task, *numbers = arguments
             result = globals()[command](subject, url, task, *map(int, numbers))
         case _:  # what only some subjects do

@@ -142,27 +142,10 @@ class Sqlq(Waiting, Subject):
         tasks.app.close()
         return moments
 
-    def traced(self, url: str, jobs: int, every_ms: int) -> list[list[int]]:
-        """Enqueue one job each so many milliseconds; return when each call was made, its INSERT sent and
-        answered, and when the call returned, in ns of the monotonic clock."""
-        from benchmarks import tasks, tracing
+    def note_inserts(self, noted: dict[str, list[int]]) -> None:
+        from benchmarks import tracing
 
-        tasks.app.use(url)
-        noted: tracing.Noted = {}
         tracing.note_statements(noted, "sent", "answered")
-        calls, begin = [], time.monotonic()
-        for number in range(jobs):
-            time.sleep(max(0.0, begin + number * every_ms / 1000 - time.monotonic()))
-            called = time.monotonic_ns()
-            tasks.app.enqueue(tasks.noop.new(number))
-            calls.append((called, time.monotonic_ns()))
-        tasks.app.close()
-        return [
-            [called, sent, answered, returned]
-            for (called, returned), sent, answered in zip(
-                calls, noted["sent"][-jobs:], noted["answered"][-jobs:], strict=True
-            )
-        ]
 
     def feature(self, url: str, place: int, jobs: int) -> dict[str, float]:
         """Return what jobs cost that use a feature, by its place in the list."""

@@ -46,6 +46,8 @@ class Subject:
     has SQLQ_BENCHMARK_TICKS."""
     chains: ClassVar[bool] = False
     """Whether it has jobs that start when another one has succeeded (`chain`)."""
+    traced: ClassVar[bool] = False
+    """Whether it is known where its inserts and claims are (`note_inserts`, `note_claims`)."""
     enqueued: ClassVar[str | Sequence[Sequence[str]]]
     """SQL for how many jobs were enqueued, as long as none has run; for Redis, commands whose numbers are
     added up."""
@@ -69,6 +71,16 @@ class Subject:
 
     def chain(self, url: str, steps: int) -> None:
         """Enqueue so many jobs, numbered from 0, of which each waits for the one before."""
+        raise NotImplementedError
+
+    def note_inserts(self, noted: dict[str, list[int]]) -> None:
+        """Have it noted when this process sends the INSERT of a job (`sent`), and when that is committed
+        (`answered`)."""
+        raise NotImplementedError
+
+    def note_claims(self, noted: dict[str, list[int]]) -> None:
+        """Have it noted when this process asks for jobs and gets some (`claiming`), and when these are
+        claimed for good (`claimed`)."""
         raise NotImplementedError
 
     def environment(self, url: str, concurrency: int) -> dict[str, str]:

@@ -1,30 +1,91 @@
-"""Notes when a job passes the stages from the call that enqueues it to its handler, on both sides.
+"""Notes when a job passes the stages from the call that enqueues it to its handler, on both sides: of sqlq,
+and of peers.
 
 What is noted is kept in memory and written when the process ends, so that noting costs a fraction of a
-microsecond.
+microsecond. Runs in the environments of peers, too.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import inspect
 import json
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlq.store.postgresql import PostgreSQL
-from sqlq.store.sqlite import SQLite
+if TYPE_CHECKING:
+    from benchmarks.subject import Subject
+
+TRACE = "SQLQ_BENCHMARK_TRACE"
+"""Names the folder for what workers note."""
 
 Noted = dict[str, list[int]]
 """Moments by stage, in ns of the machine's monotonic clock."""
 
 
+def note_worker(subject: Subject) -> None:
+    """Note when this process of a peer claims, if that is asked for, into a file of its own."""
+    if folder := os.environ.get(TRACE):
+        noted: Noted = {}
+        subject.note_claims(noted)
+        write_at_exit(noted, folder)
+
+
+def write_at_exit(noted: Noted, folder: str) -> None:
+    """Write what was noted into a file of this process."""
+    file = Path(folder) / f"trace-{os.getpid()}"
+    atexit.register(lambda: file.write_text(json.dumps(noted)))
+
+
+def note_calls(
+    noted: Noted,
+    owner: type,
+    name: str,
+    before: str | None,
+    after: str | None,
+    counts: Callable[..., bool] = lambda result, *args: True,
+) -> None:
+    """Note when calls of a method begin and end, of those that count by their result and arguments."""
+    function = getattr(owner, name)
+
+    def note(begun: int, result: Any, args: tuple[Any, ...]) -> None:
+        ended = time.monotonic_ns()
+        if counts(result, *args):
+            for stage, moment in ((before, begun), (after, ended)):
+                if stage is not None:
+                    noted.setdefault(stage, []).append(moment)
+
+    @functools.wraps(function)
+    def timed(self: Any, *args: Any, **options: Any) -> Any:
+        begun = time.monotonic_ns()
+        result = function(self, *args, **options)
+        note(begun, result, args)
+        return result
+
+    @functools.wraps(function)
+    async def atimed(self: Any, *args: Any, **options: Any) -> Any:
+        begun = time.monotonic_ns()
+        result = await function(self, *args, **options)
+        note(begun, result, args)
+        return result
+
+    setattr(owner, name, atimed if inspect.iscoroutinefunction(function) else timed)
+
+
+# -- sqlq's own ----------------------------------------------------------------------------------------------
+
+
 def note_statements(noted: Noted, before: str, after: str) -> None:
     """Note when the main thread's statements begin and end that go past SQLAlchemy: inserts of one job, and
     claims."""
+    from sqlq.store.postgresql import PostgreSQL
+    from sqlq.store.sqlite import SQLite
+
     for dialect in (PostgreSQL, SQLite):
         setattr(dialect, "run", _timed(dialect.run, noted, before, after))  # noqa: B010 - for type checkers
 
@@ -57,7 +118,7 @@ class _NotedEvent(threading.Event):
 
 
 def note_into(folder: str) -> None:
-    """Note what this process does as a worker, into a file of its own."""
+    """Note what this process does as a worker of sqlq, into a file of its own."""
     from sqlq.worker.executors import Executors
     from sqlq.worker.wake import Wake
 
@@ -84,5 +145,4 @@ def note_into(folder: str) -> None:
         (Executors, "_attempt", noted_attempt),
     ):
         setattr(owner, name, function)
-    file = Path(folder) / f"trace-{os.getpid()}"
-    atexit.register(lambda: file.write_text(json.dumps(noted)))
+    write_at_exit(noted, folder)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks import work
+from benchmarks import tracing, work
 from benchmarks.subject import Subject
 
 
@@ -17,6 +17,7 @@ class Chancy(Subject):
     packages = ("chancy", "psycopg")
     settings = "asyncio executor, eager polling, polling interval 1 s, notifications on"
     handles = "async def"
+    traced = True
     enqueued = "SELECT count(*) FROM chancy_jobs"
     settled = "SELECT count(*) FROM chancy_jobs WHERE state = 'succeeded'"
     left = (
@@ -37,6 +38,20 @@ class Chancy(Subject):
     def producer(self, url: str, task: str) -> Iterator[Any]:
         with _app(url) as app:
             yield Producer(app)
+
+    def note_inserts(self, noted: tracing.Noted) -> None:
+        import chancy
+        import psycopg
+
+        tracing.note_calls(noted, chancy.Chancy, "sync_push_many_ex", "sent", None)
+        tracing.note_calls(noted, psycopg.Connection, "commit", None, "answered")
+
+    def note_claims(self, noted: tracing.Noted) -> None:
+        import chancy
+
+        tracing.note_calls(
+            noted, chancy.Worker, "fetch_jobs", "claiming", "claimed", lambda jobs, *args: bool(jobs)
+        )
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         return [["python", "-m", __name__, url, str(concurrency)]] * processes
@@ -84,6 +99,7 @@ async def _work(url: str, concurrency: int) -> None:
     import chancy
 
     logging.disable(logging.INFO)
+    tracing.note_worker(Chancy())
     async with _app(url) as app:
         queue = chancy.Queue(
             "default",

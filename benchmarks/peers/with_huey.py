@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from benchmarks import work
+from benchmarks import tracing, work
 from benchmarks.subject import Subject
 
 
@@ -23,6 +23,7 @@ class Huey(Subject):
     )
     many = False
     chains = True
+    traced = True
     enqueued = "SELECT count(*) FROM task"
     left = "SELECT count(*) FROM task"
 
@@ -32,6 +33,18 @@ class Huey(Subject):
     @contextmanager
     def producer(self, url: str, task: str) -> Iterator[Any]:
         yield Producer(_huey(url).noop)
+
+    def note_inserts(self, noted: tracing.Noted) -> None:
+        from huey.storage import SqliteStorage
+
+        tracing.note_calls(noted, SqliteStorage, "enqueue", "sent", "answered")
+
+    def note_claims(self, noted: tracing.Noted) -> None:
+        from huey.storage import SqliteStorage
+
+        tracing.note_calls(
+            noted, SqliteStorage, "dequeue", "claiming", "claimed", lambda data: data is not None
+        )
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         options = ["-w", str(concurrency), "-k", "thread", "-n", "-q", "-d", "0.001", "-m", "0.01"]
@@ -54,6 +67,12 @@ class Producer:
 
 
 @cache
+def _consumed() -> Any:
+    tracing.note_worker(Huey())
+    return _huey(os.environ["SQLQ_BENCHMARK_URL"])
+
+
+@cache
 def _huey(url: str) -> Any:
     import huey
 
@@ -69,7 +88,7 @@ def _huey(url: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name == "huey":
-        return _huey(os.environ["SQLQ_BENCHMARK_URL"])
+        return _consumed()
     raise AttributeError(name)
 
 

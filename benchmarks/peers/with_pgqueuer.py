@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from benchmarks import work
+from benchmarks import tracing, work
 from benchmarks.subject import Subject
 
 
@@ -20,6 +20,7 @@ class PGQueuer(Subject):
     )
     handles = "async def"
     ticks = True
+    traced = True
     enqueued = "SELECT count(*) FROM pgqueuer"
     settled = "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"
     left = "SELECT count(*) FROM (SELECT 1 FROM pgqueuer LIMIT 1) AS rest"
@@ -47,6 +48,19 @@ class PGQueuer(Subject):
         connection = await asyncpg.connect(url)
         yield Producer(Queries(AsyncpgDriver(connection)))
         await connection.close()
+
+    def note_inserts(self, noted: tracing.Noted) -> None:
+        from pgqueuer.db import AsyncpgDriver
+
+        tracing.note_calls(noted, AsyncpgDriver, "fetch", "sent", "answered")
+
+    def note_claims(self, noted: tracing.Noted) -> None:
+        from pgqueuer.db import AsyncpgDriver
+
+        def claimed(rows: Any, query: str, *args: Any) -> bool:
+            return bool(rows) and "SKIP LOCKED" in query
+
+        tracing.note_calls(noted, AsyncpgDriver, "fetch", "claiming", "claimed", claimed)
 
     def workers(self, url: str, task: str, concurrency: int, processes: int) -> list[list[str]]:
         return [["python", "-m", __name__, url, str(concurrency)]] * processes
@@ -78,6 +92,7 @@ async def _work(url: str, concurrency: int) -> None:
     from pgqueuer import PgQueuer
     from pgqueuer.db import AsyncpgDriver
 
+    tracing.note_worker(PGQueuer())
     queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(url)))
 
     @queuer.entrypoint("noop")

@@ -310,7 +310,7 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
     beat = zombie._leases.beat
     monkeypatch.setattr(zombie._leases, "beat", lambda: woken.wait(60) and beat())
     monkeypatch.setattr(zombie, "_chores", Chores([Sweep(app.database)]))  # but it rescues nothing
-    monkeypatch.setattr(zombie._claimer, "demand", lambda *_: len(ways) if not zombie._claimed else 0)
+    monkeypatch.setattr(zombie._claimer, "demand", lambda *_, **__: len(ways) if not zombie._claimed else 0)
     thread = threading.Thread(target=zombie.run)
     thread.start()
     try:
