@@ -236,6 +236,7 @@ class Dialect:
         follow_ups: str | None = None,
         *,
         newest_first: bool = False,
+        evenly: bool = False,
     ) -> list[Sequence[Any]]:
         """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
         order.
@@ -244,10 +245,12 @@ class Dialect:
         a rescue judges by it, and the views show it. So are `follow_ups`, where a task has some: an object
         with `on_success` and `on_failure` for each such task.
 
-        Queues are served in the order given. Within one, each priority is one range of the claim index, so
-        that rows scheduled at a higher priority are stepped over as a whole instead of read. No other worker
-        claims a row meanwhile: the rows are locked, or (where there are no row locks) the transaction has the
-        database's write lock.
+        Queues are served in the order given. `evenly` says that there is no strict order between them, so
+        that a claim may take some of each: of jobs that were enqueued in turn these lie together, and SQLite
+        writes whole pages. Within one, each priority is one range of the claim index, so that rows scheduled
+        at a higher priority are stepped over as a whole instead of read. No other worker claims a row
+        meanwhile: the rows are locked, or (where there are no row locks) the transaction has the database's
+        write lock.
         """
         raise NotImplementedError
 

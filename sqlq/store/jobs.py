@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache, lru_cache
-from operator import itemgetter
+from itertools import groupby, zip_longest
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
@@ -216,9 +217,15 @@ def claim(
 
 
 def claimed(
-    rows: Iterable[Sequence[Any]], names: Sequence[str], limit: int, *, newest_first: bool = False
+    rows: Iterable[Sequence[Any]],
+    names: Sequence[str],
+    limit: int,
+    *,
+    newest_first: bool = False,
+    evenly: bool = False,
 ) -> list[ClaimedJob]:
-    """Return the jobs that a claim returned, in the order they should start."""
+    """Return the jobs that a claim returned, in the order they should start: queue by queue, or `evenly`, the
+    first ones of all queues before the second ones."""
     claimed = [ClaimedJob._make(row) for row in rows]
     if len(claimed) > limit:  # guard: no-more-than-asked-for
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
@@ -227,6 +234,9 @@ def claimed(
         claimed.sort(key=lambda job: (place[job.queue], -job.priority, -job.due_ms, -job.id))
     else:
         claimed.sort(key=lambda job: (place[job.queue], -job.priority, job.due_ms, job.id))
+    if evenly and claimed and claimed[0].queue != claimed[-1].queue:
+        queues = [list(group) for _, group in groupby(claimed, attrgetter("queue"))]
+        claimed = [job for turn in zip_longest(*queues) for job in turn if job is not None]
     return claimed
 
 

@@ -102,6 +102,7 @@ class PostgreSQL(Dialect):
         follow_ups: str | None = None,
         *,
         newest_first: bool = False,
+        evenly: bool = False,
     ) -> list[Sequence[Any]]:
         wanted = {"names": list(names), "most": limit}
         given = _given(owner, lease_ms, max_attempts, follow_ups)

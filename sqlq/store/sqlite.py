@@ -62,18 +62,12 @@ class SQLite(Dialect):
         follow_ups: str | None = None,
         *,
         newest_first: bool = False,
+        evenly: bool = False,
     ) -> list[Sequence[Any]]:
-        due: list[int] = []
-        due_at_level = _DUE_LAST_AT_LEVEL if newest_first else _DUE_AT_LEVEL
         paused = {name for (name,) in ask(_PAUSED, ())}
-        for name in names:
-            if len(due) >= limit:
-                break
-            levels = [] if name in paused else ask(_TOP_LEVEL, (name,))  # guard: pause-sqlite
-            while levels and len(due) < limit:
-                ((level,),) = levels
-                due += [id for (id,) in ask(due_at_level, (name, level, limit - len(due)))]
-                levels = ask(_NEXT_LEVEL, (name, level))
+        served = [name for name in names if name not in paused]  # guard: pause-sqlite
+        several = evenly and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim
+        due = _due(ask, served, limit, limit // len(served) if several else limit, newest_first=newest_first)
         if not due:
             return []
         given = (owner, lease_ms, max_attempts)
@@ -273,14 +267,57 @@ _NEXT_LEVEL = (
     "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? "
     "ORDER BY priority DESC LIMIT 1"
 )
-# guard: due-sqlite
-_DUE_AT_LEVEL = f"""
-SELECT id FROM main.jobs
- WHERE queue = ? AND reserved_at IS NULL AND priority = ? AND available_at <= {SQLITE_NOW}
- ORDER BY available_at, id
+
+
+def _due_at(level: str, order: str) -> str:
+    # guard: due-sqlite
+    return f"""
+SELECT id, priority FROM main.jobs
+ WHERE queue = ? AND reserved_at IS NULL AND priority = {level} AND available_at <= {SQLITE_NOW}
+ ORDER BY {order}
  LIMIT ?
 """
-_DUE_LAST_AT_LEVEL = _DUE_AT_LEVEL.replace("available_at, id", "available_at DESC, id DESC")
+
+
+_DUE_FIRST, _DUE_LAST = (
+    (_due_at(f"({_TOP_LEVEL})", order), _due_at("?", order))
+    for order in ("available_at, id", "available_at DESC, id DESC")
+)
+"""At the highest priority of a queue, and at a given one."""
+
+
+def _due(ask: Ask, names: Sequence[str], limit: int, share: int, *, newest_first: bool) -> list[int]:
+    """Return the ids of what is due in these queues, of each no more than `share` as long as others have
+    some."""
+    due: list[int] = []
+    more: list[str] = []
+    for name in names:
+        if len(due) == limit:
+            break
+        found = _due_in_one(ask, name, min(share, limit - len(due)), newest_first=newest_first)
+        due += found
+        if len(found) == share:
+            more.append(name)
+    for name in more:
+        if len(due) == limit:
+            break
+        due += _due_in_one(ask, name, share + limit - len(due), newest_first=newest_first)[share:]
+    return due
+
+
+def _due_in_one(ask: Ask, name: str, most: int, *, newest_first: bool) -> list[int]:
+    at_top, at_level = _DUE_LAST if newest_first else _DUE_FIRST
+    rows = ask(at_top, (name, name, most))
+    due = [id for id, _ in rows]
+    if len(due) < most:
+        levels = ask(_NEXT_LEVEL, (name, rows[0][1])) if rows else ask(_TOP_LEVEL, (name,))
+        while levels and len(due) < most:
+            ((level,),) = levels
+            due += [id for id, _ in ask(at_level, (name, level, most - len(due)))]
+            levels = ask(_NEXT_LEVEL, (name, level))
+    return due
+
+
 _EACH_QUEUE = """
       SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL
       UNION ALL

@@ -125,6 +125,8 @@ class Claimer:
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if queues is None else list(dict.fromkeys(queues))
+        self._evenly = queues is None and weights is None
+        """Whether there is no order between the queues."""
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._drain = drain
@@ -229,7 +231,15 @@ class Claimer:
         dialect, schema = database.dialect, database.schema
         claimed = self._run(
             lambda ask: dialect.claim(
-                ask, schema, names, limit, self._owner, self._lease_ms, self._max_attempts(), self._follow_ups
+                ask,
+                schema,
+                names,
+                limit,
+                self._owner,
+                self._lease_ms,
+                self._max_attempts(),
+                self._follow_ups,
+                evenly=self._evenly,
             ),
             names,
             limit,
@@ -274,7 +284,9 @@ class Claimer:
     def _run(
         self, claim: Callable[[Ask], Iterable[Sequence[Any]]], names: Sequence[str], limit: int
     ) -> list[ClaimedJob]:
-        return self._database.run_past_sqlalchemy(lambda ask: jobs.claimed(claim(ask), names, limit))
+        return self._database.run_past_sqlalchemy(
+            lambda ask: jobs.claimed(claim(ask), names, limit, evenly=self._evenly)
+        )
 
     def _max_attempts(self) -> str:
         """Return what the tasks say, for rows that do not say it themselves."""

@@ -152,7 +152,7 @@ GUARDS = [
     Guard("claim-sqlite", "coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))", "iif(? IS NULL, 1, max_attempts)", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[sqlite]"),
     Guard("claim-postgresql", "least(attempts + 1, {MOST_COUNTED})", "attempts + 1", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[postgresql]"),
     Guard("claim-sqlite", "min(attempts + 1, {MOST_COUNTED})", "attempts + 1", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
-    Guard("due-sqlite", "AND priority = ? AND available_at <= {SQLITE_NOW}", "AND priority = ?", MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
+    Guard("due-sqlite", " AND available_at <= {SQLITE_NOW}", "", MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
     Guard("no-more-than-asked-for", None, "if False:", SMALL + "test_more_than_asked_for_is_not_run[postgresql]"),
     Guard("start-on-a-trusted-lease", None, "if False:", LEASES + "test_a_job_is_not_started_on_a_lease_that_is_not_trusted[sqlite]"),
     Guard("give-back-unstarted", None, "pass", FLOW + "test_what_does_not_start_in_time_is_given_back[sqlite]"),
@@ -348,7 +348,8 @@ GUARDS = [
     Guard("cancels-are-hinted-at", None, "pass", "tests/worker/test_control.py::test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died[12-sqlite]"),
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
-    Guard("pause-sqlite", None, "levels = ask(_TOP_LEVEL, (name,))", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
+    Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_turns.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
+    Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
     Guard("idle-connections-are-closed", None, "if False:", LOOKOUT + "test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_for_claims[postgresql]"),
     Guard("hosts-draw-lots", None, "if random.random() >= 0:", LOOKOUT + "test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time[24]"),

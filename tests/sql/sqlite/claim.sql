@@ -1,13 +1,9 @@
 SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL;
 
-SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1;
-
-SELECT id FROM main.jobs
- WHERE queue = ? AND reserved_at IS NULL AND priority = ? AND available_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)
+SELECT id, priority FROM main.jobs
+ WHERE queue = ? AND reserved_at IS NULL AND priority = (SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1) AND available_at <= CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)
  ORDER BY available_at, id
  LIMIT ?;
-
-SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? ORDER BY priority DESC LIMIT 1;
 
 UPDATE main.jobs
    SET reserved_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER),
