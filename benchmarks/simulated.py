@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from itertools import cycle
+from itertools import count
 
 import sqlq
 from benchmarks import work
@@ -89,20 +89,22 @@ def main(url: str, number: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1_000 + FILES * number), most))
     database = sqlq.App(url).database.for_loops
-    hosts = [Host(database, i) for i in range(number)]
-    for host in hosts:
-        host.looked.wait()
-    threading.Thread(target=_live, args=(database, hosts), daemon=True).start()
+    hosts: list[Host] = []
+    threading.Thread(target=_live, args=(database, hosts, number), daemon=True).start()
+    for i in range(number):
+        hosts.append(Host(database, i))
+        hosts[-1].looked.wait()  # a thousand that connect at the same moment wait for longer than any would
     print("ready", flush=True)
     sys.stdin.read()
     os._exit(0)  # what each of a thousand connections would say at its end is not waited for
 
 
-def _live(database: Database, hosts: list[Host]) -> None:
-    for host in cycle(hosts):
-        time.sleep(HEARTBEAT_MS / 1000 / len(hosts))
-        with database.single_statements() as conn:
-            cluster.stand_in(conn, [host.id], lease_ms=LEASE_MS)
+def _live(database: Database, hosts: list[Host], number: int) -> None:
+    for i in count():
+        time.sleep(HEARTBEAT_MS / 1000 / number)
+        if i % number < len(hosts):
+            with database.single_statements() as conn:
+                cluster.stand_in(conn, [hosts[i % number].id], lease_ms=LEASE_MS)
 
 
 if __name__ == "__main__":

@@ -201,7 +201,11 @@ class Look(NamedTuple):
     hosts: int | None
     """How many hosts look, this one included; None where that was not asked."""
     expired: bool | None
-    """Whether a lease has run out; None where that was not asked."""
+    """Whether a lease has run out; None where it was not asked what there is for chores."""
+    late: bool | None
+    """Whether a job was not started in time; None likewise."""
+    limited: bool | None
+    """Whether a job is under a limit; None likewise."""
     tick_ms: float | None
     """In how many milliseconds the next schedule is due; None where there is none."""
     wanted: Wanted
@@ -214,19 +218,21 @@ def look(
     names: Sequence[str] | None,
     *,
     hosts_within_ms: int | None,
-    leases: bool,
+    chores: bool,
     workers: Sequence[str] = (),
 ) -> Look:
-    """Look, on a connection that may LISTEN, for all that a host wants to know about once a second
-    (PostgreSQL)."""
+    """Look, on a connection that may LISTEN, for all that a host wants to know about once a second, and, if
+    asked, whether there is something to do for its chores (PostgreSQL)."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     rows = dialect.look(
         lambda statement, parameters: dialect.run(driver, statement, parameters),
-        *(database.schema, names, channel(database.schema), hosts_within_ms, leases, workers),
+        *(database.schema, names, channel(database.schema), hosts_within_ms, chores, workers),
     )
-    *due, (_, tick_ms, listens, hosts, expired, *wanted) = sorted(rows, key=lambda row: row[0] is None)
+    *due, (_, tick_ms, listens, hosts, expired, late, limited, *wanted) = sorted(
+        rows, key=lambda row: row[0] is None
+    )
     due_ms = {row[0]: float(row[1]) for row in due}
-    return Look(due_ms, listens, hosts, expired, tick_ms, control.wanted(*wanted))
+    return Look(due_ms, listens, hosts, expired, late, limited, tick_ms, control.wanted(*wanted))
 
 
 _first = (

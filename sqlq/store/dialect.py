@@ -284,17 +284,17 @@ class Dialect:
         names: Sequence[str] | None,
         channel: str,
         hosts_within_ms: int | None,
-        leases: bool,
+        chores: bool,
         workers: Sequence[str] = (),
     ) -> list[Sequence[Any]]:
         """Return what `due_in` does, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
-        hosts, expired, asked, all_paused, pause_ms)`.
+        hosts, expired, late, limited, asked, all_paused, pause_ms)`.
 
-        That says in how many milliseconds the next schedule is due, None where there is none; whether
-        this connection LISTENs to the channel, how many hosts have sent a heartbeat within
-        this time, and with `leases` whether a lease has run out. The rest is what operators ask, as
-        `store.control.wanted` reads it: of these workers, as JSON; whether all queues are paused; and in how
-        many milliseconds the next pause is over.
+        That says in how many milliseconds the next schedule is due, None where there is none; whether this
+        connection LISTENs to the channel, and how many hosts have sent a heartbeat within this time. With
+        `chores` it says whether a lease has run out, whether a job was not started in time, and whether any
+        job is under a limit. The rest is what operators ask, as `store.control.wanted` reads it: of these
+        workers, as JSON; whether all queues are paused; and in how many milliseconds the next pause is over.
         """
         raise NotImplementedError
 

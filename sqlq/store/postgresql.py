@@ -118,13 +118,13 @@ class PostgreSQL(Dialect):
         names: Sequence[str] | None,
         channel: str,
         hosts_within_ms: int | None,
-        leases: bool,
+        chores: bool,
         workers: Sequence[str] = (),
     ) -> list[Sequence[Any]]:
         asked: dict[str, Any] = {
             "channel": channel,
             "hosts_within_ms": hosts_within_ms,
-            "leases": leases,
+            "chores": chores,
             "workers": list(workers),
         }
         return ask(

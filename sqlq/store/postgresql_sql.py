@@ -8,7 +8,7 @@ from functools import cache
 from sqlalchemy.dialects import postgresql
 
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.tables import CARRIED
+from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
 from sqlq.store.dialect import claimed_columns
 
 
@@ -106,7 +106,8 @@ def look(schema: str | None, all_queues: bool) -> str:
     prefix = quoted(schema)
     return f"""
 SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::text AS asked, NULL::boolean AS all_paused, NULL::double precision AS pause_ms
+       NULL::boolean AS late, NULL::boolean AS limited, NULL::text AS asked,
+       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
   FROM ({due_in(schema, all_queues)}) AS due (queue, ms)
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
@@ -116,9 +117,14 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
             SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
              WHERE seen_at > statement_timestamp()
                              - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
-       CASE WHEN CAST(%(leases)s AS boolean) THEN EXISTS (
+       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs
              WHERE reserved_at IS NOT NULL AND lease_expires_at < statement_timestamp()) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+            SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= statement_timestamp()) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN
+            EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT json_agg(json_build_array(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM {prefix}.sqlq_workers

@@ -46,6 +46,8 @@ SWEPT_AT_ONCE = 1_000
 SWEEP_SHARE = 50
 BEFORE_ALL = (0, 0)
 NEVER = float("inf")
+SHORTEST_RHYTHM = 0.8
+"""How much sooner a chore may come than its rhythm says."""
 TURN_SECONDS = 5.0
 FAILED_SECONDS = 7.0
 """After so long a chore is tried again that failed for a reason other than the database being away."""
@@ -150,9 +152,32 @@ class Shared:
         return jittered(RESCUE_MS / 1000) if self._is_done() else self._chore.run()
 
 
+class LookedFor:
+    """A chore for which a lookout looks: done when that has found something, and in its rhythm only while
+    nobody looks."""
+
+    def __init__(self, chore: Chore, looked_at: Callable[[], float]) -> None:
+        """`looked_at` returns when a lookout looked for such things last."""
+        self.doing = chore.doing
+        self._chore = chore
+        self._looked_at = looked_at
+        self._goes_on = False
+        self.is_called = False
+
+    def run(self) -> float:
+        is_looked_after = time.monotonic() - self._looked_at() < 2 * RESCUE_MS / 1000
+        # guard: the-lookout-asks-for-chores
+        if is_looked_after and not (self.is_called or self._goes_on):
+            return jittered(RESCUE_MS / 1000)
+        self.is_called = False
+        wait = self._chore.run()
+        self._goes_on = wait < SHORTEST_RHYTHM * RESCUE_MS / 1000
+        return wait
+
+
 def jittered(seconds: float) -> float:
     """Return about so many seconds, so that the chores of many workers do not fall together."""
-    return seconds * random.uniform(0.8, 1.2)
+    return seconds * random.uniform(SHORTEST_RHYTHM, 2 - SHORTEST_RHYTHM)
 
 
 class Rescue:

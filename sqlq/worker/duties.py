@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from sqlq.errors import SchemaVersionError
 from sqlq.schedule import Declarations
 from sqlq.schema import version
+from sqlq.store.cluster import Look
 from sqlq.store.database import Database
 from sqlq.task import Registry
 from sqlq.worker.chores import (
@@ -15,6 +16,7 @@ from sqlq.worker.chores import (
     Chore,
     Chores,
     Expire,
+    LookedFor,
     Prune,
     Rescue,
     SchemaWatch,
@@ -72,18 +74,22 @@ class Duties:
             wake.call,
             looked_at=watched.leases_at,
         )
+        self._expire = LookedFor(Expire(database, teller.expired), watched.own_leases_at)
+        self._admit = LookedFor(Admit(database, wake.call), watched.own_leases_at)
+        self._expiring = Shared(self._expire, watched.supervisor_looks)
+        self._admitting = Shared(self._admit, watched.supervisor_looks)
         of_the_host: list[Chore] = [
             Sweep(database),
             Prune(database, options.retention_ms),
-            Expire(database, teller.expired),
             Unblock(database, wake.call),
-            Admit(database, wake.call),
         ]
         self.chores = Chores(
             [
                 self._rescue,
                 *self._scheduling(database, options, tasks, schedules, began_at),
                 *(Shared(chore, watched.supervisor_looks) for chore in of_the_host),
+                self._expiring,
+                self._admitting,
                 SchemaWatch(database, schema, behind),
                 Vacuum(database, lambda: executors.ended),
                 Unstarted(database, worker, gives_back.forgotten),
@@ -97,10 +103,16 @@ class Duties:
         self._ticks.expect(moment)
         self.chores.at(self._ticking, moment)
 
-    def rescue(self) -> None:
-        """Rescue now: leases have run out."""
-        self._rescue.is_called = True
-        self.chores.call(self._rescue)
+    def heed(self, look: Look) -> None:
+        """Do now what a look has found to do."""
+        for is_due, chore, entry in (
+            (look.expired, self._rescue, self._rescue),
+            (look.late, self._expire, self._expiring),
+            (look.limited, self._admit, self._admitting),
+        ):
+            if is_due:
+                chore.is_called = True  # guard: a-look-calls-to-chores
+                self.chores.call(entry)
 
     def _scheduling(
         self,

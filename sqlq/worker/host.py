@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlq.settings import RESCUE_MS
+from sqlq.store.cluster import Look
 from sqlq.store.control import ALL, Request, Wanted
 from sqlq.store.database import Database
 from sqlq.store.endings import Rescued
-from sqlq.worker.chores import Admit, Chore, Chores, Expire, Prune, Rescue, Sweep, Unblock
+from sqlq.worker.chores import Admit, Chore, Chores, Expire, LookedFor, Prune, Rescue, Sweep, Unblock
 from sqlq.worker.control import EndPauses
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.lookout import NEVER, Lookout
@@ -67,10 +68,17 @@ class Host:
             lambda: self._send([]),
             looked_at=lambda: lookout.leases_looked_at,
         )
+        tell, send = self._keeper.tell, self._send
+        expire = LookedFor(
+            Expire(database, lambda jobs: tell(self._teller.expired(jobs))), lambda: lookout.leases_looked_at
+        )
+        admit = LookedFor(Admit(database, lambda: send([])), lambda: lookout.leases_looked_at)
 
-        def expired() -> None:
-            rescue.is_called = True
-            self._chores.call(rescue)
+        def found(look: Look) -> None:
+            for is_due, chore in ((look.expired, rescue), (look.late, expire), (look.limited, admit)):
+                if is_due:
+                    chore.is_called = True  # guard: the-look-of-a-host-calls-to-chores
+                    self._chores.call(chore)
 
         ticks = Ticks(database, looked_at=lambda: lookout.leases_looked_at)
 
@@ -93,9 +101,9 @@ class Host:
             *scheduling,
             Sweep(database),
             Prune(database, facts["retention_ms"]),
-            Expire(database, lambda jobs: self._keeper.tell(self._teller.expired(jobs))),
+            expire,
             Unblock(database, lambda: self._send([])),
-            Admit(database, lambda: self._send([])),
+            admit,
             ends,
         ]
         self._chores = Chores(duties, quiet=True)
@@ -104,7 +112,7 @@ class Host:
             facts["queues"],
             self._go,
             looked=self._looked,
-            expired=expired,
+            found=found,
             ticks=expected,
             asked=self._asked,
             rescue_ms=min(RESCUE_MS, facts["lease_ms"] / 4),

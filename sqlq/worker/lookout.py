@@ -87,7 +87,7 @@ class Lookout:
         go: Go,
         *,
         looked: Callable[[], None] = lambda: None,
-        expired: Callable[[], None] = lambda: None,
+        found: Callable[[cluster.Look], None] = lambda look: None,
         ticks: Callable[[float], None] = lambda moment: None,
         asked: Callable[[str], None] = lambda words: None,
         rescue_ms: float = RESCUE_MS,
@@ -96,16 +96,16 @@ class Lookout:
         workers: Callable[[], Sequence[str]] = tuple,
         wanted: Callable[[Wanted], None] = lambda wanted: None,
     ) -> None:
-        """`looked` hears of each look that was answered, `expired` that a lease has run out, `ticks` when the
-        next schedule is due, by the monotonic clock, `asked` what those say who wait for jobs, and `wanted`
-        what operators want of these `workers`. While it `stands_by` it does nothing; `quiet` where others
-        speak of a database that is away.
+        """`looked` hears of each look that was answered, `found` of each that asked what there is for chores,
+        `ticks` when the next schedule is due, by the monotonic clock, `asked` what those say who wait for
+        jobs, and `wanted` what operators want of these `workers`. While it `stands_by` it does nothing;
+        `quiet` where others speak of a database that is away.
         """
         self._database = database
         self._queues = queues
         self._go = go
         self._looked = looked
-        self._expired = expired
+        self._found = found
         self._ticks = ticks
         self._asked = asked
         self._rescue_seconds = rescue_ms / 1000
@@ -114,9 +114,10 @@ class Lookout:
         self._wanted = wanted
         self._outage = Outage("looking for jobs", quiet=quiet)
         self.leases_looked_at = float("-inf")
-        """When it was last asked whether leases have run out, by the monotonic clock."""
+        """When it was last asked whether leases have run out, and what else there is for chores, by the
+        monotonic clock."""
         self._hosts = 1
-        self._hosts_at = self._leases_at = float("-inf")
+        self._hosts_at = self._chores_at = float("-inf")
         self._look_at = self._go_at = self._check_at = NEVER
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sqlq-lookout", daemon=True)
@@ -239,24 +240,23 @@ class Lookout:
     def _look(self, conn: Connection) -> cluster.Look:
         moment = time.monotonic()
         asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
-        asks_leases = moment - self._leases_at >= self._rescue_seconds
+        asks_for_chores = moment - self._chores_at >= self._rescue_seconds
         found = cluster.look(
             conn,
             self._database,
             self._queues,
             hosts_within_ms=HOSTS_WITHIN_MS if asks_hosts else None,
-            leases=asks_leases,
+            chores=asks_for_chores,
             workers=self._workers(),
         )
         self._wanted(found.wanted)
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
-        if asks_leases:
-            # anew each time, so that hosts do not look for them together
-            self._leases_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
+        if asks_for_chores:
+            # anew each time, so that hosts do not ask together
+            self._chores_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
             self.leases_looked_at = moment
-            if found.expired:
-                self._expired()
+            self._found(found)
         if found.tick_ms is not None:
             self._ticks(moment + found.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks
         self._looked()

@@ -216,7 +216,7 @@ class Worker(Background):
                 options.queues,
                 self._sent,
                 looked=self._watched.has_looked,
-                expired=self._duties.rescue,
+                found=self._duties.heed,
                 ticks=self._duties.expect_tick,
                 asked=self._answers.asked,
                 rescue_ms=min(RESCUE_MS, options.lease_ms / 4),

@@ -348,6 +348,9 @@ GUARDS = [
     Guard("cancels-are-hinted-at", None, "pass", "tests/worker/test_control.py::test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died[12-sqlite]"),
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
+    Guard("the-lookout-asks-for-chores", "if is_looked_after and", "if False and", "tests/worker/test_lookout.py::test_a_chore_that_is_looked_for_is_done_when_something_was_found"),
+    Guard("a-look-calls-to-chores", None, "pass", "tests/worker/test_expires.py::test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for[postgresql]"),
+    Guard("the-look-of-a-host-calls-to-chores", None, "pass", "tests/faults/test_fleet.py::test_what_its_lookout_finds_a_host_does"),
     Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_turns.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
     Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,26 @@ def test_what_nobody_claims_is_cancelled_by_a_chore(
     assert {(event.name, event.id, event.reason, event.attempt) for event in heard} == {
         ("cancelled", id, REASON, 0) for id in late
     }
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
+    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chore comes when a look has found something, long before it would by itself."""
+    monkeypatch.setattr("sqlq.worker.worker.RESCUE_MS", 100)
+    monkeypatch.setattr("sqlq.worker.chores.RESCUE_MS", 3_600_000)
+    job = app.enqueue(task.new(1).set(expires="1h"))
+    with working(app, queues=["other"]) as worker:
+        expiring = worker._duties._expiring
+        wait_until(
+            lambda: any(
+                chore is expiring and at > time.monotonic() + 60 for at, _, chore, _ in worker._chores._due
+            ),
+            what="the first turn of the chore",
+        )
+        make_late(engine)
+        wait_until(lambda: app.get(job.id).state == "cancelled", what="the chore")
 
 
 def test_in_bounded_batches_the_most_overdue_first(

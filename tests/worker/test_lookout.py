@@ -22,12 +22,13 @@ from sqlq.worker import chores, lookout, watched
 from sqlq.worker import worker as worker_module
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import Supervised
+from sqlq.worker.chores import LookedFor
 from sqlq.worker.host import HELPERS, Host
 from sqlq.worker.link import Link
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
 from sqlq.worker.wake import Wake
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
+from tests.worker.test_leases import claim, working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -75,8 +76,8 @@ class Seen:
     def has_looked(self) -> None:
         self.looked += 1
 
-    def has_expired(self) -> None:
-        self.expired += 1
+    def has_found(self, look: cluster.Look) -> None:
+        self.expired += bool(look.expired)
 
 
 @contextmanager
@@ -86,7 +87,7 @@ def looking_out(app: sqlq.App, seen: Seen, **options: Any) -> Iterator[Seen]:
         None,
         seen.go,
         looked=seen.has_looked,
-        expired=seen.has_expired,
+        found=seen.has_found,
         stands_by=lambda: seen.stands_by,
         **options,
     )
@@ -225,8 +226,64 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
             cluster.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        look = cluster.look(conn, app.database, None, hosts_within_ms=10_000, leases=True)
+        look = cluster.look(conn, app.database, None, hosts_within_ms=10_000, chores=True)
     assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
+
+
+@on_postgresql
+def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, task: Any) -> None:
+    def found(*, chores: bool = True) -> tuple[bool | None, ...]:
+        with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
+            look = cluster.look(conn, app.database, None, hosts_within_ms=None, chores=chores)
+        return look.expired, look.late, look.limited
+
+    app.limit("door", running=1)
+    app.enqueue(task.new())
+    app.enqueue(task.new().set(expires="1h"))
+    assert found() == (False, False, False)
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET start_by = now() - interval '1 s' WHERE start_by IS NOT NULL"))
+    assert found() == (False, True, False)
+    app.enqueue(task.new().set(limit="door"))
+    assert found() == (False, True, True)
+    (held, *_) = claim(app)
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE id = :id"), {"id": held.id})
+    assert found()[0] is True
+    assert found(chores=False) == (None, None, None)
+
+
+class Noted:
+    """A chore that notes its turns, and has the next one when it is told to."""
+
+    doing = "noting"
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.wait = 7.0
+
+    def run(self) -> float:
+        self.turns += 1
+        return self.wait
+
+
+def test_a_chore_that_is_looked_for_is_done_when_something_was_found() -> None:
+    noted, looked_at = Noted(), [time.monotonic()]
+    chore = LookedFor(noted, lambda: looked_at[0])
+    assert chore.run() > 5.0
+    assert noted.turns == 0
+    chore.is_called = True
+    noted.wait = 0.0  # there is more to do
+    assert chore.run() == 0.0
+    noted.wait = 7.0
+    assert chore.run() == 7.0
+    assert noted.turns == 2
+    assert chore.run() > 5.0
+    assert noted.turns == 2
+    looked_at[0] -= 60.0  # nobody looks
+    chore.run()
+    chore.run()
+    assert noted.turns == 4
 
 
 # -- a worker that is watched --------------------------------------------------------------------------------

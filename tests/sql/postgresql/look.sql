@@ -1,5 +1,6 @@
 SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::text AS asked, NULL::boolean AS all_paused, NULL::double precision AS pause_ms
+       NULL::boolean AS late, NULL::boolean AS limited, NULL::text AS asked,
+       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
   FROM (
 WITH RECURSIVE names (queue) AS (
       
@@ -33,9 +34,14 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
             SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM public.sqlq_workers
              WHERE seen_at > statement_timestamp()
                              - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
-       CASE WHEN CAST(%(leases)s AS boolean) THEN EXISTS (
+       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM public.jobs
              WHERE reserved_at IS NOT NULL AND lease_expires_at < statement_timestamp()) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+            SELECT 1 FROM public.jobs WHERE start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0 AND start_by <= statement_timestamp()) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN
+            EXISTS (SELECT 1 FROM public.jobs WHERE blocked_by = 'limit')
+            OR EXISTS (SELECT 1 FROM public.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
        (SELECT json_agg(json_build_array(
                  id, asked, CAST(EXTRACT(EPOCH FROM asked_at) * 1000000 AS bigint), CAST(EXTRACT(EPOCH FROM cancels_at) * 1000000 AS bigint)))
           FROM public.sqlq_workers
