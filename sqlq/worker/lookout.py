@@ -249,6 +249,8 @@ class Lookout:
             chores=asks_for_chores,
             workers=self._workers(),
         )
+        # What is due in so many milliseconds is so from when the server looked, which was no later than this.
+        answered = time.monotonic()
         self._wanted(found.wanted)
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
@@ -258,7 +260,7 @@ class Lookout:
             self.leases_looked_at = moment
             self._found(found)
         if found.tick_ms is not None:
-            self._ticks(moment + found.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks
+            self._ticks(answered + found.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks
         self._looked()
         waits = [ms / 1000 for ms in found.due.values()]
         if any(wait <= 0 for wait in waits):
@@ -268,7 +270,7 @@ class Lookout:
             self._go_at = NEVER
         later = [wait for wait in waits if wait > 0]
         if later:
-            self._go_or_look(moment + min(later))
+            self._go_or_look(answered + min(later))  # guard: no-worker-is-sent-too-early
         return found
 
     def _heard(self, said: Sequence[str]) -> None:

@@ -367,6 +367,7 @@ GUARDS = [
     Guard("chores-are-taken-over", None, "return jittered(RESCUE_MS / 1000)", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
     Guard("one-stuck-worker-is-passed-over", ".with_for_update(skip_locked=True)", ".with_for_update()", SUPERVISING + "test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases[postgresql]"),
     Guard("a-look-drops-no-hint", "if self._go_at > moment:", "if True:", "tests/worker/test_lookout.py::test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless[postgresql]"),
+    Guard("no-worker-is-sent-too-early", "answered + min", "moment + min", "tests/worker/test_lookout.py::test_a_job_that_will_be_due_sends_a_worker_at_its_moment[postgresql]"),
     Guard("no-hint-waits-for-a-look", "0.0 if looks else ", "", "tests/worker/test_lookout.py::test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other[postgresql]"),
     Guard("lookout-looks", None, "if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),

@@ -183,7 +183,7 @@ def test_a_claim_that_is_broken_off_keeps_no_lock(
     with closing(Database.beside(engine)) as database:
         claimer = Claimer(database, "me", ["default"], concurrency=1, lease_ms=60_000)
         with monkeypatch.context() as patched:
-            patched.setattr(jobs, "claimed", lambda rows, names, limit: 1 // 0)
+            patched.setattr(jobs, "claimed", lambda *_, **__: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 claimer.claim(1)
         assert len(claimer.claim(1)) == 1

@@ -168,8 +168,15 @@ def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
 def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app.enqueue(task.new().set(delay="1s"))
+    look = cluster.look
+
+    def looks(*asked: Any, **more: Any) -> cluster.Look:
+        time.sleep(0.1)  # noqa: TID251 - so long a question takes to the server
+        return look(*asked, **more)
+
+    monkeypatch.setattr(cluster, "look", looks)
     monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    app.enqueue(task.new().set(delay="1s"))
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, what="a worker sent")
         assert seen.looked == 1
