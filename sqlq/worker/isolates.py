@@ -148,6 +148,13 @@ class Isolates:
         running.kill = lambda: self._kill(isolate, running)
         try:
             outcome = self._attempt(isolate, running)
+        except Exception:  # guard: a-slot-outlives-what-it-cannot-read
+            log.exception(
+                "job %d: what its process says cannot be read; the process is killed",
+                running.id,
+                extra=running.fields("isolate_lost"),
+            )
+            outcome = None
         finally:
             running.kill = None
             running.on_cancel(None)

@@ -315,6 +315,7 @@ GUARDS = [
     Guard("signals-blocked-at-spawn", None, "before = signal.pthread_sigmask(signal.SIG_BLOCK, [])", LINK + "test_a_new_process_does_not_meet_the_terminals_signals_half_started"),
     # processes for one job at a time
     Guard("lost-jobs-run-isolated", "(task.isolate or job.losses > 0)", "task.isolate", SUPERVISING + "test_what_has_lost_a_worker_or_says_so_itself_runs_alone[sqlite]"),
+    Guard("a-slot-outlives-what-it-cannot-read", "except Exception:", "except ZeroDivisionError:", "tests/worker/test_isolates.py::test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost"),
     Guard("kill-spares-the-next", None, "if True:", SUPERVISING + "test_a_kill_that_comes_too_late_spares_the_next_job"),
     Guard("unwritten-outcomes-are-bounded", None, "if not self._starting:", STARTING + "test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock[sqlite]"),
     # what cannot start, deadlines, and outcomes while the database is away

@@ -13,7 +13,7 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, Outcome
+from sqlq.outcome import Completed, Outcome, Retried
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.running import RunningJob
@@ -36,15 +36,16 @@ while (message := link.receive()) is not None and "leave" not in message:
 class Spawned:
     """Isolates, and the processes that were started for them."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, program: str = ISOLATE, **options: Any) -> None:
+        self.program = program
         self.processes: list[subprocess.Popen[bytes]] = []
         self.isolates = Isolates(self.spawn, **options)
 
     def spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        self.processes.append(subprocess.Popen([sys.executable, "-c", ISOLATE, str(fd)], pass_fds=[fd]))
+        self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False) -> None:
+    def run(self, *, alone: bool = False) -> Outcome:
         running = RunningJob(
             ClaimedJob(1, 1, "q", "t", "{}", 1, 3),
             None,
@@ -54,7 +55,7 @@ class Spawned:
         )
         running.alone = alone
         assert self.isolates.reserve(alone=alone)
-        assert self.isolates.execute(running) == Completed()
+        return self.isolates.execute(running)
 
     def ended(self) -> list[bool]:
         return [process.poll() is not None for process in self.processes]
@@ -65,8 +66,8 @@ def spawned() -> Iterator[type[Spawned]]:
     made: list[Spawned] = []
 
     class Noted(Spawned):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
+        def __init__(self, *program: str, **options: Any) -> None:
+            super().__init__(*program, **options)
             made.append(self)
 
     yield Noted
@@ -76,25 +77,25 @@ def spawned() -> Iterator[type[Spawned]]:
 
 def test_a_job_alone_gets_a_process_that_ran_nothing_and_ends_with_it(spawned: type[Spawned]) -> None:
     some = spawned()
-    some.run()
-    some.run(alone=True)
+    assert some.run() == Completed()
+    assert some.run(alone=True) == Completed()
     assert len(some.processes) == 2
     wait_until(lambda: some.ended() == [False, True], what="the process of one job having ended")
-    some.run()
-    some.run()
+    assert some.run() == Completed()
+    assert some.run() == Completed()
     assert some.ended() == [False, True], "the other one is kept"
     assert some.isolates._all == set(some.isolates._idle), "and what has ended is forgotten"
 
 
 def test_one_that_waits_for_its_first_job_serves_a_job_alone(spawned: type[Spawned]) -> None:
     some = spawned(warm=1)
-    some.run(alone=True)
+    assert some.run(alone=True) == Completed()
     assert len(some.processes) == 1
 
 
 def test_a_job_alone_waits_for_room_as_any_other(spawned: type[Spawned]) -> None:
     some = spawned(warm=1)
-    some.run()
+    assert some.run() == Completed()
     some.isolates._at_a_time = 0  # as while others start
     assert some.isolates.reserve() is True
     some.isolates.cancel_reservation()
@@ -104,9 +105,21 @@ def test_a_job_alone_waits_for_room_as_any_other(spawned: type[Spawned]) -> None
 def test_processes_end_after_so_many_jobs(spawned: type[Spawned]) -> None:
     some = spawned(max_jobs=2)
     for _ in range(5):
-        some.run()
+        assert some.run() == Completed()
     assert len(some.processes) == 3
     wait_until(lambda: some.ended() == [True, True, False])
+
+
+@pytest.mark.parametrize("says", [b"no JSON\n", b'{"outcome": {"is": "of another release"}}\n'])
+def test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost(
+    spawned: type[Spawned], says: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    some = spawned(ISOLATE.replace("link.send(outcome=", f"link._socket.sendall({says!r}); dict(a="))
+    lost = some.run()
+    assert isinstance(lost, Retried)
+    assert lost.reason == "worker_lost"
+    assert "job 1: what its process says cannot be read; the process is killed" in caplog.text
+    assert some.ended() == [True]
 
 
 @on_sqlite
