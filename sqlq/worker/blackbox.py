@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ _OFFSETS = (0, 8, 16, 24, 32, 40)
 _CELL = struct.Struct("<qq")
 _WORD = struct.Struct("<q")
 _MOMENT = struct.Struct("<d")
+_SIZE = _HEADER.size + CELLS * _CELL.size
 
 
 class BlackBox:
@@ -35,7 +37,7 @@ class BlackBox:
     for each right started."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, _HEADER.size + CELLS * _CELL.size)
+        self._memory = mmap.mmap(fd, _SIZE)
         self._free = list(range(CELLS))
         self._taken: dict[Right, int] = {}
         self._turns = 0
@@ -45,9 +47,13 @@ class BlackBox:
     def create(cls) -> tuple[BlackBox, int]:
         """Return a new box, and the descriptor by which a child finds it; to be closed when the child has
         started."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(_HEADER.size + CELLS * _CELL.size)
-            fd = os.dup(file.fileno())
+        if sys.platform == "linux":
+            # No file: a disk that is full, or in a container read-only, ends no worker.
+            fd = os.memfd_create("sqlq")  # guard: boxes-need-no-disk
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, _SIZE)
         return cls(fd), fd
 
     # -- in the worker ---------------------------------------------------------------------------------------

@@ -309,6 +309,7 @@ GUARDS = [
     Guard("orphans-stop", None, "pass", SUPERVISING + "test_a_worker_whose_supervisor_is_gone_stops_soon"),
     Guard("box-before-handler", None, "pass", SUPERVISING + "test_the_box_says_what_runs[sqlite]"),
     Guard("box-forgets-what-ended", None, "pass", SUPERVISING + "test_the_box_says_what_runs[postgresql]"),
+    Guard("boxes-need-no-disk", 'os.memfd_create("sqlq")', "os.dup(tempfile.TemporaryFile().fileno())", LINK + "test_a_box_needs_no_disk"),
     Guard("box-overflow", None, "pass", LINK + "test_a_box_that_overflowed_says_that_it_cannot_tell"),
     Guard("droppable-offers", None, "if True:", LINK + "test_offers_do_not_wait_for_a_process_that_does_not_read"),
     Guard("words-cut-off", None, "if not line:  # it died in the middle of a word", LINK + "test_a_word_cut_off_is_no_message"),

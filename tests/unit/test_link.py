@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from typing import Any
 
@@ -124,4 +125,16 @@ def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.Monk
     assert box.read() == {(1, 1), (2, 1)}
     box.started((3, 1))
     assert box.read() is None
+    box.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory that is shared is a file")
+def test_a_box_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose root is read-only there is no directory for files."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    box, fd = BlackBox.create()
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)
+    box.started((1, 1))
+    assert box.read() == {(1, 1)}
     box.close()
