@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -47,7 +46,7 @@ class BlackBox:
     def create(cls) -> tuple[BlackBox, int]:
         """Return a new box, and the descriptor by which a child finds it; to be closed when the child has
         started."""
-        if sys.platform == "linux":
+        if hasattr(os, "memfd_create"):  # not on macOS, nor in a Python built for an old C library
             # No file: a disk that is full, or in a container read-only, ends no worker.
             fd = os.memfd_create("sqlq")  # guard: boxes-need-no-disk
         else:

@@ -128,10 +128,20 @@ def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.Monk
     box.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory that is shared is a file")
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there memory that is shared is a file")
 def test_a_box_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose root is read-only there is no directory for files."""
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    box, fd = BlackBox.create()
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)
+    box.started((1, 1))
+    assert box.read() == {(1, 1)}
+    box.close()
+
+
+def test_where_all_shared_memory_is_a_file_it_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
     box, fd = BlackBox.create()
     assert os.fstat(fd).st_nlink == 0
     os.close(fd)
