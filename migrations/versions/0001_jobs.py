@@ -411,16 +411,17 @@ CREATE TABLE {prefix}sqlq_edges (
 
     limits_checked = checked(
         "sqlq_limits",
-        "next_free_at pinned_at",
+        "next_free_at pinned_at used_at",
         numbers="max_running rate period_ms",
         texts="limit_key",
-        rules=in_range("sqlq_limits", "next_free_at pinned_at"),
+        rules=in_range("sqlq_limits", "next_free_at pinned_at used_at"),
     )
     limits = f"""
 CREATE TABLE {prefix}sqlq_limits (
     limit_key VARCHAR(255) NOT NULL,{definition},
     next_free_at {time},
     pinned_at {time},
+    used_at {time} DEFAULT {now} NOT NULL,
     PRIMARY KEY (limit_key){limits_checked}
 )"""
 
@@ -473,6 +474,7 @@ def _indexes(prefix: str) -> list[str]:
         ),
         f"CREATE INDEX failed_jobs_limit ON {prefix}failed_jobs (limit_key, id) WHERE limit_key IS NOT NULL",
         f"CREATE INDEX sqlq_edges_parent ON {prefix}sqlq_edges (depends_on, job_id)",
+        f"CREATE INDEX sqlq_limits_used ON {prefix}sqlq_limits (used_at)",
         f"CREATE INDEX sqlq_wakes_at ON {prefix}sqlq_wakes (at, id)",
         # Each ended job is in one of the two: by its age, or by the end of a retention of its own.
         *(

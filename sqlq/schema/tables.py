@@ -536,18 +536,22 @@ limits = Table(
     *_definition(),
     Column("next_free_at", Moment),
     Column("pinned_at", Moment),
+    Column("used_at", Moment, nullable=False, server_default=now()),
     on_sqlite(
         f"max_running BETWEEN 1 AND {MOST_COUNTED} AND rate BETWEEN 1 AND {MOST_COUNTED}"
         f" AND period_ms BETWEEN 0 AND {LONGEST_MS}",
         "sqlq_limits_in_range",
     ),
-    moments_in_range("sqlq_limits", "next_free_at", "pinned_at"),
-    integer_times("sqlq_limits", "next_free_at", "pinned_at"),
+    moments_in_range("sqlq_limits", "next_free_at", "pinned_at", "used_at"),
+    integer_times("sqlq_limits", "next_free_at", "pinned_at", "used_at"),
     integers("sqlq_limits", "max_running", "rate", "period_ms"),
     texts("sqlq_limits", "limit_key"),
 )
-"""One row for each key of a limit that was ever looked at; its lock is what admissions of the key take in
-turn. `pinned_at`: an operator has said it, and what a task says does not count."""
+"""One row for each key of a limit that was looked at of late; its lock is what admissions of the key take in
+turn. `pinned_at`: an operator has said it, and what a task says does not count. `used_at`: about when it was
+last looked at, to a day."""
+
+Index("sqlq_limits_used", limits.c.used_at)
 
 wakes = Table(
     "sqlq_wakes",

@@ -20,6 +20,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
+    Table,
     bindparam,
     delete,
     exists,
@@ -46,6 +47,7 @@ JOBS_AT_ONCE = 1_000
 AHEAD = timedelta(milliseconds=100)
 """So far ahead a rate grants starts; the claim keeps the time. Half of it before the last of them is over the
 key is looked at again."""
+A_DAY = timedelta(days=1)
 SAYS = Rule._fields
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
 
@@ -99,7 +101,7 @@ def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Serve
     taken = conn.execute(_TAKE, {"most": most}).all() if most else []
     wanted = {*keys, *(wake.limit_key for wake in taken)}
     done = _admit(conn, wanted, _said(taken), served or Served())
-    done.more_wakes = most > 0 and len(taken) == most
+    done.more_wakes = done.more_wakes or 0 < most == len(taken)
     return done
 
 
@@ -152,6 +154,9 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     dialect = DIALECTS[conn.dialect.name]
     most = max(1, JOBS_AT_ONCE // len(keys))
     turns = {turn.key: turn for turn in _turns(conn, dialect, sorted(keys), said, most)}
+    if gone := said.keys() - turns.keys():  # forgotten just now: it is made anew by the next look
+        write(conn, dialect, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
+        done.more_wakes = True
     for id, key in dialect.pick(conn, [turn.line for turn in turns.values()], served.names(conn)):
         turns[key].ids.append(id)
     at_once = [id for turn in turns.values() if turn.rule.rate is None for id in turn.ids]
@@ -175,7 +180,10 @@ def _turns(
     """Lock the rows of these keys, write what is said into them, and yield what may be granted. A key without
     a row is left to a sweep."""
     _add(conn, dialect, said)
-    for row in conn.execute(_LOCK, {"keys": list(keys)}).all():
+    rows = conn.execute(_LOCK, {"keys": list(keys)}).all()
+    if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
+        conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
+    for row in rows:
         rule, next_free_at, changed = _rule(row), row.next_free_at, False
         if row.pinned_at is None and said.get(row.limit_key, rule) != rule:  # guard: an-operators-word-counts
             rule, changed = said[row.limit_key], True
@@ -290,6 +298,7 @@ _LOCK = (
 )
 _KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
 _WAKES_OF = select(wakes).where(wakes.c.limit_key.in_(bindparam("keys", expanding=True)))
+_USED = update(limits).where(limits.c.limit_key.in_(bindparam("keys", expanding=True))).values(used_at=now())
 _CHANGE = (
     update(limits)
     .where(limits.c.limit_key == bindparam("of"))
@@ -397,6 +406,49 @@ _BACK_INTO_LINE = _back_into_line(
 _BACK_INTO_LINE_UNSERVED = _back_into_line(jobs.c.queue.not_in(bindparam("served", expanding=True)))
 
 
+# -- keys that nobody uses any more --------------------------------------------------------------------------
+
+
+def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
+    """Forget at most `most` keys that no job has and nobody has looked at for so long, those aside that an
+    operator has set; return how many.
+
+    What the limit says comes back with the next job that is enqueued under it. A replay of a job that ended
+    before its key was forgotten does not say it: such jobs go one after the other.
+    """
+    found = conn.execute(_FORGET, {"ago_ms": -unused_ms, "most": most})
+    return len(found.all())
+
+
+def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
+    return exists().where(table.c.limit_key == limits.c.limit_key, *where)
+
+
+_steps_keys = select(jobs.c.limit_key).where(
+    jobs.c.flow_id.is_not(None), jobs.c.blocked_by == "flow", jobs.c.limit_key.is_not(None)
+)
+_unused = (
+    select(limits.c.limit_key)
+    .where(
+        limits.c.used_at < after(bindparam("ago_ms", type_=BigInteger)),
+        limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
+        or_(limits.c.next_free_at.is_(None), limits.c.next_free_at < now()),  # guard: rates-are-not-forgotten
+        ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
+        ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
+        ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
+        limits.c.limit_key.not_in(_steps_keys),  # guard: steps-keys-are-not-forgotten
+    )
+    .order_by(limits.c.used_at)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(of=limits, skip_locked=True)  # guard: no-key-is-waited-for
+    .cte("unused")
+    .prefix_with("MATERIALIZED")
+)
+_FORGET = (
+    delete(limits).where(limits.c.limit_key.in_(select(_unused.c.limit_key))).returning(limits.c.limit_key)
+)
+
+
 # -- looking, and an operator's word -------------------------------------------------------------------------
 
 COUNTED = 10_000
@@ -440,8 +492,8 @@ def status(conn: Connection, key: str) -> LimitStatus | None:
 def pin(conn: Connection, key: str, rule: Rule) -> None:
     """Set what a key allows, until `unpin`, and have it looked at."""
     dialect = DIALECTS[conn.dialect.name]
-    _add(conn, dialect, {key: rule})
-    conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=now()))
+    row = dialect.insert(limits).values(limit_key=key, **rule._asdict(), pinned_at=now())
+    conn.execute(row.on_conflict_do_update(index_elements=["limit_key"], set_={"pinned_at": now()}))
     write(conn, dialect, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
 
 

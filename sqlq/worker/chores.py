@@ -36,6 +36,8 @@ PRUNE_BATCH = 1_000
 EXPIRE_BATCH = 500
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
+UNUSED_MS = 30 * 24 * 3_600_000
+"""Finished jobs, whose replays need their keys, are kept for a week unless an App says otherwise."""
 CANCELLED_KEPT_MS = 24 * 3_600_000
 SCHEMA_SECONDS = 60.0
 UNSTARTED_SECONDS = 30.0
@@ -280,9 +282,10 @@ class Expire:
 
 
 class Sweep:
-    """Takes out the entries of workers that fell silent a day ago."""
+    """Takes out the entries of workers that fell silent a day ago, and keys of limits that nobody has used
+    for a month: one batch a turn."""
 
-    doing = "sweeping out workers"
+    doing = "sweeping out workers and keys of limits"
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -290,7 +293,8 @@ class Sweep:
     def run(self) -> float:
         with self._database.begin() as conn:
             cluster.sweep(conn, silent_ms=SILENT_MS)
-        return jittered(SWEEP_SECONDS)
+            forgotten = limits.forget_unused(conn, unused_ms=UNUSED_MS, most=PRUNE_BATCH)
+        return 0.0 if forgotten == PRUNE_BATCH else jittered(SWEEP_SECONDS)
 
 
 class Unblock:

@@ -69,6 +69,7 @@ SMALL, HOSTILE, CROWD = (
 MACHINE, ZOMBIES = "tests/faults/test_state_machine.py::", "tests/faults/test_zombies.py::"
 COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
+LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
 LASTING = "tests/conformance/test_lasting_keys.py::"
 LOOKOUT, RESULTS = "tests/worker/test_lookout.py::", "tests/worker/test_results.py::"
 ZOMBIES = "tests/faults/test_zombies.py::"
@@ -180,6 +181,15 @@ GUARDS = [
     Guard("a-start-is-never-early", "-(-us // step)", "us // step", RATES + "test_starts_are_never_closer_than_the_rate[7-1000-1000]"),
     Guard("a-failed-retry-holds-no-slot", '"limit"', "null()", LIMITS + "test_a_failed_job_that_is_retried_waits_in_line[postgresql]"),
     Guard("forgetting-lets-a-line-go-on", None, "pass", SERIAL + "test_a_failure_holds_the_key_until_it_is_forgotten[sqlite]"),
+    Guard("no-word-is-forgotten", None, "pass", LIMIT_KEYS + "test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost[postgresql]"),
+    Guard("a-key-in-use-is-not-forgotten", None, "pass", LIMIT_KEYS + "test_a_key_that_is_looked_at_was_used[sqlite]"),
+    Guard("what-is-set-is-not-forgotten", None, "", LIMIT_KEYS + "test_a_key_that_is_still_to_count_is_kept[sqlite-set_by_an_operator]"),
+    Guard("rates-are-not-forgotten", None, "", LIMIT_KEYS + "test_a_key_that_is_still_to_count_is_kept[sqlite-at_a_slow_rate]"),
+    Guard("slots-are-not-forgotten", None, "", LIMIT_KEYS + "test_a_key_that_is_still_to_count_is_kept[sqlite-holding_a_slot]"),
+    Guard("lines-are-not-forgotten", None, "", LIMIT_KEYS + "test_a_key_that_is_still_to_count_is_kept[sqlite-in_line]"),
+    Guard("what-may-be-retried-is-not-forgotten", None, "", LIMIT_KEYS + "test_a_key_that_is_still_to_count_is_kept[sqlite-failed]"),
+    Guard("steps-keys-are-not-forgotten", None, "", LIMIT_KEYS + "test_a_key_that_is_still_to_count_is_kept[sqlite-a_step_that_waits]"),
+    Guard("no-key-is-waited-for", ", skip_locked=True", "", LIMIT_KEYS + "test_to_forget_waits_for_no_key[postgresql]"),
     Guard("an-operators-word-counts", "row.pinned_at is None and", "", "tests/faces/test_cli_limit.py::test_an_operators_word_counts_until_it_is_cleared[sqlite]"),
     Guard("a-limit-that-is-raised-is-looked-at", None, "pass", "tests/faces/test_cli_limit.py::test_an_operators_word_counts_until_it_is_cleared[postgresql]"),
     Guard("drain-awaits-admissions", None, "return False", LIMITS + "test_a_drain_runs_what_is_in_line[sqlite]"),

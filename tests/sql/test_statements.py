@@ -119,6 +119,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "admit": lambda conn, held: admit(conn, Rule(5)),
     "admit_in_order": lambda conn, held: admit(conn, Rule(1, in_order=True)),
     "admit_at_a_rate": lambda conn, held: admit(conn, Rule(5, 100, 60_000)),
+    "forget_keys": lambda conn, held: limits.forget_unused(conn, unused_ms=1_000, most=1_000),
     "sweep_limits": lambda conn, held: limits.sweep_on(conn, "", 500),
     "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
     "rescue": lambda conn, held: endings.rescue(conn),

@@ -1,0 +1,189 @@
+"""Keys of limits that nobody uses any more: they are forgotten, and nothing that is still to happen goes by
+another rule for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.job import Rule
+from sqlq.store import limits
+from sqlq.worker.chores import UNUSED_MS, Sweep
+from tests.worker.test_limits import blocked, claim
+
+KEY = "stripe"
+
+
+def call(app: sqlq.App, **limit: Any) -> sqlq.Task[..., Any]:
+    return app.task(name="call", max_attempts=1, limit=sqlq.Limit(KEY, **limit or {"running": 2}))(
+        lambda: None
+    )
+
+
+def drain(app: sqlq.App) -> None:
+    app.worker(drain=True, concurrency=2).run()
+
+
+def unuse(engine: Engine, days: float = 31) -> None:
+    """Have all keys been used so long ago."""
+    ago = {
+        "postgresql": f"now() - interval '{days} days'",
+        "sqlite": f"used_at - {int(days * 24 * 3_600_000)}",
+    }
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE sqlq_limits SET used_at = {ago[engine.dialect.name]}"))
+
+
+def forget(app: sqlq.App) -> int:
+    with app.database.begin() as conn:
+        return limits.forget_unused(conn, unused_ms=UNUSED_MS, most=1_000)
+
+
+def known(app: sqlq.App) -> list[str]:
+    with app.database.read() as conn:
+        return [each.key for each in limits.listing(conn, "", 100)]
+
+
+def test_a_key_that_nobody_has_used_for_a_month_is_forgotten(app: sqlq.App, engine: Engine) -> None:
+    app.enqueue(call(app).new())
+    drain(app)
+    assert known(app) == [KEY]
+    assert forget(app) == 0, "it was used lately"
+    unuse(engine, days=29)
+    assert forget(app) == 0, "within the month"
+    unuse(engine)
+    Sweep(app.database).run()
+    assert known(app) == []
+
+
+def test_with_the_next_job_the_key_is_known_again(app: sqlq.App, engine: Engine) -> None:
+    task = call(app, running=3)
+    app.enqueue(task.new())
+    drain(app)
+    unuse(engine)
+    assert forget(app) == 1
+    app.enqueue_many([task.new() for _ in range(5)])
+    assert limits.look(app.database).number == 3
+    assert blocked(app) == 2
+
+
+def in_line(app: sqlq.App) -> None:
+    task = call(app, running=1)
+    app.enqueue_many([task.new() for _ in range(2)])
+    limits.look(app.database)
+    app.cancel([1])
+
+
+def holding_a_slot(app: sqlq.App) -> None:
+    app.enqueue(call(app).new())
+    limits.look(app.database)
+    claim(app)
+
+
+def failed(app: sqlq.App) -> None:
+    @app.task(name="call", max_attempts=1, limit=sqlq.Limit(KEY, running=2))
+    def fails() -> None:
+        raise ValueError("no")
+
+    app.enqueue(fails.new())
+    drain(app)
+    assert app.get(1).state == "failed"
+
+
+def a_step_that_waits(app: sqlq.App) -> None:
+    @app.task(name="first")
+    def first() -> None: ...
+
+    task = call(app)
+    app.enqueue(task.new())  # so that the key is known
+    drain(app)
+    flow = sqlq.Flow()
+    flow.add(task.new(), after=[flow.add(first.new())])
+    app.enqueue(flow)
+
+
+def set_by_an_operator(app: sqlq.App) -> None:
+    with app.database.begin() as conn:
+        limits.pin(conn, KEY, Rule(2))
+
+
+def at_a_slow_rate(app: sqlq.App) -> None:
+    app.enqueue(call(app, rate="1/60d").new())
+    drain(app)
+    assert app.get(1).state == "finished"
+
+
+@pytest.mark.parametrize(
+    "use", [in_line, holding_a_slot, failed, a_step_that_waits, set_by_an_operator, at_a_slow_rate]
+)
+def test_a_key_that_is_still_to_count_is_kept(
+    app: sqlq.App, engine: Engine, use: Callable[[sqlq.App], None]
+) -> None:
+    use(app)
+    unuse(engine)
+    assert forget(app) == 0
+    assert known(app) == [KEY]
+
+
+def test_a_key_that_is_looked_at_was_used(app: sqlq.App, engine: Engine) -> None:
+    task = call(app)
+    app.enqueue(task.new())
+    drain(app)
+    unuse(engine)
+    app.enqueue(task.new())
+    drain(app)
+    assert forget(app) == 0
+
+
+def test_an_operators_word_on_a_forgotten_key_counts(app: sqlq.App, engine: Engine) -> None:
+    task = call(app, running=3)
+    with app.database.begin() as conn:
+        limits.pin(conn, KEY, Rule(1))
+    unuse(engine)
+    assert forget(app) == 0
+    app.enqueue_many([task.new() for _ in range(5)])
+    assert limits.look(app.database).number == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between finding that the key has a row and locking that: the wake is taken, and its word is the only
+    one."""
+    task = call(app, running=3)
+    app.enqueue(task.new())
+    drain(app)
+    unuse(engine)
+    add = limits._add
+    forgotten: list[int] = []
+
+    def adds(*asked: Any) -> None:
+        add(*asked)
+        if not forgotten:
+            with engine.begin() as other:
+                forgotten.append(other.execute(text("DELETE FROM sqlq_limits")).rowcount)
+
+    monkeypatch.setattr(limits, "_add", adds)
+    app.enqueue_many([task.new() for _ in range(5)])
+    first = limits.look(app.database)
+    assert (first.number, first.more_wakes, forgotten) == (0, True, [1])
+    assert limits.look(app.database).number == 3
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_to_forget_waits_for_no_key(app: sqlq.App, engine: Engine) -> None:
+    """Who waited could deadlock with admissions, which lock keys in their order."""
+    for key in ("a", "b"):
+        app.enqueue(app.task(name=key, limit=sqlq.Limit(key, running=1))(lambda: None).new())
+    drain(app)
+    unuse(engine)
+    with ThreadPoolExecutor(1) as threads, engine.begin() as other:
+        other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'a' FOR UPDATE"))
+        assert threads.submit(forget, app).result(20) == 1
+    assert known(app) == ["a"]
