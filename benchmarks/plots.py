@@ -120,7 +120,10 @@ def _fleet(report: Report, folder: Path) -> None:
                 drawn = True
                 ax.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
         ax.set_xscale("log")
-        ax.set_ylim(bottom=0)
+        if figure == "rate":
+            ax.set_ylim(bottom=0)
+        else:
+            ax.set_yscale("log")
         ax.set_title(title, loc="left")
     if not drawn:
         return
