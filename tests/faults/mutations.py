@@ -371,7 +371,6 @@ GUARDS = [
     Guard("a-silent-lookout-is-noticed", None, "return True", LOOKOUT + "test_a_worker_whose_lookout_falls_silent_looks_for_itself[postgresql]"),
     Guard("no-call-is-lost", "if called:", "if True:", LOOKOUT + "test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one[sqlite]"),
     Guard("who-was-away-waits", None, "pass", LEASES + "test_who_was_away_itself_lets_others_renew_first[sqlite]"),
-    Guard("who-was-away-waits", None, "pass", ZOMBIES + "test_where_the_machine_slept_no_job_runs_twice[sqlite]"),
     Guard("who-is-alone-looks", "not self._supervision.is_alone and ", "", LOOKOUT + "test_the_only_worker_of_its_supervisor_looks_from_the_start"),
     Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_fleet.py::test_where_there_is_one_worker_nobody_looks_for_it"),
     Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_where_a_worker_does_not_go_another_is_sent"),
