@@ -101,7 +101,7 @@ def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Serve
     taken = conn.execute(_TAKE, {"most": most}).all() if most else []
     wanted = {*keys, *(wake.limit_key for wake in taken)}
     done = _admit(conn, wanted, _said(taken), served or Served())
-    done.more_wakes = done.more_wakes or 0 < most == len(taken)
+    done.more_wakes = done.more_wakes or (most > 0 and len(taken) == most)
     return done
 
 

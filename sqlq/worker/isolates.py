@@ -148,6 +148,8 @@ class Isolates:
         running.kill = lambda: self._kill(isolate, running)
         try:
             outcome = self._attempt(isolate, running)
+        # It would end the slot's thread, and leave the job to a lease that is renewed for ever. The process
+        # is killed, and the attempt counts.
         except Exception:  # guard: a-slot-outlives-what-it-cannot-read
             log.exception(
                 "job %d: what its process says cannot be read; the process is killed",

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.job import Rule
 from sqlq.store import limits
+from sqlq.worker import chores
 from sqlq.worker.chores import UNUSED_MS, Sweep
 from tests.worker.test_limits import blocked, claim
 
@@ -59,6 +60,20 @@ def test_a_key_that_nobody_has_used_for_a_month_is_forgotten(app: sqlq.App, engi
     unuse(engine)
     Sweep(app.database).run()
     assert known(app) == []
+
+
+def test_a_sweep_that_found_a_whole_batch_goes_on_at_once(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "PRUNE_BATCH", 1)
+    for key in ("a", "b"):
+        app.enqueue(app.task(name=key, limit=sqlq.Limit(key, running=1))(lambda: None).new())
+    drain(app)
+    unuse(engine)
+    sweep = Sweep(app.database)
+    assert sweep.run() == sweep.run() == 0.0
+    assert known(app) == []
+    assert sweep.run() > 0
 
 
 def test_with_the_next_job_the_key_is_known_again(app: sqlq.App, engine: Engine) -> None:
@@ -142,12 +157,13 @@ def test_a_key_that_is_looked_at_was_used(app: sqlq.App, engine: Engine) -> None
 
 def test_an_operators_word_on_a_forgotten_key_counts(app: sqlq.App, engine: Engine) -> None:
     task = call(app, running=3)
-    with app.database.begin() as conn:
-        limits.pin(conn, KEY, Rule(1))
+    app.enqueue(task.new())
+    drain(app)
     unuse(engine)
-    assert forget(app) == 0
+    assert forget(app) == 1
+    set_by_an_operator(app)
     app.enqueue_many([task.new() for _ in range(5)])
-    assert limits.look(app.database).number == 1
+    assert limits.look(app.database).number == 2
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -1224,6 +1224,7 @@ def work_as(url: str) -> None:
             cluster.seen(conn, "w")
             cluster.leave(conn, "w")
             cluster.sweep(conn, silent_ms=1)
+            limits.forget_unused(conn, unused_ms=1, most=10)
             cluster.wake_others(conn)
             control.say(conn, "w", "paused")
             control.end_pauses(conn)

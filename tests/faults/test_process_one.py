@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import sqlq
 from tests.faults.processes import ROOT
 from tests.faults.test_supervisor import Play
 from tests.waiting import wait_until
@@ -42,6 +43,29 @@ def orphan():
             time.sleep(0.2)
         os._exit(0)
 """
+
+
+PLAIN = """
+import sqlq
+app = sqlq.App()
+
+@app.task
+def here(): ...
+
+@app.task(isolate=True)
+def alone(): ...
+"""
+
+READ_ONLY = """
+for place in / /dev/shm /tmp /var/tmp; do
+    mount --bind $place $place && mount -o remount,bind,ro $place || exit 77
+done
+mount --bind "$1" "$1" && mount -o remount,bind,rw "$1" || exit 77
+cd / && ! touch /tmp/sqlq-may-not 2>/dev/null || exit 78
+shift
+exec "$@"
+"""
+"""Runs a command where nothing can be written but in one folder."""
 
 
 class Container:
@@ -146,3 +170,22 @@ def test_the_orphans_of_handlers_are_buried(play: Play) -> None:
 def test_a_stop_when_nothing_ran_ends_with_0(play: Play) -> None:
     with container(play) as worker:
         assert worker.stop() == 0
+
+
+def test_it_needs_no_place_for_files(app: sqlq.App, tmp_path: Path, database_url: str) -> None:
+    """All is read-only but the folder of the database."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+    work = [sys.executable, "-m", "sqlq", "-a", "plain:app", "-d", database_url, "work", "--drain"]
+    jobs = [app.enqueue(app.named(f"plain.{name}").new()) for name in ("here", "alone")]
+    done = subprocess.run(
+        ["unshare", *AS_ROOT, "--mount", "sh", "-c", READ_ONLY, "sh", str(tmp_path), *work],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    assert {app.get(job.id).state for job in jobs} == {"finished"}
