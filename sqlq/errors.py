@@ -81,9 +81,9 @@ class NoResultError(SqlqError):
 class JobFailedError(NoResultError):
     """The job that was waited for has failed for good.
 
-    `id` and `task` name it; `reason` is why it failed (error, timeout, worker_lost, unknown_task or
-    bad_payload), `exception` the class of what its last attempt raised, as text, `message` and `traceback`
-    what that said; None where there is nothing to say. `attempts` were made.
+    `id` and `task` name it; `reason` is why it failed (error, timeout, worker_lost, unknown_task,
+    bad_payload or bad_signature), `exception` the class of what its last attempt raised, as text,
+    `message` and `traceback` what that said; None where there is nothing to say. `attempts` were made.
     """
 
     def __init__(

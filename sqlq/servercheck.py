@@ -82,7 +82,7 @@ class ServerCheck:
             yield check(
                 "connections",
                 said,
-                "raise max_connections, or put a pooler before the server; a worker needs up to five",
+                "raise max_connections, or put a pooler before the server; sqlq work -p N needs 2 × N + 2",
             )
         else:
             yield ok("connections", said)

@@ -27,7 +27,7 @@ ATTEMPTS: Final = Described(
 FAILED: Final = Described(
     "sqlq_failed",
     "counter",
-    "Jobs that have failed for good: error, timeout, worker_lost, unknown_task, bad_payload",
+    "Jobs that have failed for good: error, timeout, worker_lost, unknown_task, bad_payload, bad_signature",
     ("task", "queue", "reason"),
 )
 CLAIMED: Final = Described("sqlq_claimed", "counter", "Jobs that workers have claimed", ("queue",))

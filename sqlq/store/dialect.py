@@ -435,6 +435,11 @@ class Dialect:
         """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
         return error.connection_invalidated
 
+    def refuses(self, error: BaseException) -> bool:
+        """Whether the database answers, and refuses this one statement: for want of a right, for example. It
+        will say the same again until somebody mends it."""
+        return False
+
     def may_only_be_read(self, url: URL) -> bool:
         """Whether it can be told without connecting that nothing can be written there."""
         return False

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, BigInteger, Connection, bindparam, func, literal, select, text
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.schema.moments import after, now
@@ -341,6 +342,7 @@ LOOKED_INTO = (
     *("sqlq_workers", "sqlq_queues", "sqlq_schedules", "sqlq_version"),
 )
 """What the commands that only look read."""
+_QUOTER = PGDialect().identifier_preparer  # type: ignore[no-untyped-call]
 _DENIED = re.compile(r"permission denied for (?:(schema)|relation|table|view) (\S+)")
 _PRIVILEGES = {
     "INSERT": r"\bINSERT INTO {table}",
@@ -349,7 +351,7 @@ _PRIVILEGES = {
 }
 
 
-def missing_grant(error: BaseException, url: URL) -> str | None:
+def missing_grant(error: BaseException, role: str) -> str | None:
     """Return the whole GRANT statement that a role needs to be let do what PostgreSQL denied; None for any
     other error.
 
@@ -358,10 +360,8 @@ def missing_grant(error: BaseException, url: URL) -> str | None:
     """
     if not isinstance(error, DBAPIError) or not (found := _DENIED.search(str(error.orig))):
         return None
-    preparer = url.get_dialect()().identifier_preparer
-    role = preparer.quote(url.username or os.environ.get("PGUSER") or getpass.getuser())
     if found[1]:
-        return f"GRANT USAGE ON SCHEMA {preparer.quote(found[2])} TO {role}"
+        return f"GRANT USAGE ON SCHEMA {_QUOTER.quote(found[2])} TO {role}"
     name, statement = found[2].strip('"'), error.statement or ""
     table = rf'(?:(?P<schema>"[^"]+"|\w+)\.)?"?{re.escape(name)}\b'
     place = re.search(table, statement)
@@ -371,7 +371,12 @@ def missing_grant(error: BaseException, url: URL) -> str | None:
     return f"GRANT {', '.join(['SELECT', *wanted])} ON {', '.join(schema + each for each in names)} TO {role}"
 
 
-def refusal(error: Exception) -> str:
+def role_in(url: URL) -> str:
+    """Return the role that a URL connects as, quoted for SQL."""
+    return _QUOTER.quote(url.username or os.environ.get("PGUSER") or getpass.getuser())
+
+
+def refusal(error: BaseException) -> str:
     """Say in a few words why a question was not answered."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return (said or type(error).__name__).splitlines()[0]

@@ -59,6 +59,11 @@ def takes_no_writes(error: BaseException) -> bool:
     return any(dialect.takes_no_writes(error) for dialect in DIALECTS.values())
 
 
+def is_refused(error: BaseException) -> bool:
+    """Whether a database, of whatever kind, answers and refuses this one statement."""
+    return any(dialect.refuses(error) for dialect in DIALECTS.values())
+
+
 def _dialect(conn: Connection) -> Dialect:
     return DIALECTS[conn.dialect.name]
 

@@ -222,6 +222,11 @@ class PostgreSQL(Dialect):
     def takes_no_writes(self, error: BaseException) -> bool:
         return is_read_only(error) or _state_of(getattr(error, "orig", error)) == _DISK_FULL
 
+    def refuses(self, error: BaseException) -> bool:
+        state = _state_of(getattr(error, "orig", error))
+        goes_on = state.startswith(_AWAY_CLASSES) or state in (_READ_ONLY, *_ROLLED_BACK)
+        return bool(state) and not goes_on
+
     def has_no_room(self, error: DBAPIError) -> bool:
         return _state(error) == _LIMIT_EXCEEDED
 

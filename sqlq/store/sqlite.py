@@ -184,8 +184,10 @@ class SQLite(Dialect):
         return _kind(error) in _NO_WRITES
 
     def is_away(self, error: DBAPIError) -> bool:
-        # guard: full-disk-is-away
-        return _kind(error) in (*_LOCKED, *_NO_WRITES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+        return _kind(error) in _AWAY
+
+    def refuses(self, error: BaseException) -> bool:
+        return _kind(error) not in (0, *_AWAY)
 
     def may_only_be_read(self, url: URL) -> bool:
         return may_only_be_read(url)
@@ -247,6 +249,8 @@ def is_sealed(url: URL) -> bool:
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+# guard: full-disk-is-away
+_AWAY = (*_LOCKED, *_NO_WRITES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
 def _code(error: BaseException) -> int:

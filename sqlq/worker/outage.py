@@ -9,7 +9,8 @@ import time
 from typing import ClassVar
 
 from sqlq.clock import readable
-from sqlq.store.jobs import takes_no_writes
+from sqlq.store.health import missing_grant, refusal
+from sqlq.store.jobs import is_refused, takes_no_writes
 
 log = logging.getLogger("sqlq.worker")
 
@@ -32,7 +33,8 @@ class Outage:
     """How many outages are over."""
 
     def __init__(self, doing: str, *, quiet: bool = False) -> None:
-        """`quiet` where others, who meet the same, speak of it."""
+        """`quiet` where others, who meet the same, speak of it; what the database refuses is met by this
+        loop alone, and told."""
         self._doing = doing
         self._quiet = quiet
         self._failures = 0
@@ -54,30 +56,44 @@ class Outage:
         if self._failures == 1 and getattr(error, "connection_invalidated", True):
             log.debug("a connection broke while %s: %s", self._doing, error)
             return 0.0
-        if not self._quiet:
+        if is_refused(error):
+            self._speak_of_refusal(error)
+        elif not self._quiet:
             self._speak_of(error)
         seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
     def _speak_of(self, error: BaseException) -> None:
-        moment = time.monotonic()
         with Outage._lock:
             if Outage._since is None:
-                Outage._since = moment
+                Outage._since = time.monotonic()
             trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
-            if moment - Outage._said_at.get(trouble, -SAY_EVERY_SECONDS) >= SAY_EVERY_SECONDS:
-                Outage._said_at[trouble] = moment
+            if Outage._is_to_be_said(trouble):
                 log.warning(
                     "the database %s (while %s: %s); trying again until it does",
-                    *(
-                        trouble,
-                        self._doing,
-                        (
-                            str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-                        ).splitlines()[0],
-                    ),
+                    *(trouble, self._doing, refusal(error)),
                     extra={"event": "database_away"},
                 )
+
+    def _speak_of_refusal(self, error: BaseException) -> None:
+        grant = missing_grant(error, "the role in the worker's URL")
+        with Outage._lock:
+            # guard: what-is-refused-is-told
+            if Outage._is_to_be_said(self._doing):
+                log.error(
+                    "the database refuses what %s needs: %s%s; trying again once it is mended",
+                    *(self._doing, refusal(error), f"; {grant}" if grant else ""),
+                    extra={"event": "database_refuses"},
+                )
+
+    @staticmethod
+    def _is_to_be_said(trouble: str) -> bool:
+        """Whether it was last said long ago; notes that it is said now."""
+        moment = time.monotonic()
+        if moment - Outage._said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
+            return False
+        Outage._said_at[trouble] = moment
+        return True
 
     def over(self, *, wrote: bool = True) -> None:
         """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby

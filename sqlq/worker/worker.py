@@ -401,11 +401,11 @@ class Worker(Background):
                 continue
             limit = self._room()
             self._gives_back.isolated()
+            self._gives_back.unstarted()  # guard: give-back-unstarted
             if limit == 0:
                 if self._claimed == self._options.max_jobs and not self._executors.load()[1]:
                     self._retire("it has had its number of jobs")
                     return
-                self._gives_back.unstarted()  # guard: give-back-unstarted
                 continue
             # Looked at before the claim: what was settled by then, and is due again, the claim sees.
             # A job is handed to the unblocker before it is dropped from the leases.
@@ -454,15 +454,19 @@ class Worker(Background):
         return True
 
     def _rested_until_called(self, ends_at: float) -> bool:
-        """Rest as long as another looks for this worker; return whether something happened."""
+        """Rest as long as another looks for this worker; return whether something happened. A short rest
+        while jobs wait for slots: nobody else would know when they have waited for too long."""
         # what is due before the lookout may have seen it is known here alone
         due = self._claimer.next_due if self._claimer.next_due < time.monotonic() + LOOKOUT_SECONDS else NEVER
-        rested_since = time.monotonic()
+        began = rested_since = time.monotonic()
         while self._wake.rests and not (self._grace.stopping.is_set() or self._retiring):
             self._supervision.pulse(rests=True)
             if self._wake.wait(due):
                 return True
             if time.monotonic() >= ends_at or (self._bounds.is_idle_for_long() and not self._has_work()):
+                break
+            # guard: who-holds-jobs-rests-no-longer
+            if self._executors.load()[1] and time.monotonic() >= began + UNSTARTED_SECONDS / 4:
                 break
             if time.monotonic() >= rested_since + IDLE_SECONDS:
                 rested_since = time.monotonic()

@@ -157,6 +157,8 @@ GUARDS = [
     Guard("no-more-than-asked-for", None, "if False:", SMALL + "test_more_than_asked_for_is_not_run[postgresql]"),
     Guard("start-on-a-trusted-lease", None, "if False:", LEASES + "test_a_job_is_not_started_on_a_lease_that_is_not_trusted[sqlite]"),
     Guard("give-back-unstarted", None, "pass", FLOW + "test_what_does_not_start_in_time_is_given_back[sqlite]"),
+    Guard("who-holds-jobs-rests-no-longer", "self._executors.load()[1] and ", "False and ", FLOW + "test_what_does_not_start_is_given_back_by_a_worker_that_waits_for_jobs[postgresql]"),
+    Guard("what-is-refused-is-told", "Outage._is_to_be_said(self._doing)", "not self._quiet and Outage._is_to_be_said(self._doing)", "tests/worker/test_outage.py::test_what_is_refused_is_told_where_others_speak_of_outages[sqlite]"),
     Guard("give-back-after-grace", None, "pass", FLOW + "test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted"),
     # limits
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_without_a_session_and_without_waiting[sqlite]"),

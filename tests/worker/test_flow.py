@@ -217,6 +217,22 @@ def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
         )
 
 
+def test_what_does_not_start_is_given_back_by_a_worker_that_waits_for_jobs(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held all jobs there were, found no more, and rested: nothing called it."""
+    monkeypatch.setattr("sqlq.worker.claim.AHEAD_SECONDS", 60.0)
+    release = threading.Event()
+    quick = app.task(name="quick")(lambda: None)
+    slow = app.task(name="slow")(lambda: release.wait(120))
+    app.enqueue_many([quick.new() for _ in range(300)] + [slow.new() for _ in range(10)])
+    with working(app, concurrency=2):
+        wait_until(lambda: len(app.list(state="running", limit=400)) == 10, what="all of them being held")
+        wait_until(lambda: len(app.list(state="running")) == 2, what="only what runs being held")
+        release.set()
+        wait_until(lambda: len(app.list(state="finished", limit=400)) == 310, what="all jobs finished")
+
+
 def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
     began, release = threading.Event(), threading.Event()
 

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
+import sqlq
 from sqlq.worker.outage import Outage
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -79,3 +80,45 @@ def test_a_connection_left_over_from_an_outage_is_no_second_one(
     claiming.met(refusal)
     claiming.met(refusal)
     assert len(caplog.messages) == len(told) + 1, "the next outage is told"
+
+
+def refused(database_url: str, *statements: str) -> DBAPIError:
+    """What the database says to the last of some statements."""
+    engine = create_engine(database_url)
+    try:
+        with engine.connect() as conn:
+            for statement in statements[:-1]:
+                conn.execute(text(statement))
+            with pytest.raises(DBAPIError) as met:
+                conn.execute(text(statements[-1]))
+    finally:
+        engine.dispose()
+    return met.value
+
+
+def test_what_is_refused_is_told_where_others_speak_of_outages(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others do not meet it: nobody would ever hear of a chore that is never done."""
+    pruning, sweeping = Outage("pruning jobs", quiet=True), Outage("sweeping", quiet=True)
+    pruning.met(DBAPIError("SELECT 1", None, ConnectionError("refused")))
+    assert caplog.messages == []
+    error = refused(database_url, "SELECT * FROM nowhere")
+    for outage in (pruning, sweeping, pruning, sweeping):
+        outage.met(error)
+    assert [said.split(":")[0] for said in caplog.messages] == [
+        f"the database refuses what {doing} needs" for doing in ("pruning jobs", "sweeping")
+    ]
+    assert "nowhere" in caplog.messages[0]
+
+
+@on_postgresql
+def test_a_right_that_is_missing_is_told_with_its_grant(
+    app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = refused(database_url, "SET ROLE pg_monitor", "DELETE FROM failed_jobs WHERE id = 1")
+    Outage("pruning jobs", quiet=True).met(error)
+    assert caplog.messages == [
+        "the database refuses what pruning jobs needs: permission denied for table failed_jobs; "
+        "GRANT SELECT, DELETE ON failed_jobs TO the role in the worker's URL; trying again once it is mended"
+    ]
