@@ -221,6 +221,9 @@ GUARDS = [
     Guard("what-a-job-says-wins", None, "pass", "tests/worker/test_stamp.py::test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins[sqlite]"),
     Guard("carried-values-are-the-jobs", None, "pass", "tests/worker/test_stamp.py::test_in_isolated_processes_too[sqlite]"),
     Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
+    Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
+    Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[False-sqlite]"),
+    Guard("events-of-the-lost-are-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[True-sqlite]"),
     Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
     Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_word_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue
@@ -233,6 +236,7 @@ GUARDS = [
     Guard("unknown-claims-are-given-back", None, "self._give_back(unknown)", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[postgresql]"),
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_job_that_finished_is_followed[sqlite]"),
+    Guard("a-follow-up-that-cannot-be-made-stops-no-other", None, "raise", FOLLOW_UPS + "test_a_follow_up_that_cannot_be_made_keeps_no_other_job_from_its_end[sqlite-True]"),
     Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_is_followed[sqlite-outcome1]"),
     Guard("only-the-owner-is-followed", "if (s.id, s.lease_token) in done", "", MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
     Guard("the-lost-are-followed", "_fail(conn, over, seal)", "_end(conn, _FAIL, [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None) for r, f in over], failed_jobs)", MACHINE + "test_the_database_walks_as_the_contract_says[postgresql]"),
