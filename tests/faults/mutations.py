@@ -233,7 +233,10 @@ GUARDS = [
     Guard("attempts-are-bounded", None, "return True", LEASES + "test_what_nobody_renews_is_rescued_and_counted[sqlite]"),
     Guard("a-lost-handler-is-told", None, "pass", LEASES + "test_a_handler_whose_lease_is_lost_is_told[sqlite]"),
     Guard("unknown-claims-are-given-back", None, "pass", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[sqlite]"),
-    Guard("unknown-claims-are-given-back", None, "self._give_back(unknown)", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[postgresql]"),
+    Guard("unknown-claims-are-given-back", None, "self._give_back(unknown.keys())", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back[postgresql]"),
+    Guard("a-claim-under-way-is-not-lost", "self._claims_ended >= unknown[right]", "True", LEASES + "test_a_claim_whose_reply_is_late_keeps_its_jobs[sqlite]"),
+    Guard("a-claim-under-way-is-not-lost", "unknown[right]", "self._claims_begun", LEASES + "test_a_claim_whose_reply_was_lost_is_given_back_during_the_next_one[sqlite]"),
+    Guard("the-loop-says-that-it-claims", "with self._leases.claiming():", "if True:", LEASES + "test_a_claim_whose_reply_is_late_keeps_its_jobs[sqlite]"),
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_job_that_finished_is_followed[sqlite]"),
     Guard("a-follow-up-that-cannot-be-made-stops-no-other", None, "raise", FOLLOW_UPS + "test_a_follow_up_that_cannot_be_made_keeps_no_other_job_from_its_end[sqlite-True]"),
