@@ -255,6 +255,7 @@ GUARDS = [
     Guard("a-step-that-waits-is-blocked", "== 1", "== 2", FLOWS + "test_a_step_runs_after_the_one_it_waits_for[postgresql]"),
     Guard("live-is-waited-for-postgresql", "edge.depends_on", "-1", UNBLOCK + "test_a_step_waits_for_the_last_before_it[postgresql]"),
     Guard("steps-are-unblocked-after-the-settle", None, "pass", FLOWS + "test_a_chain_hands_on_results[sqlite]"),
+    Guard("who-has-signed-off-stays-away", None, "pass", "tests/worker/test_starting.py::test_a_worker_that_has_signed_off_enters_itself_no_more[sqlite]"),
     Guard("few-are-claimed-in-vain", None, "pass", "tests/worker/test_starting.py::test_what_waits_for_processes_is_not_claimed_again_and_again[sqlite]"),
     Guard("drains-keep-what-waits-for-processes", "if self._drain:", "if False:", "tests/worker/test_starting.py::test_a_drain_waits_for_what_waits_for_processes[sqlite]"),
     Guard("who-waits-is-answered", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
