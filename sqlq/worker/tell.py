@@ -146,19 +146,16 @@ def rescued_event(job: Rescued, why: str) -> JobEvent:
     """Return the event of a job that was taken from its worker: rescued, or failed where its attempts are
     spent."""
     error = WorkerLostError(f"worker {job.owner} {why}")
-    # SQLite lets in bytes, which a supervisor could not pass on
-    # guard: events-of-the-lost-are-texts
-    task, queue, owner = str(job.task), str(job.queue), job.owner and str(job.owner)
     return JobEvent(
         name="failed" if job.failed else "rescued",
         id=job.id,
-        task=task,
-        queue=queue,
+        task=job.task,
+        queue=job.queue,
         attempt=job.attempts,
         reason="worker_lost" if job.failed else why,
         error=ErrorText(_LOST, str(error)) if job.failed else None,
         exception=error if job.failed else None,
-        worker=owner,
+        worker=job.owner,
     )
 
 

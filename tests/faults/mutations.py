@@ -223,7 +223,9 @@ GUARDS = [
     Guard("labels-are-text", "str(self.claimed.label)", "self.claimed.label", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
     Guard("a-follow-up-is-told-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_stop_nothing[sqlite]"),
     Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[False-sqlite]"),
-    Guard("events-of-the-lost-are-texts", "str(job.queue)", "job.queue", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[True-sqlite]"),
+    Guard("bytes-are-shown", "str(text)", "text", "tests/faces/test_cli_jobs.py::test_bytes_in_a_row_are_shown[sqlite]"),
+    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[True-sqlite]"),
+    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_stamp.py::test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own[sqlite]"),
     Guard("headers-are-read-first", None, "pass", "tests/worker/test_stamp.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
     Guard("the-last-word-is-written", None, "held_up: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_word_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue

@@ -408,6 +408,19 @@ async def aalone():
 """
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own(
+    app: sqlq.App, engine: Engine, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "play.py").write_text(PLAY)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('play.alone', x'ff', x'fe')")
+    (job,) = app.list()
+    with worker_process(tmp_path, "play:app", database_url, "-c", "1"):
+        wait_until(lambda: app.get(job.id).ended_at or app.get(job.id).history[1:], what="its end")
+    assert (tmp_path / "ran.txt").read_text() == "alone nobody's None b'\\xff'\n"
+
+
 def test_in_isolated_processes_too(carrying: sqlq.App, database_url: str, tmp_path: Path) -> None:
     (tmp_path / "play.py").write_text(PLAY)
     alone, aalone = (carrying.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone"))
