@@ -90,34 +90,33 @@ def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob
     """Return the job that follows one that ends with this outcome, sealed where there is a seal; None where
     none does, as after an attempt that did not end its job and after a cancel. It has the headers of the job
     it follows."""
+    about = {"job_id": job.id, "task": job.task}
+    try:
+        return _following(job, outcome, seal)
+    except ArgumentsError as error:
+        # guard: nobody-pays-for-a-bad-follow-up
+        log.error("job %d: no job follows it: %s", job.id, error, extra=about)
+    except Exception:
+        # guard: a-follow-up-that-cannot-be-made-stops-no-other
+        log.exception("job %d: no job follows it, for what follows cannot be made", job.id, extra=about)
+    return None
+
+
+def _following(job: Ending, outcome: Outcome, seal: Seal | None) -> NewJob | None:
+    # SQLite lets in bytes, which JSON could not say
+    names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
+    label = None if job.label is None else str(job.label)
     match outcome:
         case Completed():
             text, column = job.on_success, "on_success"
-            ended = Ended(job.id, job.task, job.queue, "completed", job.attempts, label=job.label)
+            ended = Ended(job.id, *names, "completed", job.attempts, label=label)
         case Failed(reason, error):
             text, column = job.on_failure, "on_failure"
-            ended = Ended(
-                job.id,
-                job.task,
-                job.queue,
-                "failed",
-                job.attempts,
-                reason,
-                error.exception,
-                error.message,
-                job.label,
-            )
+            said = error.exception, error.message
+            ended = Ended(job.id, *names, "failed", job.attempts, reason, *said, label)
         case _:
             return None
-    if text is None:
-        return None
-    try:
-        follower = Follower.from_text(text, column)
-    except ArgumentsError as error:
-        # guard: nobody-pays-for-a-bad-follow-up
-        log.error("job %d: no job follows it: %s", job.id, error, extra={"job_id": job.id, "task": job.task})
-        return None
-    if follower is None:
+    if text is None or (follower := Follower.from_text(text, column)) is None:
         return None
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
     new: NewJob = NewJob(

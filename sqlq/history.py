@@ -93,7 +93,7 @@ def written(attempts: int | None, said: Mapping[str, Any], course: Course, at: d
     if course.started_at is not None:
         line["started_at"] = _text(course.started_at)
     if course.worker is not None:
-        line["worker"] = course.worker
+        line["worker"] = str(course.worker)  # SQLite lets in bytes; guard: a-line-names-its-worker-in-text
     if course.host is not None:
         line["host"] = course.host
     return json.dumps(line, ensure_ascii=False)

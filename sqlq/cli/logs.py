@@ -127,7 +127,7 @@ class JsonLines(Form):
 def _in_json(task: str, queue: str) -> tuple[str, str, str]:
     """Return the subject of a job's line as the inside of a JSON text, its task and its queue."""
     about = json.dumps(scrubbed(subject(task, queue), ERROR_BYTES), ensure_ascii=False)
-    return about[1:-1], json.dumps(task, ensure_ascii=False), json.dumps(queue, ensure_ascii=False)
+    return about[1:-1], json.dumps(task, ensure_ascii=False), json.dumps(str(queue), ensure_ascii=False)
 
 
 class _Moments:

@@ -132,7 +132,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 def plain(text: str) -> str:
     """Return text in one line, without characters by which a row could steer a terminal."""
-    return _CONTROL.sub(" ", text).strip()
+    return _CONTROL.sub(" ", str(text)).strip()  # SQLite lets in bytes; guard: bytes-are-shown
 
 
 def plain_lines(text: str) -> str:

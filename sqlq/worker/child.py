@@ -16,7 +16,7 @@ from sqlq.events import JobEvent
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.link import Link, unpacked
+from sqlq.worker.link import Link, Message, unpacked
 from sqlq.worker.meter import Meter
 from sqlq.worker.options import WorkerOptions
 
@@ -165,22 +165,29 @@ class Supervised(Unsupervised):
     ) -> None:
         self._report = report
 
+        def heard(message: Message) -> None:
+            if "look" in message:
+                look()
+            elif "asked" in message:
+                asked(message["asked"])
+            elif "stop" in message:
+                stop(None)
+            elif "control" in message:
+                control(message["control"])
+            elif "events" in message:
+                for event in message["events"]:
+                    told(unpacked(event))
+            else:
+                rights = {(id, token): cancelled for id, token, cancelled in message["renewed"]}
+                renewed(rights, message["sent_at"], message["entered"])
+
         def run() -> None:
             while (message := self._link.receive()) is not None:
-                if "look" in message:
-                    look()
-                elif "asked" in message:
-                    asked(message["asked"])
-                elif "stop" in message:
-                    stop(None)
-                elif "control" in message:
-                    control(message["control"])
-                elif "events" in message:
-                    for event in message["events"]:
-                        told(unpacked(event))
-                else:
-                    rights = {(id, token): cancelled for id, token, cancelled in message["renewed"]}
-                    renewed(rights, message["sent_at"], message["entered"])
+                try:
+                    heard(message)
+                except Exception:
+                    # guard: a-worker-goes-on-hearing
+                    log.exception("what the supervisor says could not be followed")
             if not self._over:
                 log.error(
                     "the supervisor is gone: this worker stops within %s",

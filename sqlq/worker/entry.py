@@ -73,7 +73,10 @@ class Entry:
             self.register(conn)
 
     def register(self, conn: Connection) -> None:
-        """Write the row."""
+        """Write the row, unless the worker has signed off: who finds it gone because of that sees it here,
+        since it was noted before."""
+        if self._signed_off:
+            return  # guard: who-has-signed-off-stays-away
         operators = self._control()
         cluster.register(
             conn,

@@ -212,10 +212,11 @@ class LeaseKeeper:
             if unstarted:
                 since = {job.id: job.since for job in cluster.reserved(conn)}
                 courses = {job.id: Course(since.get(job.id), worker=worker) for job in unstarted}
-                endings.settle(
-                    conn,
-                    [settlement(job, given_back(job), courses[job.id]) for job in unstarted],
-                )
+                seal = database.seal  # guard: what-follows-the-unstarted-is-sealed
+                settlements = [
+                    settlement(job, given_back(job), courses[job.id], seal=seal) for job in unstarted
+                ]
+                endings.settle(conn, settlements)
             taken = endings.lose(conn, lost, why, seal=database.seal) if lost else []
             left = cluster.still_holds(conn, worker)
             if not left:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -67,8 +68,10 @@ class Leases:
         self._abandoned: set[Right] = set()
         """What was started here, but its outcome could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
-        self._unknown: Set[Right] = set()
-        """What the supervisor renewed last, but is not held here."""
+        self._claims_begun = self._claims_ended = 0
+        self._unknown: dict[Right, int] = {}
+        """What the supervisor renewed last, but is not held here, and how many claims had begun when that was
+        first heard of."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
 
@@ -78,6 +81,18 @@ class Leases:
     def trusted_until(self, sent_at: float) -> float:
         """Until when a lease asked for at `sent_at` is certainly ours."""
         return sent_at + self._trust_seconds
+
+    @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """Within this, jobs are claimed and then held, by one thread: what is in this worker's name need not
+        be known here before its end."""
+        with self._lock:
+            self._claims_begun += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claims_ended += 1
 
     def hold(self, claimed: Iterable[RunningJob]) -> None:
         claimed = list(claimed)
@@ -140,11 +155,21 @@ class Leases:
         self._renewed_for_us_at = sent_at
         with self._lock:
             held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
-            unknown = renewed.keys() - self._held.keys()
+            unknown = {
+                right: self._unknown.get(right, self._claims_begun)
+                for right in renewed.keys() - self._held.keys()
+            }
+            # One that began later is not the one that claimed it. Two messages alone say nothing: a process
+            # that stood still hears them at once, and its claim's reply after them.
+            lost = {
+                right
+                for right in unknown.keys() & self._unknown.keys()
+                if self._claims_ended >= unknown[right]  # guard: a-claim-under-way-is-not-lost
+            }
         self._note(held, renewed, sent_at)
-        # Twice in a row: not a claim whose reply is under way, but one whose reply was lost. No other worker
+        # Twice in a row, and what was claiming then has ended: a claim whose reply was lost. No other worker
         # would end it, since the supervisor renews whatever is in this worker's name.
-        self._give_back(unknown & self._unknown)  # guard: unknown-claims-are-given-back
+        self._give_back(lost)  # guard: unknown-claims-are-given-back
         self._unknown = unknown
 
     def _give_back(self, unknown: Set[Right]) -> None:

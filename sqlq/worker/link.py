@@ -154,9 +154,11 @@ def _line(message: Message) -> bytes:
 
 
 def packed(value: Any) -> Any:
-    """Return a claimed job or an outcome as JSON."""
+    """Return a claimed job, an outcome or an event as JSON."""
     if isinstance(value, datetime):
         return {"is": "datetime", "at": value.isoformat()}
+    if isinstance(value, bytes):  # SQLite lets them in
+        return str(value)  # guard: bytes-go-over-a-link-as-text
     if isinstance(value, ClaimedJob):
         names: Iterable[str] = value._fields
     elif dataclasses.is_dataclass(value):

@@ -102,7 +102,11 @@ class Child:
 
     def _hear(self) -> None:
         while (message := self.link.receive()) is not None:
-            self._heard(self, message)
+            try:
+                self._heard(self, message)
+            except Exception:
+                # guard: a-supervisor-goes-on-hearing
+                log.exception("what worker process %d says could not be followed", self.process.pid)
         self._heard(self, None)
 
     def send(self) -> None:
@@ -124,8 +128,9 @@ class Child:
             return None
 
     def close(self) -> None:
-        self.link.close()
-        self.box.close()
+        """Close the link. The box goes with the last who knows this child: threads with a list of children
+        from before may still look into it."""
+        self.link.close()  # guard: boxes-outlive-their-children
 
 
 class Supervisor:

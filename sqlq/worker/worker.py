@@ -412,7 +412,8 @@ class Worker(Background):
             held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
             held_nothing = held_nothing and self._admissions.is_idle  # guard: drain-awaits-a-look-under-way
             try:
-                claimed = self._claim(limit, quiet)
+                with self._leases.claiming():  # guard: the-loop-says-that-it-claims
+                    claimed = self._claim(limit, quiet)
             except DBAPIError as error:
                 self._grace.stopping.wait(outage.met(error))
                 continue

@@ -136,6 +136,14 @@ def test_jobs_lists_them_in_whatever_state_the_newest_first(desk: Desk) -> None:
     assert found[failed] == desk.json("show", str(failed))
 
 
+@on_sqlite
+def test_bytes_in_a_row_are_shown(desk: Desk, engine: Engine) -> None:
+    with engine.begin() as conn:
+        conn.exec_driver_sql("INSERT INTO jobs (task, queue, label) VALUES (x'fa', x'fb', x'fc')")
+    (row,) = desk("jobs").splitlines()[1:]
+    assert row.split()[1:4] == ["available", r"b'\xfb'", r"b'\xfa'"]
+
+
 def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     rare = desk.enqueue(queue="rare")
     for _ in range(3):

@@ -19,6 +19,7 @@ NAMES = [
     ("shop.send", "mail"),
     ('a "quoted"\ntask', "queue\r\nwith\\backslashes"),
     ("nul\0 \ud800", "Größe ☃"),
+    ("task", b"\xff"),  # SQLite lets it in
 ]
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.endings import settlement
+from sqlq.endings import Follower, settlement
 from sqlq.job import ClaimedJob
 from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.retry import given_back
@@ -361,6 +361,29 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
     with shop.app.database.begin() as conn:
         assert {job.id for job in endings.rescue(conn)} == {made[0].id, made[3].id}
     assert sorted(ended.id for _, ended in shop.following()) == [made[0].id, made[2].id, made[3].id]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_follow_up_that_cannot_be_made_keeps_no_other_job_from_its_end(
+    shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+) -> None:
+    def from_text(text: str, column: str) -> Follower | None:
+        if "alarm" in text:
+            raise RuntimeError("no memory")
+        return Follower(**json.loads(text))
+
+    monkeypatch.setattr(Follower, "from_text", from_text)
+    pay = shop.task(fail, max_attempts=1)
+    made = shop.app.enqueue_many([pay.new(), pay.new().set(on_failure=shop.thank)])
+    if lost:
+        shop.claim("dead")
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
+        with shop.app.database.begin() as conn:
+            assert len(endings.rescue(conn)) == 2
+    heard = shop.work()
+    assert [str(shop.app.get(job.id).state) for job in made] == ["failed", "failed"]
+    assert [ended.id for ended in heard] == [made[1].id]
 
 
 # -- what the row says ---------------------------------------------------------------------------------------

@@ -339,6 +339,45 @@ def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) ->
     assert (app.get(job.id).state, app.get(job.id).attempts) == ("available", 0)
 
 
+def test_a_claim_whose_reply_was_lost_is_given_back_during_the_next_one(app: sqlq.App, noop: Any) -> None:
+    job = app.enqueue(noop.new())
+    leases = app.worker()._leases
+    with leases.claiming():
+        (claimed,) = claim(app)
+        renewed = {(claimed.id, claimed.lease_token): False}
+        leases.renewed_for_us(renewed, 1.0)
+    with leases.claiming():
+        leases.renewed_for_us(renewed, 2.0)
+    assert (app.get(job.id).state, app.get(job.id).attempts) == ("available", 0)
+
+
+def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stood still hears of two renewals at once, and then of what it has claimed."""
+    ran: list[int] = []
+    task = app.task(name="t")(lambda: ran.append(sqlq.current_job().attempts))
+    reached, goes_on = threading.Event(), threading.Event()
+    with working(app) as worker:
+        readable = worker._intake.readable
+
+        def late(claimed: list[Any]) -> Any:
+            reached.set()
+            assert goes_on.wait(30)
+            return readable(claimed)
+
+        monkeypatch.setattr(worker._intake, "readable", late)
+        job = app.enqueue(task.new())
+        try:
+            assert reached.wait(30)
+            for sent_at in (1.0, 2.0):
+                worker._leases.renewed_for_us({(job.id, 1): False}, sent_at)
+            details = app.get(job.id)
+            assert (details.state, details.attempts, details.releases) == ("running", 1, 0)
+        finally:
+            goes_on.set()
+        wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")
+    assert ran == [1]
+
+
 def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_looked_at(
     app: sqlq.App, noop: Any, engine: Engine
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from sqlq.worker.chores import LookedFor
 from sqlq.worker.host import HELPERS, Host
 from sqlq.worker.link import Link
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
+from sqlq.worker.supervisor import Child
 from sqlq.worker.wake import Wake
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
@@ -505,6 +507,20 @@ def test_who_finds_more_than_it_can_take_is_followed_by_others_that_rest(childre
     host_of(found).more(found[0])
     assert len(sent) == len(set(sent)) == HELPERS
     assert set(sent) <= {"a", "b", "c"}
+
+
+def test_a_worker_that_has_died_keeps_no_other_from_being_sent(children: Any) -> None:
+    """Who asks may have the list of the children from before."""
+    gone = Child(lambda link, box: [sys.executable, "-c", ""], lambda child, message: None)
+    wait_until(lambda: gone.end() is not None, what="its process ending")
+    gone.worker, gone.slots = "gone", 4
+    sent: list[str] = []
+    found = [children("first", sent, rests=False), gone, children("alive", sent)]
+    host = host_of(found)
+    gone.close()
+    host.more(found[0])
+    host._looked()
+    assert "alive" in sent
 
 
 def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:

@@ -18,8 +18,10 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.errors import NoResultError, SealError
 from sqlq.seal import HEAD, new_key
+from sqlq.settings import MAX_RELEASES
 from sqlq.store import endings, jobs
 from sqlq.testing import assert_enqueued, inline, tick
+from sqlq.worker.keeper import LeaseKeeper
 from tests.flow_shop import Shop
 
 KEY, OLD = new_key(), new_key()
@@ -315,7 +317,7 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
         with Session(engine) as session, session.begin():
             sqlq.current_job().complete(session, SECRET)
 
-    lost = sealing.task(name="lost", **then)(lambda: None)
+    lost, returned = (sealing.task(name=name, **then)(lambda: None) for name in ("lost", "returned"))
     bad = sealing.task(name="bad", **then)(lambda: None)
     sealing.enqueue_many([task.new() for task in (good, completed, bad)])
     write(engine, "UPDATE jobs SET payload = '{}' WHERE task = 'bad'")
@@ -325,12 +327,20 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
         (held,) = jobs.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
     with database.begin() as conn:
         endings.lose(conn, [(held.id, held.lease_token)], "is gone", seal=database.seal)
+    sealing.enqueue(returned.new().set(queue="returned"))
+    write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
+    with database.begin() as conn:
+        assert jobs.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
+    keeper = LeaseKeeper(1000)
+    keeper._database = database
+    assert keeper._give_back_of("dead", set(), "died")
     work(sealing)
     assert sorted(heard, key=str) == [
         ("bad", "bad_signature"),
         ("completed", None),
         ("good", None),
         ("lost", "worker_lost"),
+        ("returned", "error"),
     ]
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
     assert SECRET in [job.result for job in sealing.list()]

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.store import endings
 from sqlq.testing import drain, inline
+from sqlq.worker.link import packed
+from sqlq.worker.tell import Teller
 from tests.faults.processes import worker_process
 from tests.waiting import wait_until
 
@@ -161,15 +165,54 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sqlq.worker")
+    told: list[sqlq.Ended] = []
+
+    @app.task(name="told")
+    def tell(ended: sqlq.Ended) -> None:
+        told.append(ended)
+
     app.task(name="t")(lambda: None)
+    app.task(name="followed", on_success=tell)(lambda: None)
     with engine.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (task, label) VALUES ('t', x'ff')")
         conn.exec_driver_sql("INSERT INTO jobs (task, headers, progress) VALUES ('t', x'ff', 'far')")
-    assert drain(app).completed == 1
-    failed, finished = app.list()
+        conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('followed', x'fe', x'fd')")
+    assert drain(app).completed == 3
+    follower, followed, failed, finished = app.list()
     assert (finished.label, finished.state) == (r"b'\xff'", "finished")
     assert (failed.message, failed.progress) == ("the headers are not text", None)
     assert r"b'\xff'" in caplog.text
+    assert (followed.state, follower.task, follower.state) == ("finished", "told", "finished")
+    assert [(ended.queue, ended.label) for ended in told] == [(r"b'\xfd'", r"b'\xfe'")]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("spent", [True, False])
+def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
+    app: sqlq.App, engine: Engine, *, spent: bool
+) -> None:
+    other = app.enqueue(app.task(name="t", max_attempts=1)(lambda: None).new())
+    with engine.begin() as conn:
+        conn.exec_driver_sql(
+            "INSERT INTO jobs (task, queue, label, on_failure, max_attempts) "
+            """VALUES (x'fa', x'fb', x'fc', '{"task": "alarm"}', ?)""",
+            (1 if spent else 2,),
+        )
+        conn.exec_driver_sql(
+            "UPDATE jobs SET attempts = 1, reserved_at = 1, reserved_by = x'fe', lease_expires_at = 1"
+        )
+    with app.database.begin() as conn:
+        rescued = endings.rescue(conn)
+    assert sorted((job.id, job.failed) for job in rescued) == [(other.id, True), (other.id + 1, spent)]
+    events = Teller().rescued(rescued, "is gone")
+    json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor says them
+    details = app.get(other.id + 1)
+    if not spent:
+        assert [(line.outcome, line.worker) for line in details.history] == [("lost", r"b'\xfe'")]
+        return
+    (alarm,) = app.list(task="alarm")
+    ended = alarm.payload["args"][0]
+    assert [ended[name] for name in ("task", "queue", "label")] == [r"b'\xfa'", r"b'\xfb'", r"b'\xfc'"]
 
 
 # -- stamps --------------------------------------------------------------------------------------------------
@@ -363,6 +406,19 @@ async def aalone():
     note("aalone")
     tenant.set("another's")
 """
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own(
+    app: sqlq.App, engine: Engine, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "play.py").write_text(PLAY)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('play.alone', x'ff', x'fe')")
+    (job,) = app.list()
+    with worker_process(tmp_path, "play:app", database_url, "-c", "1"):
+        wait_until(lambda: app.get(job.id).ended_at or app.get(job.id).history[1:], what="its end")
+    assert (tmp_path / "ran.txt").read_text() == "alone nobody's None b'\\xff'\n"
 
 
 def test_in_isolated_processes_too(carrying: sqlq.App, database_url: str, tmp_path: Path) -> None:

@@ -429,6 +429,16 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
     assert "without its knowing" not in caplog.text
 
 
+def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> None:
+    """Its heartbeat and its supervisor go on until it has ended, and find no row of it."""
+    with app.worker() as worker:
+        assert [each.id for each in app.admin.workers()] == [worker.id]
+    assert app.admin.workers() == []
+    worker._leases.beat()
+    worker._renewed_for_us({}, time.monotonic(), entered=False)
+    assert app.admin.workers() == []
+
+
 def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn(
     database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from sqlq.worker.isolates import Isolates
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link
 from sqlq.worker.running import RunningJob
+from sqlq.worker.supervisor import Child
 from tests.waiting import wait_until
 
 LEASE_MS = 1_000
@@ -202,6 +203,50 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     assert stops[1] == ORPHANED_MS
     here.close()
     box.close()
+
+
+def test_a_word_that_cannot_be_followed_deafens_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    box, fd = BlackBox.create()
+    os.close(fd)
+    here, there = Link.pair()
+    supervisor = Link(there)
+    stops: list[int | None] = []
+
+    def renewed(*args: Any) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    Supervised(here, box).listen(stop=stops.append, renewed=renewed, told=lambda event: None)
+    supervisor.send(renewed=[], sent_at=1.0, entered=True)
+    supervisor.send(stop=True)
+    wait_until(lambda: stops, timeout=20, what="being told to stop")
+    assert stops == [None]
+    assert "Event loop is closed" in caplog.text
+    supervisor.close()
+    here.close()
+    box.close()
+
+
+SPEAKS = """
+import os, sys
+os.write(int(sys.argv[1]), b'{"more": true}\\n{"ended": {}}\\n')
+"""
+
+
+def test_a_word_that_cannot_be_followed_makes_no_supervisor_deaf() -> None:
+    heard: list[Any] = []
+
+    def hear(child: Child, message: Any) -> None:
+        if message == {"more": True}:
+            raise ValueError("mmap closed or invalid")
+        heard.append(message)
+
+    child = Child(lambda link, box: [sys.executable, "-c", SPEAKS, str(link)], hear)
+    try:
+        wait_until(lambda: len(heard) == 2, timeout=20, what="its last word and its end")
+        assert heard == [{"ended": {}}, None]
+    finally:
+        wait_until(lambda: child.end() is not None, what="its process ending")
+        child.close()
 
 
 def test_the_box_says_what_runs(app: sqlq.App) -> None:
