@@ -87,7 +87,7 @@ class SQLite(Dialect):
         return select(*columns).subquery("batch")
 
     def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=milliseconds_of)}
+        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
 
     def texts(self) -> FromClause:
         each = func.json_each(bindparam("texts", type_=Text)).table_valued(
@@ -220,6 +220,11 @@ class SQLite(Dialect):
         def _rests(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
                 record.invalidate()  # it sees no change, and the file may be one that can be changed by now
+
+
+def _in_json(value: Any) -> Any:
+    # such as the name of a queue in a row that SQL has written; no text is equal to it
+    return value.decode(errors="replace") if isinstance(value, bytes) else milliseconds_of(value)
 
 
 def may_only_be_read(url: URL) -> bool:

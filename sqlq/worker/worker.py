@@ -375,6 +375,8 @@ class Worker(Background):
 
     def _stop_behind(self, error: SchemaVersionError) -> None:
         """Stop in good order: a migration has left this sqlq behind."""
+        if self._left_behind is not None:
+            return  # the chore that tells it may have another turn before its thread ends
         self._left_behind = error
         log.error("stopping: %s", error, extra={"event": "schema_changed"})
         if not self._grace.stopping.is_set():

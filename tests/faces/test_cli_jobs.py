@@ -142,6 +142,8 @@ def test_bytes_in_a_row_are_shown(desk: Desk, engine: Engine) -> None:
         conn.exec_driver_sql("INSERT INTO jobs (task, queue, label) VALUES (x'fa', x'fb', x'fc')")
     (row,) = desk("jobs").splitlines()[1:]
     assert row.split()[1:4] == ["available", r"b'\xfb'", r"b'\xfa'"]
+    assert r"b'\xfb'" in desk("show", row.split()[0])
+    assert desk("status").splitlines()[1].startswith("\N{REPLACEMENT CHARACTER} ")
 
 
 def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
