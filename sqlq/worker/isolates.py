@@ -18,9 +18,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
@@ -346,8 +347,8 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
     threading.Thread(target=receive, name="sqlq-isolate", daemon=True).start()
     pace = Pace(say)
     # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
-    runner = asyncio.Runner()
-    with nullcontext() if lifespan is None else entered(lifespan, runner.run) as value:
+    run = partial(_run, asyncio.Runner().get_loop())
+    with nullcontext() if lifespan is None else entered(lifespan, run) as value:
         link.send(up=True)
         while "job" in (message := messages.get()):
             job = unpacked(message["job"])
@@ -363,7 +364,7 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
             current[:] = [running]
             stop()
             link.send(began=True)
-            outcome = runner.run(aexecute(running)) if running.is_async else execute(running, run=runner.run)
+            outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
             current.clear()
             to_stop.clear()
             running.ended = True
@@ -379,3 +380,15 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _run(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, in a copy of this thread's context, so that current_job() is found."""
+    task = loop.create_task(coroutine)  # guard: an-isolates-coroutine-knows-its-job
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt):
+            # one of another task only whoever awaits that gets, too; guard: an-isolates-loop-goes-on
+            if task.done():
+                raise

@@ -192,3 +192,51 @@ def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: st
     assert len({each[0] for each in pids}) == 4
     assert os.getpid() not in {each[0] for each in pids}
     app.close()
+
+
+ON_ONE_LOOP = """
+import asyncio
+import sys
+import sqlq
+
+app = sqlq.App()
+
+async def exits():
+    sys.exit(3)
+
+@app.task(isolate=True, max_attempts=1)
+async def starts():
+    await asyncio.create_task(exits())
+
+async def own_id():
+    return sqlq.current_job().id
+
+@app.task(isolate=True)
+def returns_a_coroutine():
+    return own_id()
+"""
+
+
+@on_sqlite
+def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
+    tmp_path: Any, database_url: str
+) -> None:
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
+    app = sqlq.App(database_url)
+    job = app.enqueue(app.named("shop.starts").new())
+    run.work()
+    done = app.get(job.id)
+    assert (done.state, done.reason, done.exception) == ("failed", "error", "SystemExit")
+    app.close()
+
+
+@on_sqlite
+def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, database_url: str) -> None:
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
+    app = sqlq.App(database_url)
+    jobs = app.enqueue_many([app.named("shop.returns_a_coroutine").new()] * 2)
+    run.work("-c", "1")
+    assert [app.get(job.id).result for job in jobs] == [job.id for job in jobs]
+    app.close()

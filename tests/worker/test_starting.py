@@ -29,7 +29,7 @@ from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
-from sqlq.worker import chores, grace, settle
+from sqlq.worker import chores, execute, grace, settle
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.executors import Executors
@@ -295,6 +295,18 @@ def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: py
         wait_until(lambda: app.get(job.id).state == "failed", what="the timeout")
         assert beating.is_set()
     assert app.get(job.id).reason == "timeout"
+
+
+def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
+    """It comes from a thread that has others to see to as well."""
+
+    async def meanwhile() -> Callable[[], object]:
+        return execute._canceller()
+
+    job = running(1)
+    job.on_cancel(asyncio.run(meanwhile()))
+    job.cancel()
+    assert job.asked_to_stop
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
