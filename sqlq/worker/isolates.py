@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
-from sqlq.outcome import Cancelled, ErrorText, Outcome, Released
+from sqlq.outcome import Cancelled, ErrorText, Outcome, Released, SelfCompleted
 from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
 from sqlq.task import Registry
@@ -171,6 +171,8 @@ class Isolates:
                 self._idle.append(isolate)
             self._bury()
         self.on_room()
+        if isinstance(outcome, SelfCompleted):  # guard: late-may-have-completed
+            return SelfCompleted(late(running) or outcome.otherwise)
         return late(running) or outcome
 
     def _attempt(self, isolate: Isolate, running: RunningJob) -> Outcome | None:
@@ -272,6 +274,10 @@ class Isolates:
                     extra=running.fields("isolate_lost"),
                 )
             return Released(0 if closed else NOT_STARTED_MS)
+        # before it died it may have completed its job; guard: the-dead-may-have-completed
+        return SelfCompleted(self._broken_off(running, how, closed=closed))
+
+    def _broken_off(self, running: RunningJob, how: str, *, closed: bool) -> Outcome:
         if (outcome := late(running)) is not None:
             return outcome
         if running.cancel_requested:

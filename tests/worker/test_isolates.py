@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, Outcome, Retried
+from sqlq.outcome import Completed, Outcome, Retried, SelfCompleted
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.running import RunningJob
+from sqlq.worker.settle import Tally
 from tests.faces.command import Command
 from tests.waiting import wait_until
+from tests.worker.test_events import listening
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -116,10 +119,68 @@ def test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost(
 ) -> None:
     some = spawned(ISOLATE.replace("link.send(outcome=", f"link._socket.sendall({says!r}); dict(a="))
     lost = some.run()
-    assert isinstance(lost, Retried)
-    assert lost.reason == "worker_lost"
+    assert isinstance(lost, SelfCompleted)
+    assert isinstance(lost.otherwise, Retried)
+    assert lost.otherwise.reason == "worker_lost"
     assert "job 1: what its process says cannot be read; the process is killed" in caplog.text
     assert some.ended() == [True]
+
+
+COMPLETES = """
+import os, sys, threading, time
+from sqlalchemy import create_engine
+import sqlq
+from sqlq.worker.isolates import serve
+from sqlq.worker.link import Link
+
+app = sqlq.App()
+
+@app.task(name="t", isolate=True, timeout=sys.argv[2], max_attempts=1)
+def completes(end):
+    job, engine = sqlq.current_job(), create_engine(app.database.engine.url)
+    sqlq.configure_sqlite(engine, immediate=True)
+    with job.completing(engine, "done"):
+        pass
+    while end == "late" and not job.cancelled:
+        time.sleep(0.01)
+    if end == "gone":
+        os._exit(5)
+    if end != "late":
+        threading.Event().wait()
+
+serve(Link.inherited(int(sys.argv[1])), app.tasks)
+"""
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("end", "timeout"),
+    [("late", "1s"), ("killed", "1s"), ("gone", "1h"), ("the grace is over", "1h")],
+    ids=lambda given: given.replace(" ", "_"),
+)
+def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends(
+    app: sqlq.App, end: str, timeout: str
+) -> None:
+    def spawn(fd: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COMPLETES, str(fd), timeout]
+        environment = {**os.environ, "SQLQ_DATABASE_URL": str(app.database.engine.url)}
+        return subprocess.Popen(command, pass_fds=[fd], env=environment)
+
+    @app.task(name="t", isolate=True, timeout=timeout, max_attempts=1)
+    def completes(end: str) -> None: ...
+
+    told = listening(app)
+    job = app.enqueue(completes.new(end))
+    worker = app.worker(drain=True, isolates=Isolates(spawn), grace="100ms")
+    working = threading.Thread(target=worker.run)
+    working.start()
+    wait_until(lambda: app.get(job.id).state == "finished", what="the job completed")
+    if end == "the grace is over":
+        worker.stop()
+    working.join(60)
+    assert not working.is_alive()
+    assert (app.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
+    assert [event.name for event in told] == ["started", "finished"]
 
 
 @on_sqlite
