@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from sqlq.outcome import Outcome, Released
+from sqlq.outcome import Outcome
 from sqlq.retry import given_back
 from sqlq.worker.execute import Starting, aexecute, execute
 from sqlq.worker.isolates import Isolates
@@ -196,7 +196,8 @@ class Executors:
             if job.isolated and self._isolates is not None:
                 self._isolates.cancel_reservation()
             self.give_up(job)
-            self._done(job, Released(NOT_STARTED_MS))
+            # guard: what-cannot-start-is-bounded
+            self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
     def _ensure_threads(self) -> None:
         """Start one more thread, as long as there are fewer than slots; raises where that leaves too few."""

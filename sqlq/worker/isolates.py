@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
-from sqlq.outcome import Cancelled, ErrorText, Outcome, Released, SelfCompleted
+from sqlq.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
 from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
 from sqlq.task import Registry
@@ -143,7 +143,8 @@ class Isolates:
                 error,
                 extra=running.fields("isolate_lost"),
             )
-            return Released(NOT_STARTED_MS)
+            # guard: what-gets-no-process-is-bounded
+            return given_back(running.claimed, delay_ms=NOT_STARTED_MS)
         if isolate is None:
             return given_back(running.claimed)
         running.kill = lambda: self._kill(isolate, running)
@@ -273,7 +274,8 @@ class Isolates:
                     how,
                     extra=running.fields("isolate_lost"),
                 )
-            return Released(0 if closed else NOT_STARTED_MS)
+            # guard: what-never-comes-up-is-bounded
+            return given_back(running.claimed, delay_ms=0 if closed else NOT_STARTED_MS)
         # before it died it may have completed its job; guard: the-dead-may-have-completed
         return SelfCompleted(self._broken_off(running, how, closed=closed))
 

@@ -14,9 +14,10 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, Outcome, Retried, SelfCompleted
+from sqlq.outcome import Completed, Outcome, Released, Retried, SelfCompleted
+from sqlq.settings import MAX_RELEASES
 from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.isolates import Isolates
+from sqlq.worker.isolates import NOT_STARTED_MS, Isolates
 from sqlq.worker.running import RunningJob
 from sqlq.worker.settle import Tally
 from tests.faces.command import Command
@@ -48,9 +49,9 @@ class Spawned:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False) -> Outcome:
+    def run(self, *, alone: bool = False, releases: int = 0) -> Outcome:
         running = RunningJob(
-            ClaimedJob(1, 1, "q", "t", "{}", 1, 3),
+            ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
             None,
             float("inf"),
             CompletionTarget(None, keep_finished=True),
@@ -124,6 +125,24 @@ def test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost(
     assert lost.otherwise.reason == "worker_lost"
     assert "job 1: what its process says cannot be read; the process is killed" in caplog.text
     assert some.ended() == [True]
+
+
+def test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever(spawned: type[Spawned]) -> None:
+    some = spawned("raise SystemExit(3)")
+    assert some.run() == Released(NOT_STARTED_MS)
+    assert isinstance(some.run(releases=MAX_RELEASES), Retried)
+
+
+def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
+    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(fd: int) -> subprocess.Popen[bytes]:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    some = spawned()
+    monkeypatch.setattr(some.isolates, "_spawn", none)
+    assert some.run() == Released(NOT_STARTED_MS)
+    assert isinstance(some.run(releases=MAX_RELEASES), Retried)
 
 
 COMPLETES = """

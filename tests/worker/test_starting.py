@@ -27,6 +27,7 @@ from sqlq.doctor import Doctor
 from sqlq.findings import Finding, Verdict
 from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
+from sqlq.settings import MAX_RELEASES
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
 from sqlq.worker import chores, execute, grace, settle
@@ -121,6 +122,24 @@ def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay
         wait_until(lambda: finding(app, "starts").verdict is Verdict.CHECK, what="the doctor seeing it")
         short.clear()
         wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="both at a time")
+
+
+def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fails(self: threading.Thread) -> None:
+        if self.name.startswith("sqlq-slot"):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    job = app.enqueue(app.task(name="t", max_attempts=1)(lambda: None).new())
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE jobs SET releases = {MAX_RELEASES}"))
+    assert app.worker(drain=True).run().failed == 1
+    assert app.get(job.id).message == f"given back {MAX_RELEASES} times without finishing"
 
 
 # -- processes that start ------------------------------------------------------------------------------------
