@@ -337,6 +337,7 @@ GUARDS = [
     Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor[sqlite]"),
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
+    Guard("threads-keep-no-process", None, "pass", SUPERVISOR + "test_a_thread_that_a_coroutine_has_left_keeps_no_process[sqlite]"),
     Guard("a-repeat-is-one-request", "stopping_since + REPEAT_SECONDS", "stopping_since", SUPERVISOR + "test_a_request_that_comes_twice_at_once_is_one[sqlite]"),
     Guard("a-start-cut-short-is-no-failure", None, "if False:", RELOAD + "test_a_change_while_a_process_starts[sqlite]"),
     Guard("no-stale-code", None, "pass", RELOAD + "test_two_changes_of_one_size_within_a_second[sqlite]"),
