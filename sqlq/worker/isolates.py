@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -40,6 +40,8 @@ log = logging.getLogger("sqlq.worker")
 
 NOT_STARTED_MS = 5_000
 """How long a job waits whose process did not come up: that is seldom over at once."""
+START_SECONDS = 600.0
+"""How long a process may take to import the App and enter its lifespan, when a job waits for it."""
 LAST_SECONDS = 5.0
 LEAVE_SECONDS = 10.0
 """How long a process that has had its jobs may take to leave its lifespan."""
@@ -54,8 +56,12 @@ class Isolate:
 
     def __init__(self, spawn: Spawn) -> None:
         self.link, there = Link.pair()
-        with there:
-            self.process = spawn(there.fileno())
+        try:
+            with there:
+                self.process = spawn(there.fileno())
+        except BaseException:  # files may be what is short
+            self.link.close()
+            raise
         self.running: RunningJob | None = None
         self.jobs = 0
         """How many it has been given."""
@@ -148,7 +154,12 @@ class Isolates:
         if isolate is None:
             return given_back(running.claimed)
         running.kill = lambda: self._kill(isolate, running)
+        hanging = threading.Timer(START_SECONDS, self._kill_hanging, (isolate, running))
+        hanging.daemon = True
         try:
+            if not isolate.is_up():
+                with suppress(RuntimeError):  # where there is no thread to be had, its start goes unwatched
+                    hanging.start()  # guard: starts-have-an-end
             outcome = self._attempt(isolate, running)
         # It would end the slot's thread, and leave the job to a lease that is renewed for ever. The process
         # is killed, and the attempt counts.
@@ -160,6 +171,7 @@ class Isolates:
             )
             outcome = None
         finally:
+            hanging.cancel()
             running.kill = None
             running.on_cancel(None)
         if outcome is None:
@@ -251,6 +263,10 @@ class Isolates:
         with self._lock:  # by now it may run the next job
             if isolate.running is running:  # guard: kill-spares-the-next
                 isolate.process.kill()
+
+    def _kill_hanging(self, isolate: Isolate, running: RunningJob) -> None:
+        if running.started is None:  # guard: what-has-begun-does-not-hang
+            self._kill(isolate, running)
 
     def _start(self) -> Isolate:
         isolate = Isolate(self._spawn)

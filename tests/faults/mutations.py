@@ -364,6 +364,8 @@ GUARDS = [
     Guard("what-gets-no-process-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever"),
     Guard("what-never-comes-up-is-bounded", "running.claimed", "running.claimed._replace(releases=0)", "tests/worker/test_isolates.py::test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever"),
     Guard("what-cannot-start-is-bounded", "job.claimed", "job.claimed._replace(releases=0)", STARTING + "test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever[sqlite]"),
+    Guard("starts-have-an-end", None, "pass", "tests/worker/test_isolates.py::test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back"),
+    Guard("what-has-begun-does-not-hang", None, "if True:", "tests/worker/test_isolates.py::test_a_process_that_has_begun_in_time_is_not_killed_for_its_start"),
     Guard("isolates-end-after-their-jobs", None, "if False:", "tests/worker/test_isolates.py::test_processes_end_after_so_many_jobs"),
     Guard("alone-is-fresh", None, "fit = list(self._idle)", "tests/worker/test_isolates.py::test_a_job_alone_gets_a_process_that_ran_nothing_and_ends_with_it"),
     Guard("a-turn-finds-its-queue", None, "return True", "tests/worker/test_turns.py::test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),

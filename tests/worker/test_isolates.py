@@ -16,6 +16,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.job import ClaimedJob
 from sqlq.outcome import Completed, Outcome, Released, Retried, SelfCompleted
 from sqlq.settings import MAX_RELEASES
+from sqlq.worker import isolates
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.isolates import NOT_STARTED_MS, Isolates
 from sqlq.worker.running import RunningJob
@@ -49,8 +50,8 @@ class Spawned:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False, releases: int = 0) -> Outcome:
-        running = RunningJob(
+    def run(self, *, alone: bool = False, releases: int = 0, kind: type[RunningJob] = RunningJob) -> Outcome:
+        running = kind(
             ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
             None,
             float("inf"),
@@ -133,6 +134,29 @@ def test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever(spawned
     assert isinstance(some.run(releases=MAX_RELEASES), Retried)
 
 
+def test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back(
+    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolates, "START_SECONDS", 0.1)
+    some = spawned("import threading; threading.Event().wait()")
+    assert some.run() == Released(NOT_STARTED_MS)
+    assert some.ended() == [True]
+
+
+def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: type[Spawned]) -> None:
+    some = spawned(ISOLATE.replace("(began=True)", "(began=True), link.receive()"))
+
+    class Begun(RunningJob):
+        def mark_started(self) -> None:
+            super().mark_started()
+            (isolate,) = some.isolates._all
+            some.isolates._kill_hanging(isolate, self)  # as the timer that comes at this moment
+            isolate.link.send(go=True)
+
+    assert some.run(kind=Begun) == Completed()
+    assert some.ended() == [False]
+
+
 def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,8 +237,8 @@ def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
 
     app.enqueue(app.task(name="usual")(lambda: None).new())
     app.enqueue(app.task(name="fresh", isolate="fresh")(lambda: None).new())
-    isolates = Recorded(lambda fd: pytest.fail("a process was started"))
-    assert app.worker(drain=True, isolate=True, isolates=isolates).run().completed == 2
+    recorded = Recorded(lambda fd: pytest.fail("a process was started"))
+    assert app.worker(drain=True, isolate=True, isolates=recorded).run().completed == 2
     assert sorted(Recorded.ran) == [("fresh", True), ("usual", False)]
 
 
