@@ -127,16 +127,17 @@ def failed(
     return Retried(min(wait_ms, LONGEST_MS), error, reason)
 
 
-def given_back(job: ClaimedJob, *, crowded: bool = False) -> Outcome:
-    """Return the outcome of an attempt that its worker breaks off: it does not count, until the job was given
-    back too often (G3).
+def given_back(job: ClaimedJob, *, delay_ms: int = 0, crowded: bool = False) -> Outcome:
+    """Return the outcome of an attempt that its worker breaks off, or cannot start: it does not count, until
+    the job was given back too often (G3).
 
-    It is due again at once, or where the place it needs is `crowded` after a second, and longer each time.
+    It is due again after `delay_ms`, or where the place it needs is `crowded` after a second, and longer each
+    time.
     """
     if job.releases < MAX_RELEASES:
-        return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else 0)
+        return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else delay_ms)
     error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
-    return failed(job, error, delay_ms=0)
+    return failed(job, error, delay_ms=delay_ms)
 
 
 def put_off(job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], error: Exception) -> Outcome:

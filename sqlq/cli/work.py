@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -41,6 +42,8 @@ PAUSING = (signal.SIGUSR2, signal.SIGTSTP)
 RESUMING = (signal.SIGCONT,)
 IGNORED = (signal.SIGUSR1,)
 FLUSH_SECONDS = 1.0
+THREADS_SECONDS = 5.0
+"""How long a worker process waits at its end for threads that handlers have started."""
 REPEAT_SECONDS = 1.0
 """A signal that follows another so soon is the same request: `timeout`, for one, signals its child and the
 group."""
@@ -390,11 +393,14 @@ def _child(
     if stands_by and not _stand_by(app, supervised):
         isolates.close()
         sys.exit(0)
+    code = 1
     try:
         with naming_options("max_rss"):
             worker.run(patient=generation > 0)
+        code = 0
     finally:
         supervised.ended(vars(worker.tally))
+        _leave_in_time(code)  # guard: threads-keep-no-process
     if worker.left_running:
         # what cannot be stopped goes on in threads; jobs are given back, and the usual exit would let
         # handlers run on
@@ -492,6 +498,22 @@ def _exit(code: int) -> NoReturn:
         flushing.join(FLUSH_SECONDS)
     finally:  # where there is no thread to be had
         os._exit(code)
+
+
+def _leave_in_time(code: int) -> None:
+    """Have this process end soon, whatever threads go on: at its exit Python waits for some of them, among
+    them that of an `asyncio.to_thread` whose coroutine met its timeout, without end."""
+    waited = threading.Event()
+    atexit.register(waited.set)  # what is registered last is called first, when all threads have ended
+
+    def leave() -> None:
+        if not waited.wait(THREADS_SECONDS):
+            log.warning("a thread that a handler has started does not end: it is left behind")
+            atexit._run_exitfuncs()  # noqa: SLF001 - tracers and the like send then what they have gathered
+            _exit(code)
+
+    with suppress(RuntimeError):  # where there is no thread to be had
+        threading.Thread(target=leave, name="sqlq-leave", daemon=True).start()
 
 
 def _flush() -> None:

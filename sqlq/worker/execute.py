@@ -231,7 +231,14 @@ def _canceller() -> Callable[[], object]:
     """Return what cancels the asyncio task that calls this, from any thread."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    return lambda: loop.call_soon_threadsafe(task.cancel)
+
+    def cancel() -> None:
+        try:
+            loop.call_soon_threadsafe(task.cancel)
+        except RuntimeError:  # guard: a-closed-loop-stops-nobody
+            pass  # the loop is closed: nothing runs there that a cancel could end
+
+    return cancel
 
 
 def _ended(running: RunningJob, result: Any) -> Outcome:

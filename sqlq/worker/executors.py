@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from sqlq.outcome import Outcome, Released
+from sqlq.outcome import Outcome
 from sqlq.retry import given_back
 from sqlq.worker.execute import Starting, aexecute, execute
 from sqlq.worker.isolates import Isolates
@@ -63,6 +63,7 @@ class Executors:
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._starting = True
         self.ended = 0
         """Jobs ended so far; its growth is the pace."""
@@ -195,7 +196,8 @@ class Executors:
             if job.isolated and self._isolates is not None:
                 self._isolates.cancel_reservation()
             self.give_up(job)
-            self._done(job, Released(NOT_STARTED_MS))
+            # guard: what-cannot-start-is-bounded
+            self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
     def _ensure_threads(self) -> None:
         """Start one more thread, as long as there are fewer than slots; raises where that leaves too few."""
@@ -271,10 +273,22 @@ class Executors:
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._closing:  # guard: the-loop-of-all-goes-on
+                try:
+                    loop.run_forever()
+                # asyncio lets these of any task through, to end the program; whoever awaits it gets them, too
+                except (SystemExit, KeyboardInterrupt) as error:
+                    log.warning(
+                        "an asyncio task that a handler has started raised %s: the event loop goes on",
+                        type(error).__name__,
+                    )
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+    def _end_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._closing = True
+        loop.stop()
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine, of a handler in a thread or of the lifespan, on the loop of all `async def`
@@ -324,4 +338,4 @@ class Executors:
         if self._isolates is not None:
             self._isolates.close()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._end_loop, self._loop)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sqlq.outcome import Outcome
+from sqlq.outcome import Outcome, SelfCompleted
 from sqlq.retry import given_back
 from sqlq.worker.execute import late
 from sqlq.worker.executors import Executors
@@ -82,5 +82,7 @@ class GivesBack:
             job.cancel()
         self._executors.wait_idle(CANCELLED_SECONDS)
         for job in self._executors.running():
-            self._settle(job, late(job) or given_back(job.claimed))  # guard: give-back-after-grace
+            # the handler may have completed the job, here or in its own process
+            otherwise = late(job) or given_back(job.claimed)
+            self._settle(job, SelfCompleted(otherwise))  # guard: give-back-after-grace
             job.given_up = True

@@ -18,13 +18,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
-from sqlq.outcome import Cancelled, ErrorText, Outcome, Released
+from sqlq.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
 from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
 from sqlq.task import Registry
@@ -39,6 +40,8 @@ log = logging.getLogger("sqlq.worker")
 
 NOT_STARTED_MS = 5_000
 """How long a job waits whose process did not come up: that is seldom over at once."""
+START_SECONDS = 600.0
+"""How long a process may take to import the App and enter its lifespan, when a job waits for it."""
 LAST_SECONDS = 5.0
 LEAVE_SECONDS = 10.0
 """How long a process that has had its jobs may take to leave its lifespan."""
@@ -53,8 +56,12 @@ class Isolate:
 
     def __init__(self, spawn: Spawn) -> None:
         self.link, there = Link.pair()
-        with there:
-            self.process = spawn(there.fileno())
+        try:
+            with there:
+                self.process = spawn(there.fileno())
+        except BaseException:  # files may be what is short
+            self.link.close()
+            raise
         self.running: RunningJob | None = None
         self.jobs = 0
         """How many it has been given."""
@@ -142,11 +149,17 @@ class Isolates:
                 error,
                 extra=running.fields("isolate_lost"),
             )
-            return Released(NOT_STARTED_MS)
+            # guard: what-gets-no-process-is-bounded
+            return given_back(running.claimed, delay_ms=NOT_STARTED_MS)
         if isolate is None:
             return given_back(running.claimed)
         running.kill = lambda: self._kill(isolate, running)
+        hanging = threading.Timer(START_SECONDS, self._kill_hanging, (isolate, running))
+        hanging.daemon = True
         try:
+            if not isolate.is_up():
+                with suppress(RuntimeError):  # where there is no thread to be had, its start goes unwatched
+                    hanging.start()  # guard: starts-have-an-end
             outcome = self._attempt(isolate, running)
         # It would end the slot's thread, and leave the job to a lease that is renewed for ever. The process
         # is killed, and the attempt counts.
@@ -158,6 +171,7 @@ class Isolates:
             )
             outcome = None
         finally:
+            hanging.cancel()
             running.kill = None
             running.on_cancel(None)
         if outcome is None:
@@ -170,6 +184,8 @@ class Isolates:
                 self._idle.append(isolate)
             self._bury()
         self.on_room()
+        if isinstance(outcome, SelfCompleted):  # guard: late-may-have-completed
+            return SelfCompleted(late(running) or outcome.otherwise)
         return late(running) or outcome
 
     def _attempt(self, isolate: Isolate, running: RunningJob) -> Outcome | None:
@@ -248,6 +264,10 @@ class Isolates:
             if isolate.running is running:  # guard: kill-spares-the-next
                 isolate.process.kill()
 
+    def _kill_hanging(self, isolate: Isolate, running: RunningJob) -> None:
+        if running.started is None:  # guard: what-has-begun-does-not-hang
+            self._kill(isolate, running)
+
     def _start(self) -> Isolate:
         isolate = Isolate(self._spawn)
         self._all.add(isolate)
@@ -270,7 +290,12 @@ class Isolates:
                     how,
                     extra=running.fields("isolate_lost"),
                 )
-            return Released(0 if closed else NOT_STARTED_MS)
+            # guard: what-never-comes-up-is-bounded
+            return given_back(running.claimed, delay_ms=0 if closed else NOT_STARTED_MS)
+        # before it died it may have completed its job; guard: the-dead-may-have-completed
+        return SelfCompleted(self._broken_off(running, how, closed=closed))
+
+    def _broken_off(self, running: RunningJob, how: str, *, closed: bool) -> Outcome:
         if (outcome := late(running)) is not None:
             return outcome
         if running.cancel_requested:
@@ -346,8 +371,8 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
     threading.Thread(target=receive, name="sqlq-isolate", daemon=True).start()
     pace = Pace(say)
     # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
-    runner = asyncio.Runner()
-    with nullcontext() if lifespan is None else entered(lifespan, runner.run) as value:
+    run = partial(_run, asyncio.Runner().get_loop())
+    with nullcontext() if lifespan is None else entered(lifespan, run) as value:
         link.send(up=True)
         while "job" in (message := messages.get()):
             job = unpacked(message["job"])
@@ -363,7 +388,7 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
             current[:] = [running]
             stop()
             link.send(began=True)
-            outcome = runner.run(aexecute(running)) if running.is_async else execute(running, run=runner.run)
+            outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
             current.clear()
             to_stop.clear()
             running.ended = True
@@ -379,3 +404,15 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _run(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, in a copy of this thread's context, so that current_job() is found."""
+    task = loop.create_task(coroutine)  # guard: an-isolates-coroutine-knows-its-job
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt):
+            # one of another task only whoever awaits that gets, too; guard: an-isolates-loop-goes-on
+            if task.done():
+                raise

@@ -370,8 +370,8 @@ class RunningJob(Commits):
         """Ask the handler to stop. A thread cannot be made to; a coroutine is, and a process."""
         if self.cancelled_at is None:
             self.cancelled_at = time.monotonic()
-        if self._stop is not None:
-            self._stop()
+        if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile
+            stop()
 
     def is_trusted(self) -> bool:
         return time.monotonic() < self.trusted_until

@@ -27,7 +27,7 @@ from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
 MODULE = '''
-import os, signal, threading, time, sqlq
+import asyncio, atexit, os, signal, threading, time, sqlq
 from sqlalchemy import create_engine, text
 
 app = sqlq.App()
@@ -82,6 +82,12 @@ def stuck():
     while not os.path.exists("free"):
         time.sleep(0.01)
 
+@app.task(timeout="200ms", max_attempts=1)
+async def leaves_a_thread():
+    note("thread")
+    atexit.register(open, "left.txt", "w")
+    await asyncio.to_thread(threading.Event().wait, 600)
+
 @app.task
 def deaf():
     """Does not look whether it should stop."""
@@ -118,10 +124,9 @@ class Play:
 
     def new(self, task: str, *args: Any) -> NewJob:
         if f"play.{task}" not in self.app.tasks:
-            attempts = {"poison": 3, "alone_too_long": 1, "alone_and_gone": 1, "stuck": 1, "pay": 50}.get(
-                task, 5
-            )
-            timeout = "500ms" if task in ("alone_too_long", "stuck") else None
+            once = dict.fromkeys(("alone_too_long", "alone_and_gone", "stuck", "leaves_a_thread"), 1)
+            attempts = {"poison": 3, "pay": 50, **once}.get(task, 5)
+            timeout = "500ms" if task in ("alone_too_long", "stuck", "leaves_a_thread") else None
             self.app.task(name=f"play.{task}", max_attempts=attempts, timeout=timeout)(lambda *args: None)
         return self.app.tasks[f"play.{task}"].new(*args)
 
@@ -373,6 +378,21 @@ def test_a_thread_past_its_timeout_costs_its_process_but_no_other_job(play: Play
         play.wait_done()
     assert (play.app.get(stuck).state, play.app.get(stuck).reason) == ("failed", "timeout")
     assert (play.app.get(waiting).state, play.app.get(waiting).attempts) == ("finished", 1)
+
+
+@on_sqlite
+def test_a_thread_that_a_coroutine_has_left_keeps_no_process(play: Play) -> None:
+    """Python waits for it at the exit of a process, without end."""
+    job = play.enqueue("leaves_a_thread")
+    with play.working("--max-jobs", "1") as worker:
+        wait_until(lambda: play.starts(job), what="the job running")
+        ((pid, _),) = play.starts(job)
+        wait_until(lambda: not is_alive(pid), what="the process ended")
+        assert (play.app.get(job).state, play.app.get(job).reason) == ("failed", "timeout")
+        assert worker.said("a thread that a handler has started does not end")
+        assert (play.folder / "left.txt").exists(), "what is called at exit was called"
+        assert worker.stop() == 0
+        assert not worker.said("its jobs are given back")
 
 
 def recycled(worker: WorkerProcess, times: int) -> bool:

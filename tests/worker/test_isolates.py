@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +14,16 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, Outcome, Retried
+from sqlq.outcome import Completed, Outcome, Released, Retried, SelfCompleted
+from sqlq.settings import MAX_RELEASES
+from sqlq.worker import isolates
 from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.isolates import Isolates
+from sqlq.worker.isolates import NOT_STARTED_MS, Isolates
 from sqlq.worker.running import RunningJob
+from sqlq.worker.settle import Tally
 from tests.faces.command import Command
 from tests.waiting import wait_until
+from tests.worker.test_events import listening
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -45,9 +50,9 @@ class Spawned:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False) -> Outcome:
-        running = RunningJob(
-            ClaimedJob(1, 1, "q", "t", "{}", 1, 3),
+    def run(self, *, alone: bool = False, releases: int = 0, kind: type[RunningJob] = RunningJob) -> Outcome:
+        running = kind(
+            ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
             None,
             float("inf"),
             CompletionTarget(None, keep_finished=True),
@@ -116,10 +121,109 @@ def test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost(
 ) -> None:
     some = spawned(ISOLATE.replace("link.send(outcome=", f"link._socket.sendall({says!r}); dict(a="))
     lost = some.run()
-    assert isinstance(lost, Retried)
-    assert lost.reason == "worker_lost"
+    assert isinstance(lost, SelfCompleted)
+    assert isinstance(lost.otherwise, Retried)
+    assert lost.otherwise.reason == "worker_lost"
     assert "job 1: what its process says cannot be read; the process is killed" in caplog.text
     assert some.ended() == [True]
+
+
+def test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever(spawned: type[Spawned]) -> None:
+    some = spawned("raise SystemExit(3)")
+    assert some.run() == Released(NOT_STARTED_MS)
+    assert isinstance(some.run(releases=MAX_RELEASES), Retried)
+
+
+def test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back(
+    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolates, "START_SECONDS", 0.1)
+    some = spawned("import threading; threading.Event().wait()")
+    assert some.run() == Released(NOT_STARTED_MS)
+    assert some.ended() == [True]
+
+
+def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: type[Spawned]) -> None:
+    some = spawned(ISOLATE.replace("(began=True)", "(began=True), link.receive()"))
+
+    class Begun(RunningJob):
+        def mark_started(self) -> None:
+            super().mark_started()
+            (isolate,) = some.isolates._all
+            some.isolates._kill_hanging(isolate, self)  # as the timer that comes at this moment
+            isolate.link.send(go=True)
+
+    assert some.run(kind=Begun) == Completed()
+    assert some.ended() == [False]
+
+
+def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
+    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(fd: int) -> subprocess.Popen[bytes]:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    some = spawned()
+    monkeypatch.setattr(some.isolates, "_spawn", none)
+    assert some.run() == Released(NOT_STARTED_MS)
+    assert isinstance(some.run(releases=MAX_RELEASES), Retried)
+
+
+COMPLETES = """
+import os, sys, threading, time
+from sqlalchemy import create_engine
+import sqlq
+from sqlq.worker.isolates import serve
+from sqlq.worker.link import Link
+
+app = sqlq.App()
+
+@app.task(name="t", isolate=True, timeout=sys.argv[2], max_attempts=1)
+def completes(end):
+    job, engine = sqlq.current_job(), create_engine(app.database.engine.url)
+    sqlq.configure_sqlite(engine, immediate=True)
+    with job.completing(engine, "done"):
+        pass
+    while end == "late" and not job.cancelled:
+        time.sleep(0.01)
+    if end == "gone":
+        os._exit(5)
+    if end != "late":
+        threading.Event().wait()
+
+serve(Link.inherited(int(sys.argv[1])), app.tasks)
+"""
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("end", "timeout"),
+    [("late", "1s"), ("killed", "1s"), ("gone", "1h"), ("the grace is over", "1h")],
+    ids=lambda given: given.replace(" ", "_"),
+)
+def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_ends(
+    app: sqlq.App, end: str, timeout: str
+) -> None:
+    def spawn(fd: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COMPLETES, str(fd), timeout]
+        environment = {**os.environ, "SQLQ_DATABASE_URL": str(app.database.engine.url)}
+        return subprocess.Popen(command, pass_fds=[fd], env=environment)
+
+    @app.task(name="t", isolate=True, timeout=timeout, max_attempts=1)
+    def completes(end: str) -> None: ...
+
+    told = listening(app)
+    job = app.enqueue(completes.new(end))
+    worker = app.worker(drain=True, isolates=Isolates(spawn), grace="100ms")
+    working = threading.Thread(target=worker.run)
+    working.start()
+    wait_until(lambda: app.get(job.id).state == "finished", what="the job completed")
+    if end == "the grace is over":
+        worker.stop()
+    working.join(60)
+    assert not working.is_alive()
+    assert (app.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
+    assert [event.name for event in told] == ["started", "finished"]
 
 
 @on_sqlite
@@ -133,8 +237,8 @@ def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
 
     app.enqueue(app.task(name="usual")(lambda: None).new())
     app.enqueue(app.task(name="fresh", isolate="fresh")(lambda: None).new())
-    isolates = Recorded(lambda fd: pytest.fail("a process was started"))
-    assert app.worker(drain=True, isolate=True, isolates=isolates).run().completed == 2
+    recorded = Recorded(lambda fd: pytest.fail("a process was started"))
+    assert app.worker(drain=True, isolate=True, isolates=recorded).run().completed == 2
     assert sorted(Recorded.ran) == [("fresh", True), ("usual", False)]
 
 
@@ -191,4 +295,52 @@ def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: st
     assert all(len(each) == 1 for each in pids), "none has seen what another left"
     assert len({each[0] for each in pids}) == 4
     assert os.getpid() not in {each[0] for each in pids}
+    app.close()
+
+
+ON_ONE_LOOP = """
+import asyncio
+import sys
+import sqlq
+
+app = sqlq.App()
+
+async def exits():
+    sys.exit(3)
+
+@app.task(isolate=True, max_attempts=1)
+async def starts():
+    await asyncio.create_task(exits())
+
+async def own_id():
+    return sqlq.current_job().id
+
+@app.task(isolate=True)
+def returns_a_coroutine():
+    return own_id()
+"""
+
+
+@on_sqlite
+def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
+    tmp_path: Any, database_url: str
+) -> None:
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
+    app = sqlq.App(database_url)
+    job = app.enqueue(app.named("shop.starts").new())
+    run.work()
+    done = app.get(job.id)
+    assert (done.state, done.reason, done.exception) == ("failed", "error", "SystemExit")
+    app.close()
+
+
+@on_sqlite
+def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, database_url: str) -> None:
+    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
+    (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
+    app = sqlq.App(database_url)
+    jobs = app.enqueue_many([app.named("shop.returns_a_coroutine").new()] * 2)
+    run.work("-c", "1")
+    assert [app.get(job.id).result for job in jobs] == [job.id for job in jobs]
     app.close()

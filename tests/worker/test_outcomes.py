@@ -6,7 +6,9 @@ import asyncio
 import functools
 import json
 import logging
+import sys
 import threading
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 import sqlq
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES
 from tests.waiting import wait_until
+from tests.worker.test_leases import working
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
@@ -83,6 +86,48 @@ def test_whatever_a_handler_raises_is_an_error_of_its_attempt(
     assert done.exception.endswith(expected)
     assert "fails" in (done.traceback or "")
     assert [(e["attempt"], e["reason"]) for e in done.errors] == [(1, "error")]
+
+
+async def exits() -> None:
+    sys.exit(3)
+
+
+async def stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    raise ValueError
+
+
+@pytest.mark.parametrize("child", [exits, stops_the_loop])
+def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_its_attempt_and_no_other(
+    app: sqlq.App, child: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """asyncio lets SystemExit of any task through the loop, on which all coroutines of the worker are."""
+    going: list[Callable[[], object]] = []
+
+    @app.task(name="waits")
+    async def waits() -> None:
+        go = asyncio.Event()
+        going.append(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, go.set))
+        await go.wait()
+
+    @app.task(name="starts", max_attempts=1)
+    async def starts() -> None:
+        await asyncio.create_task(child())
+
+    @app.task(name="later")
+    async def later() -> None:
+        pass
+
+    first = app.enqueue(waits.new())
+    with working(app, concurrency=2):
+        wait_until(lambda: going, what="a coroutine waiting")
+        second = app.enqueue(starts.new())
+        wait_until(lambda: app.get(second.id).state == "failed", what="the attempt of the other failed")
+        third = app.enqueue(later.new())
+        wait_until(lambda: app.get(third.id).state == "finished", what="one more run")
+        going[0]()
+        wait_until(lambda: app.get(first.id).state == "finished", what="the first going on")
+    assert [app.get(job.id).releases for job in (first, second, third)] == [0, 0, 0]
 
 
 def test_an_exception_that_cannot_be_shown_is_recorded_all_the_same(app: sqlq.App) -> None:

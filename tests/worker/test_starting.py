@@ -27,9 +27,10 @@ from sqlq.doctor import Doctor
 from sqlq.findings import Finding, Verdict
 from sqlq.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
+from sqlq.settings import MAX_RELEASES
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
-from sqlq.worker import chores, grace, settle
+from sqlq.worker import chores, execute, grace, settle
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.executors import Executors
@@ -121,6 +122,24 @@ def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay
         wait_until(lambda: finding(app, "starts").verdict is Verdict.CHECK, what="the doctor seeing it")
         short.clear()
         wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="both at a time")
+
+
+def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fails(self: threading.Thread) -> None:
+        if self.name.startswith("sqlq-slot"):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    job = app.enqueue(app.task(name="t", max_attempts=1)(lambda: None).new())
+    with engine.begin() as conn:
+        conn.execute(text(f"UPDATE jobs SET releases = {MAX_RELEASES}"))
+    assert app.worker(drain=True).run().failed == 1
+    assert app.get(job.id).message == f"given back {MAX_RELEASES} times without finishing"
 
 
 # -- processes that start ------------------------------------------------------------------------------------
@@ -295,6 +314,18 @@ def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: py
         wait_until(lambda: app.get(job.id).state == "failed", what="the timeout")
         assert beating.is_set()
     assert app.get(job.id).reason == "timeout"
+
+
+def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
+    """It comes from a thread that has others to see to as well."""
+
+    async def meanwhile() -> Callable[[], object]:
+        return execute._canceller()
+
+    job = running(1)
+    job.on_cancel(asyncio.run(meanwhile()))
+    job.cancel()
+    assert job.asked_to_stop
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
