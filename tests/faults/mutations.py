@@ -254,6 +254,8 @@ GUARDS = [
     Guard("workers-are-asked", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_workers_hear_of_waiters_by_their_supervisor"),
     Guard("asks-do-not-wait-for-looks", "min(look_at, ask_at)", "look_at", RESULTS + "test_workers_are_asked_again_and_again[postgresql]"),
+    Guard("waiters-begin-again", "thread.start()", "self._thread = thread; thread.start()", RESULTS + "test_where_no_thread_can_be_started_the_next_who_waits_starts_it[sqlite]"),
+    Guard("hints-begin-again", "thread.start()", "self._thread = thread; thread.start()", "tests/conformance/test_enqueue_hints.py::test_where_no_thread_can_be_started_the_next_hint_starts_it[postgresql]"),
     Guard("who-waits-asks-again", None, "pass", RESULTS + "test_workers_are_asked_again_and_again[postgresql]"),
     Guard("waiters-are-not-told-alone", "if moment >= look_at:", "if False:", RESULTS + "test_what_an_operator_cancels_ends_the_wait[postgresql]"),
     Guard("waiters-hear-of-what-does-not-mend", "not (was_up and self._may_mend(error))", "not was_up", RESULTS + "test_a_refusal_of_the_database_reaches_who_waits[postgresql]"),
