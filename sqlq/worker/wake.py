@@ -27,6 +27,8 @@ LOOK_AFTER_HINT_SECONDS = 0.02
 """Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again
 then."""
 POLL_SECONDS = POLL_MS / 1000
+MOST_KNOWN = 1_000
+"""Of so many moments at most it is remembered that a job will be due then."""
 CLOSE_SECONDS = 0.05
 """A worker that is watched rests when it has waited for so long in vain."""
 
@@ -60,6 +62,9 @@ class Wake:
         then."""
         with self._lock:
             heapq.heappush(self._due, moment)
+            if len(self._due) > MOST_KNOWN:  # guard: known-moments-are-bounded
+                # the later ones are dropped: by then a look has seen when the next job is due
+                self._due = heapq.nsmallest(MOST_KNOWN // 2, self._due)
         self._called.set()
 
     def found_work(self) -> None:

@@ -374,6 +374,7 @@ GUARDS = [
     Guard("no-call-is-lost", "if called:", "if True:", LOOKOUT + "test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one[sqlite]"),
     Guard("the-look-sees-what-a-rescue-takes", "coalesce(lease_expires_at, reserved_at)", "lease_expires_at", LEASES + "test_a_row_that_was_reserved_by_hand_is_rescued[reserved_at-postgresql]"),
     Guard("no-lease-is-one-that-ran-out", "func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)", "jobs.c.lease_expires_at", LEASES + "test_a_row_that_was_reserved_by_hand_is_rescued[reserved_at-postgresql]"),
+    Guard("known-moments-are-bounded", None, "if False:", LOOKOUT + "test_of_the_moments_that_a_worker_knows_it_keeps_the_next_ones_alone[sqlite]"),
     Guard("who-was-away-waits", None, "pass", LEASES + "test_who_was_away_itself_lets_others_renew_first[sqlite]"),
     Guard("who-is-alone-looks", "not self._supervision.is_alone and ", "", LOOKOUT + "test_the_only_worker_of_its_supervisor_looks_from_the_start"),
     Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_fleet.py::test_where_there_is_one_worker_nobody_looks_for_it"),
