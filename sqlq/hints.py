@@ -146,8 +146,13 @@ class Hints:
 
     def _begin(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
+            try:
+                thread.start()  # guard: hints-begin-again
+            except RuntimeError:  # no thread is to be had now: workers look for themselves
+                self._committing.clear()
+            else:
+                self._thread = thread
 
     def _run(self) -> None:
         rest = DEBOUNCE_SECONDS

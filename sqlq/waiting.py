@@ -96,18 +96,13 @@ class Waiting:
         if self._pid != os.getpid():  # a forked child inherits the object, but no thread
             self._start_anew()
         with self._lock:
+            if self._thread is None:  # the lock keeps it from looking before it is told for what
+                self._begin()
+            else:
+                self._call()
             for id in watch.waits_for:
                 self._watches.setdefault(id, set()).add(watch)
             self._new |= watch.waits_for
-            if self._thread is None:
-                self._bell, self._ring = socket.socketpair()
-                self._bell.settimeout(0)
-                self._ring.settimeout(0)
-                self._closing = False
-                self._thread = threading.Thread(target=self._run, name="sqlq-waiting", daemon=True)
-                self._thread.start()
-            else:
-                self._call()
 
     def stop(self, watch: Watch) -> None:
         """Look no more for what a watch still waits for."""
@@ -124,6 +119,21 @@ class Waiting:
             self._call()
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_SECONDS)
+
+    def _begin(self) -> None:
+        """Start the thread; where none is to be had, who comes next tries again."""
+        bell, ring = socket.socketpair()
+        bell.settimeout(0)
+        ring.settimeout(0)
+        self._closing = False
+        thread = threading.Thread(target=self._run, args=(bell, ring), name="sqlq-waiting", daemon=True)
+        try:
+            thread.start()  # guard: waiters-begin-again
+        except RuntimeError:
+            bell.close()
+            ring.close()
+            raise
+        self._thread, self._ring = thread, ring
 
     def _call(self) -> None:
         """Have the thread look up now."""
@@ -142,16 +152,15 @@ class Waiting:
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, bell: socket.socket, ring: socket.socket) -> None:
         pause = SHORTEST_PAUSE_SECONDS
         was_up = False
-        bell, ring = self._bell, self._ring
         while True:
             try:
                 if not was_up:
                     self._database.require_tables()
                 was_up = True
-                with self._source() as source:
+                with self._source(bell) as source:
                     self.is_away = False
                     pause = SHORTEST_PAUSE_SECONDS
                     self._look_out(source)
@@ -175,8 +184,7 @@ class Waiting:
         if closing:
             self._fail(SqlqError("the App was closed while this waited for a job: the job goes on"))
         bell.close()
-        if ring is not None:
-            ring.close()
+        ring.close()
 
     def _may_mend(self, error: Exception) -> bool:
         """Whether waiting is the remedy. What reads notifications raises the driver's own errors."""
@@ -194,12 +202,12 @@ class Waiting:
             watch.tell(error)
 
     @contextmanager
-    def _source(self) -> Iterator[_Source]:
+    def _source(self, bell: socket.socket) -> Iterator[_Source]:
         with ExitStack() as open_:
             if self._database.dialect.sees_commits:
-                yield _Glances(self._database, self._bell, self._called, open_)
+                yield _Glances(self._database, bell, self._called, open_)
             else:
-                yield _Listens(self._database, self._bell, open_)
+                yield _Listens(self._database, bell, open_)
 
     def _look_out(self, source: _Source) -> None:
         """Look until nobody has waited for a while; raises when the connection breaks or does not answer."""

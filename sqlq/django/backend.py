@@ -45,6 +45,7 @@ from sqlq.worker.running import RunningJob, current_job
 log = logging.getLogger("sqlq")
 
 _STATUS = {
+    State.BLOCKED: TaskResultStatus.READY,
     State.SCHEDULED: TaskResultStatus.READY,
     State.AVAILABLE: TaskResultStatus.READY,
     State.RUNNING: TaskResultStatus.RUNNING,
@@ -111,7 +112,7 @@ class SqlqBackend(BaseTaskBackend):
         # read back, for the database's clock says when it was enqueued
         details = None if app.stand_in is not None or app.connection() is None else app.seen_in_django(job.id)
         if details is None:  # it ran at once, and there is no row
-            attempts = 0 if job.state is State.AVAILABLE else 1
+            attempts = 0 if job.state in (State.AVAILABLE, State.BLOCKED) else 1
             result = _without_row(task, str(job.id), _STATUS[job.state], attempts, args, kwargs)
         else:
             result = self._result(details)
@@ -214,14 +215,16 @@ def _of_django(task: Task[..., Any] | None) -> Any:
 
 
 def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:
-    is_deferred = details.attempts == 0 and (details.available_at or details.created_at) > details.created_at
+    # of one that waits in a line `available_at` does not say it
+    due_at = details.due_at or details.available_at or details.created_at
+    is_deferred = details.attempts == 0 and due_at > details.created_at
     try:
         return replace(
             task,
             backend=alias,
             priority=details.priority,
             queue_name=details.queue,
-            run_after=_moment(details.available_at) if is_deferred else None,
+            run_after=_moment(due_at) if is_deferred else None,
         )
     except InvalidTask:  # the settings have other queues by now
         return task

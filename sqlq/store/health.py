@@ -266,12 +266,12 @@ class Stuck(NamedTuple):
 def stuck(conn: Connection, *, longer_than_ms: int) -> Stuck | None:
     """Return the running jobs whose lease expired longer ago than that, though a rescue should have come
     by."""
-    late = jobs.c.lease_expires_at < after(bindparam("ago_ms", type_=BigInteger))
+    # a row that was reserved by hand need not say until when
+    until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
+    late = until < after(bindparam("ago_ms", type_=BigInteger))
     where = (jobs.c.reserved_at.is_not(None), late)
     count, oldest, moment = conn.execute(
-        select(
-            func.count(), func.min(jobs.c.lease_expires_at, type_=jobs.c.lease_expires_at.type), now()
-        ).where(*where),
+        select(func.count(), func.min(until, type_=until.type), now()).where(*where),
         {"ago_ms": -longer_than_ms},
     ).one()
     if not count:

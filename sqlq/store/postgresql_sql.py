@@ -104,6 +104,7 @@ _FOLLOW_UPS = "".join(
 def look(schema: str | None, all_queues: bool) -> str:
     """Ask all that a host asks about once a second at once: one statement costs as much as the other."""
     prefix = quoted(schema)
+    # guard: the-look-sees-what-a-rescue-takes
     return f"""
 SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
        NULL::boolean AS late, NULL::boolean AS limited, NULL::text AS asked,
@@ -119,7 +120,8 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
                              - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs
-             WHERE reserved_at IS NOT NULL AND lease_expires_at < statement_timestamp()) END,
+             WHERE reserved_at IS NOT NULL
+               AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= statement_timestamp()) END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN

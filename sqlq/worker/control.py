@@ -166,6 +166,10 @@ class Control:
         except DBAPIError as error:
             log.debug("what operators want could not be read: %s", error)
             return
+        # the file is not there for a moment, say, or every connection of the pool is in use
+        except Exception:  # guard: no-look-ends-the-worker
+            log.exception("what operators want could not be read; trying again")
+            return
         self._commits = commits
         self.heed(wanted)
 

@@ -9,20 +9,26 @@ without reading a page, that a transaction was committed.
 from __future__ import annotations
 
 import heapq
+import logging
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from sqlq.settings import POLL_MS
 from sqlq.store.database import Database
 from sqlq.worker.lookout import TRUSTED_SECONDS
+
+log = logging.getLogger("sqlq.worker")
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
 """Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again
 then."""
 POLL_SECONDS = POLL_MS / 1000
+MOST_KNOWN = 1_000
+"""Of so many moments at most it is remembered that a job will be due then."""
 CLOSE_SECONDS = 0.05
 """A worker that is watched rests when it has waited for so long in vain."""
 
@@ -56,6 +62,9 @@ class Wake:
         then."""
         with self._lock:
             heapq.heappush(self._due, moment)
+            if len(self._due) > MOST_KNOWN:  # guard: known-moments-are-bounded
+                # the later ones are dropped: by then a look has seen when the next job is due
+                self._due = heapq.nsmallest(MOST_KNOWN // 2, self._due)
         self._called.set()
 
     def found_work(self) -> None:
@@ -134,30 +143,37 @@ class WatchingWake(Wake):
     SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05
 
     _pause = SHORTEST_SECONDS
+    _connection: sqlite3.Connection | None = None
+    _version = 0
 
     def found_work(self) -> None:
         self._pause = self.SHORTEST_SECONDS
 
     def start(self) -> None:
-        self._connection = sqlite3.connect(
-            self._database.engine.url.database or "",
-            check_same_thread=False,
-            isolation_level=None,
-            uri=self._is_uri(),
-        )
         self._version = self._data_version()
 
     def stop(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def commits(self) -> int | None:
         return self._data_version()
 
-    def _is_uri(self) -> bool:
-        return (self._database.engine.url.database or "").startswith("file:")
-
     def _data_version(self) -> int:
-        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        """Return the number as it is now; as it was last where the database does not answer: then the tables
+        are looked at once a second, and how these answer decides."""
+        try:
+            if self._connection is None:
+                name = self._database.engine.url.database or ""
+                # a file that is not there now is not made anew, empty
+                uri = name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=rw"
+                self._connection = sqlite3.connect(
+                    uri, check_same_thread=False, isolation_level=None, uri=True
+                )
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error as error:  # guard: no-wait-ends-the-worker
+            log.debug("SQLite did not say whether anything was committed: %s", error)
+            return self._version
 
     def _wait_until(self, moment: float) -> None:
         while (left := moment - time.monotonic()) > 0:

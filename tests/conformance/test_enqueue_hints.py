@@ -284,6 +284,30 @@ def test_a_hint_that_cannot_be_sent_disturbs_nobody(
     assert app.enqueue(send.new(2)).created
 
 
+def test_where_no_thread_can_be_started_the_next_hint_starts_it(
+    app: sqlq.App,
+    send: sqlq.Task[..., None],
+    engine: Engine,
+    listener: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, is_short = threading.Thread.start, True
+
+    def may_fail(thread: threading.Thread) -> None:
+        if is_short and thread.name == "sqlq-hints":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", may_fail)
+    with Session(engine) as session, session.begin():
+        app.enqueue(send.new(1), session=session)
+    assert not app._enqueuer._hints._committing, "what is kept for the hint is let go"
+    is_short = False
+    with Session(engine) as session, session.begin():
+        app.enqueue(send.new(2), session=session)
+    assert listener.hears_one()
+
+
 def test_apps_that_are_gone_leave_the_engine_quiet(
     app: sqlq.App, database_url: str, listener: Listener
 ) -> None:

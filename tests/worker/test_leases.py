@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import endings, jobs
+from sqlq.store import cluster, endings, health, jobs
 from sqlq.store.jobs import Fate
 from sqlq.worker import chores
 from sqlq.worker.running import RunningJob
@@ -406,6 +406,9 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     values = ", ".join({"reserved_at": "now()", "reserved_by": "'me'"}[name] for name in columns.split(", "))
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
+    with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
+        assert cluster.look(conn, app.database, None, hosts_within_ms=None, chores=True).expired
+        assert health.stuck(conn, longer_than_ms=0), "and the doctor sees it"
     with app.database.begin() as conn:
         (rescued,) = endings.rescue(conn)
     assert not rescued.failed

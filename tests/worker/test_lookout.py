@@ -28,7 +28,7 @@ from sqlq.worker.host import HELPERS, Host
 from sqlq.worker.link import Link
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
 from sqlq.worker.supervisor import Child
-from sqlq.worker.wake import Wake
+from sqlq.worker.wake import MOST_KNOWN, Wake
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
 
@@ -352,6 +352,16 @@ def test_a_call_that_comes_as_a_wait_ends_is_for_the_next_one(app: sqlq.App) -> 
     wake._called = CalledLate()
     wake.wait()
     assert wake._called.is_set()
+
+
+def test_of_the_moments_that_a_worker_knows_it_keeps_the_next_ones_alone(app: sqlq.App) -> None:
+    """A worker that puts back a hundred jobs a second for a day would know of millions."""
+    wake, moment = Wake(app.database), time.monotonic() + 3600
+    for n in reversed(range(10 * MOST_KNOWN)):
+        wake.at(moment + n)
+        assert len(wake._due) <= MOST_KNOWN
+    assert sorted(wake._due)[:3] == [moment, moment + 1, moment + 2]
+    assert len(wake._due) >= MOST_KNOWN / 2
 
 
 @on_postgresql

@@ -550,6 +550,39 @@ def test_waiters_wait_through_a_restart_of_the_database(
         assert waiter.result(60) == ID
 
 
+@pytest.fixture
+def short_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of threads of which the next cannot be started."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def may_fail(thread: threading.Thread) -> None:
+        if thread.name in names:
+            names.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", may_fail)
+    return names
+
+
+def test_where_no_thread_can_be_started_the_next_who_waits_starts_it(
+    app: sqlq.App, tasks: dict[str, Any], short_of_threads: list[str]
+) -> None:
+    job = app.enqueue(tasks["answer"].new(7))
+    short_of_threads.append("sqlq-waiting")
+    with pytest.raises(RuntimeError, match="new thread"):
+        app.result(job, timeout="10s")
+    assert watched(app) == set(), "who was refused does not wait"
+    with working(app):
+        assert app.result(job, timeout="30s") == ID
+    short_of_threads.append("sqlq-waiting")
+    other = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
+    with pytest.raises(RuntimeError, match="new thread"):
+        other.result(other.enqueue(other.named("answer").new(7)), timeout="10s")
+    other.close()
+
+
 @on_postgresql
 def test_where_nothing_can_be_heard_looks_suffice(
     app: sqlq.App, database_url: str, tasks: dict[str, Any]

@@ -41,6 +41,7 @@ from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
 TARGET = CompletionTarget(None, keep_finished=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> RunningJob:
@@ -420,6 +421,71 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     thread.join(20)
     assert not thread.is_alive()
     assert [app.get(job.id).state for job in made] == ["finished"] * 5
+
+
+class Blinks:
+    """SQLite, which does not answer the next times that it is asked."""
+
+    def __init__(self, connection: Any) -> None:
+        self.left = 3
+        self._connection = connection
+
+    def asked(self, code: int) -> None:
+        if self.left:
+            self.left -= 1
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = code
+            raise error
+
+    def execute(self, statement: str) -> Any:
+        self.asked(sqlite3.SQLITE_IOERR)
+        return self._connection.execute(statement)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@on_sqlite
+def test_a_disk_that_blinks_while_nothing_is_to_be_done_ends_no_worker(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    with working(app) as worker:
+        assert app.result(app.enqueue(task.new()), "60s") is None
+        worker._wake._connection = blinks = Blinks(worker._wake._connection)
+        wait_until(lambda: not blinks.left, timeout=20, what="it asking on")
+        assert app.result(app.enqueue(task.new()), "60s") is None
+
+
+@on_sqlite
+def test_a_disk_that_blinks_as_the_worker_starts_ends_no_worker(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blinks, connect = Blinks(None), sqlite3.connect
+
+    def may_fail(*args: Any, **options: Any) -> Any:
+        blinks.asked(sqlite3.SQLITE_CANTOPEN)
+        return connect(*args, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", may_fail)  # which SQLAlchemy does not call
+    task = app.task(name="t")(lambda: None)
+    with working(app):
+        wait_until(lambda: not blinks.left, timeout=20, what="it asking on")
+        assert app.result(app.enqueue(task.new()), "60s") is None
+
+
+@on_sqlite
+def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = app.task(name="t")(lambda: None)
+    file = Path(app.database.engine.url.database or "")
+    with working(app) as worker:
+        assert app.result(app.enqueue(task.new()), "60s") is None
+        aside = file.rename(file.with_suffix(".aside"))
+        app.database.engine.dispose()  # so that the next who asks opens it
+        worker._control._commits = None
+        wait_until(lambda: "operators want" in caplog.text, timeout=20, what="it asking on")
+        aside.rename(file)
+        assert app.result(app.enqueue(task.new()), "60s") is None
 
 
 REFUSE = {

@@ -36,7 +36,8 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
                              - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM public.jobs
-             WHERE reserved_at IS NOT NULL AND lease_expires_at < statement_timestamp()) END,
+             WHERE reserved_at IS NOT NULL
+               AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM public.jobs WHERE start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0 AND start_by <= statement_timestamp()) END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN

@@ -3,6 +3,7 @@
 from django.tasks import task
 
 from shop.models import Order
+from sqlq.django import app
 
 
 @task
@@ -48,3 +49,11 @@ def exit_at_once() -> None:
 @task
 def useless():
     return lambda: True
+
+
+app.fair(by="tenant:{tenant}", window=1)
+
+
+@task
+def bill(tenant: str) -> str:
+    return tenant

@@ -17,6 +17,8 @@ from shop import django_tasks, tasks
 from shop.models import Order
 from shop.test_enqueue import count, needs_a_file
 from sqlq.django import SqlqBackend, app
+from sqlq.django.backend import _STATUS
+from sqlq.job import State
 from sqlq.testing import assert_enqueued, drain, inline
 
 BACKEND = "sqlq.django.SqlqBackend"
@@ -112,6 +114,18 @@ class Enqueue(TestCase):
         job = app.get(int(found.id))
         self.assertEqual((job.state, job.priority, job.queue), ("scheduled", 7, "mail"))
         self.assertEqual(app.get(int(django_tasks.aabout_itself.enqueue().id)).queue, "mail")
+
+    def test_a_job_that_waits_in_a_line_is_ready(self):
+        result = django_tasks.bill.enqueue("t1")
+        self.assertEqual(app.get(int(result.id)).state, "blocked")
+        for found in (result, default_task_backend.get_result(result.id)):
+            self.assertEqual((found.status, found.attempts), (TaskResultStatus.READY, 0))
+            self.assertIsNone(found.task.run_after)
+        self.assertEqual(set(_STATUS), set(State), "all there is has a status")
+        moment = timezone.now() + dt.timedelta(days=1)
+        later = django_tasks.bill.using(run_after=moment).enqueue("t1")
+        self.assertEqual(later.status, TaskResultStatus.READY)
+        self.assertLess(abs(later.task.run_after - moment), dt.timedelta(milliseconds=1))
 
     def test_options_of_a_backend(self):
         found = app.get(int(django_tasks.echo.using(backend="once").enqueue().id))
