@@ -15,6 +15,7 @@ import datetime as dt
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "
 SECONDS = 120
 AT_A_TIME = 6
 """More than there are processors: most tests that miss a guard wait until their patience is at an end."""
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 PYTEST_FAILED = 1
 MARK = re.compile(r"(?:#|;) guard: ([\w-]+)$")
 
@@ -621,6 +623,8 @@ def try_without(guard: Guard, where: Marked, server_url: str, copies: SimpleQueu
     seconds = time.monotonic() - begin
     if done.returncode == PYTEST_FAILED:
         return "killed", seconds
+    if -done.returncode in CRASHES:  # as an event loop may that was closed under its coroutines
+        return f"killed (it crashed with {signal.Signals(-done.returncode).name})", seconds
     if done.returncode == 0:
         return "SURVIVED", seconds
     last = (done.stdout + done.stderr).strip().splitlines()[-1:]
