@@ -38,8 +38,8 @@ from tests.servers import own_postgresql
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
-SECONDS = 120
-AT_A_TIME = 6
+SECONDS = 60
+AT_A_TIME = 8
 """More than there are processors: most tests that miss a guard wait until their patience is at an end."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 PYTEST_FAILED = 1
