@@ -436,8 +436,8 @@ class Admin:
 
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
         """Delete finished (and cancelled) jobs that ended longer ago than `finished`, and failed ones that
-        failed longer ago than `failed`; what is not given is left alone. In batches, the oldest first; return
-        how many went."""
+        failed longer ago than `failed`; what is not given is left alone, and so are jobs with a retention of
+        their own. In batches, the oldest first; return how many went."""
         finished_ms = None if finished is None else milliseconds(finished, "finished")
         failed_ms = None if failed is None else milliseconds(failed, "failed")
         if finished_ms is None and failed_ms is None:

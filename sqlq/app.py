@@ -61,14 +61,15 @@ log = logging.getLogger("sqlq")
 class App(Declares, Operates, Waits):
     """A job queue in one database, and the tasks its workers run.
 
-    `url` is a database URL; without it SQLQ_DATABASE_URL counts, and then sqlite:///sqlq.db. With `engine`
-    (an Engine or AsyncEngine of yours) sqlq makes its own connections the way that engine does, in a pool of
-    its own. `schema` names the PostgreSQL schema of the tables (else SQLQ_SCHEMA, else the connection's
-    default one). `retention` (else SQLQ_RETENTION) says how long finished jobs are kept: "0s" for not at all,
-    None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry
-    LISTEN. `session` is for jobs that are enqueued without one: a scoped_session, or a function that returns
-    the session or connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are
-    enqueued, and nothing is written: see `enqueue`.
+    `url` is a database URL; without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
+    [tool.sqlq], and then sqlite:///sqlq.db. With `engine` (an Engine or AsyncEngine of yours) sqlq makes its
+    own connections the way that engine does, in a pool of its own. `schema` names the PostgreSQL schema of
+    the tables (else SQLQ_SCHEMA, else the connection's default one). `retention` (else SQLQ_RETENTION, else
+    `retention` in pyproject.toml) says how long finished jobs are kept: "0s" for not at all, None for ever.
+    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
+    is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
+    connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are enqueued, and
+    nothing is written: see `enqueue`.
 
     `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
     backoff, retention, expires, headers. `queues` maps names of queues to options that count for jobs in
@@ -358,7 +359,7 @@ class App(Declares, Operates, Waits):
         `paramstyle` is the driver's, as PEP 249 names it ("qmark", "numeric", "named", "format", "pyformat")
         or "numeric_dollar" for $1; without it "pyformat" for PostgreSQL and "qmark" for SQLite. By names the
         parameters are a dict, else a tuple. The table is that of the App's `schema`, or else the first named
-        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within a second.
+        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within 1.25 s.
         Raises `EnqueueError` as `enqueue`; whether the tables are there is for the database to say.
 
         >>> app = App("sqlite:///shop.db")

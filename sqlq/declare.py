@@ -97,8 +97,9 @@ class Declares:
 
         The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the
         next attempt: a duration, a list of them, a callable from the number of attempts to a duration, or one
-        of `sqlq.exponential` (the default), `fixed`, `linear`, `fibonacci`. With `retry_on` only these
-        exceptions are followed by another attempt; after those in `fail_on` none follows. `on_success` and
+        of `sqlq.exponential` (the default), `fixed`, `linear`, `fibonacci`. With `retry_on`, of what the
+        handler raises only these exceptions are followed by another attempt; after those in `fail_on` none
+        follows, nor after a timeout where `JobTimeoutError` is among them. `on_success` and
         `on_failure` are tasks of which a job is enqueued when one of this task has finished, or failed for
         good: in the same transaction, with a `sqlq.Ended` as its argument. `retention` says how long its jobs
         are kept after they have finished or failed, None for ever; `expires` how long after they are due they

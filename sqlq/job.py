@@ -380,7 +380,8 @@ def checked_retention(value: Duration | None, error: type[Exception] = EnqueueEr
 class Job(Generic[R_co]):
     """What `enqueue` answers: the job's id, and whether this call created it.
 
-    `created` is False when a live job with the same unique key existed; then `id` and `state` are that job's.
+    `created` is False when a live job with the same unique key was there, or with `unique_until="pruned"` one
+    that has ended; then `id` and `state` are that job's.
     `replaced` is True when that one was waiting, and this call has put its own job in its place.
     """
 

@@ -176,8 +176,8 @@ class Operates:
         only what was replayed before. Steps of flows are left out, and refused by id. Done in batches of 500,
         each in a transaction of its own, after which `progress` is called with how many are done, and of how
         many: a call that was broken off and is repeated goes on where it ended. Raises `JobNotFoundError` for
-        an id that is not kept any more, and `ConfigurationError` for one that has not ended, before anything
-        is written.
+        an id that is not kept any more, and `ConfigurationError` for one that has not ended, or where all
+        that are named have been replayed already, before anything is written.
 
         >>> app.replay(42, kwargs={"copy": True}).jobs  # doctest: +SKIP
         {42: 97}
@@ -236,8 +236,9 @@ class Operates:
 
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
         """Delete jobs that finished or were cancelled longer ago than `finished`, and jobs that failed longer
-        ago than `failed`; return how many of each. Workers prune finished jobs by themselves (`retention`),
-        failed ones they do not.
+        ago than `failed`; return how many of each. Workers prune finished jobs by themselves, see
+        `App(retention=…)`. Jobs with a `retention` of their own are left alone: workers delete them, failed
+        ones too, when it is over.
 
         >>> app.prune(finished="7d", failed="30d")  # doctest: +SKIP
         Pruned(finished=1200, failed=3)

@@ -98,6 +98,8 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
             return Released(error.delay_ms, snoozed=True)
         case Snooze() | Retry():
             return failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
+        case JobTimeoutError() if isinstance(error, policy.fail_on):
+            return Failed("timeout", describe(error))
         case JobTimeoutError():
             return failed(job, describe(error), policy, reason="timeout")
         case _ if not policy.retries(error):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sqlq.clock import readable, written
 from sqlq.findings import Finding, check, ok, span, to_do
-from sqlq.settings import POLL_MS
+from sqlq.settings import LOOKOUT_MS
 from sqlq.store import health
 from sqlq.store.database import Database
 
@@ -167,7 +167,7 @@ class ServerCheck:
             yield check(
                 "listen",
                 f"a NOTIFY did not arrive within {LISTEN_SECONDS:g} s, as behind PgBouncer in transaction "
-                f"mode: workers find new jobs by polling, within {readable(POLL_MS)}",
+                f"mode: workers find new jobs by polling, within {readable(LOOKOUT_MS)}",
                 "if that is too slow, set SQLQ_LISTEN_URL to a URL of the database itself, past the pooler",
             )
 

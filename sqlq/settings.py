@@ -34,6 +34,8 @@ LEASE_MARGIN_MS: Final = 2_000
 """How long before the lease runs out by its own clock a worker stops trusting it."""
 RESCUE_MS: Final = 7_000
 POLL_MS: Final = 1_000
+LOOKOUT_MS: Final = 1_250
+"""An idle host looks so often. With its heartbeats and chores that is one statement a second."""
 CONCURRENCY: Final = 10
 CONNECT_SECONDS: Final = 10
 ANSWER_SECONDS: Final = 30.0

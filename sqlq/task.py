@@ -122,9 +122,11 @@ class Task(Generic[P, R]):
         """Return a job of this task with these arguments, for `app.enqueue`.
 
         The arguments are bound to the handler's signature and turned into JSON now: later changes to a list
-        that was passed do not matter. Tuples become lists. Raises `ArgumentsError` when they do not fit the
-        signature, when None is given for a parameter annotated as something that cannot be None, when a value
-        is not JSON (the message names its path), or when all of it exceeds 1 MiB.
+        that was passed do not matter. A value goes as its annotation says (a UUID as its text), else as it is
+        if it is JSON; tuples that no annotation names arrive as lists. Raises `ArgumentsError` when they do
+        not fit the signature, when None is given for a parameter annotated as something that cannot be None,
+        when a value has no form in JSON or would not arrive as it was sent (the message names its path), or
+        when all of it exceeds 1 MiB.
 
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """

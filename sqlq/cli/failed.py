@@ -41,7 +41,11 @@ def selection(command: F) -> F:
 @click.option(
     "--by", type=click.Choice(["error"]), help="Count them by task and error, the most frequent first."
 )
-@click.option("--exact", is_flag=True, help="Look at all of them, and not only at some 10,000 of the newest.")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Look at all of them, and not only at the newest 100,000 (with --by 10,000).",
+)
 @click.option(
     "-n",
     "--limit",

@@ -210,7 +210,8 @@ def prune(context: Context, finished: str | None, failed: str | None, as_json: b
 
     Give --finished, --failed or both; deletes in small batches. Workers prune finished jobs by
     themselves, after 7 days or what your App says (retention=). Failed jobs stay until you retry, forget
-    or prune them.
+    or prune them. Jobs with a retention of their own are left alone: workers delete them, failed ones
+    too, when it is over.
     """
     if finished is None and failed is None:
         raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")

@@ -66,7 +66,7 @@ group."""
     default=10,
     show_default=True,
     metavar="N",
-    help="Run at most so many jobs at a time.",
+    help="Run at most so many jobs at a time in each worker process.",
 )
 @click.option(
     "--lease",
@@ -123,7 +123,8 @@ group."""
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIRECTORY",
-    help="With --reload: watch the code below this directory, instead of the current one.",
+    help="With --reload: watch the code below this directory, instead of the current one, or that of your "
+    "pyproject.toml.",
 )
 @work_options
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from sqlalchemy import Connection
 
 from sqlq.clock import readable
-from sqlq.settings import HEARTBEAT_MS, RESCUE_MS
+from sqlq.settings import HEARTBEAT_MS, LOOKOUT_MS, RESCUE_MS
 from sqlq.store import cluster
 from sqlq.store.control import Wanted
 from sqlq.store.database import Database
@@ -39,8 +39,7 @@ from sqlq.worker.outage import Outage
 
 log = logging.getLogger("sqlq.worker")
 
-LOOKOUT_SECONDS = 1.25
-"""An idle host looks so often. With its heartbeats and chores that is one statement a second."""
+LOOKOUT_SECONDS = LOOKOUT_MS / 1000
 TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS
 """After so long without a look by the lookout its workers look for themselves."""
 STAND_BY_SECONDS = 10.0

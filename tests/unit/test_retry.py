@@ -259,6 +259,13 @@ def test_a_timeout_is_retried_whatever_is_listed() -> None:
     )
 
 
+def test_a_timeout_is_final_where_it_is_named_among_what_is() -> None:
+    assert decide(
+        JOB, JobTimeoutError("longer than 30 s"), RetryPolicy(fail_on=(JobTimeoutError,))
+    ) == Failed("timeout", ErrorText("sqlq.errors.JobTimeoutError", "longer than 30 s"))
+    assert isinstance(decide(JOB, JobTimeoutError("no"), RetryPolicy(fail_on=(ValueError,))), Retried)
+
+
 @pytest.mark.parametrize("signal", [Retry, Snooze])
 def test_signals_take_durations_only(signal: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"{signal.__name__}\(delay\) is 5: give a timedelta"):
