@@ -22,7 +22,7 @@ from sqlq.drivers import DriverConnection, kind_of_connection, recognised
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import DIALECTS
-from sqlq.store.sqlite import savepoint_may_be_outermost
+from sqlq.store.sqlite import begin_as_for_a_write, savepoint_may_be_outermost
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -149,6 +149,8 @@ def connection_to_complete(
                 f"once, and alone: begin one, with what the handler writes in it{instead}"
             )
         conn.driver.begin()  # guard: driver-begins-as-for-its-own
+    elif conn.dialect.name == "sqlite":
+        begin_as_for_a_write(conn)
     return conn
 
 

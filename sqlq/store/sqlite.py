@@ -515,6 +515,17 @@ def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -
     sync.pool.dispose()  # connections made before know nothing of it
 
 
+def begin_as_for_a_write(conn: Connection) -> None:
+    """Begin the transaction that Python's driver would begin before a write of its own making.
+
+    The driver knows a write by its first word: one that begins with WITH it takes for a read, and leaves to
+    commit at once.
+    """
+    driver: Any = conn.connection.driver_connection
+    if not driver.in_transaction:
+        conn.exec_driver_sql(f"BEGIN {driver.isolation_level}")  # guard: sqlalchemy-begins-as-for-its-own
+
+
 def savepoint_may_be_outermost(conn: Connection) -> bool:
     """Whether this connection is in a savepoint for which its driver may have begun no transaction (see
     above).

@@ -455,6 +455,7 @@ GUARDS = [
     Guard("keys-are-let-go-of", None, "savepoint.commit()", UNIQUE + "test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys[postgresql]"),
     Guard("no-autocommit", None, "if False:", SESSIONS + "test_autocommit_is_refused"),
     Guard("driver-begins-as-for-its-own", None, "pass", DRIVERS + "test_a_handlers_writes_and_its_completion_commit_together[sqlite3]"),
+    Guard("sqlalchemy-begins-as-for-its-own", None, "pass", COMPLETE + "test_on_an_engine_that_begins_by_itself_nothing_is_kept_of_a_rollback[sqlite-complete]"),
     Guard("psycopg2-may-begin", None, "pass", DRIVERS + "test_psycopg2_in_with_blocks[postgresql]"),
     Guard("no-completing-in-autocommit", None, "if False:", DRIVERS + "test_completing_alone_is_refused"),
     Guard("zope-is-told", None, "pass", SESSIONS + "test_a_job_is_committed_by_zopes_transaction[sqlite-enqueue]"),

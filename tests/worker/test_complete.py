@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, insert, select, text
+from sqlalchemy import Column, Engine, Integer, MetaData, NullPool, Table, create_engine, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -99,6 +99,53 @@ def test_a_rollback_after_complete_is_a_failed_attempt_and_says_why(app: sqlq.Ap
     done = run_one(app, pay)
     assert (done.state, done.attempts, paid(shop)) == ("finished", 2, [2])
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]
+
+
+@pytest.mark.parametrize("way", ["complete", "checkpoint", "acomplete", "acheckpoint"])
+def test_on_an_engine_that_begins_by_itself_nothing_is_kept_of_a_rollback(
+    app: sqlq.App, engine: Engine, database_url: str, way: str
+) -> None:
+    """Nothing was written before that Python's driver for SQLite would have begun a transaction for."""
+
+    def sync() -> None:
+        with Session(create_engine(database_url, poolclass=NullPool)) as session:
+            job = sqlq.current_job()
+            job.complete(session) if way == "complete" else job.checkpoint(session, 1)
+
+    async def asynchronous() -> None:
+        own = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+        async with AsyncSession(own) as session:
+            job = sqlq.current_job()
+            await (job.acomplete(session) if way == "acomplete" else job.acheckpoint(session, 1))
+
+    left = run_one(app, asynchronous if way.startswith("a") else sync, max_attempts=1)
+    if way.endswith("complete"):
+        assert (left.state, left.attempts) == ("failed", 1)
+    else:
+        assert (left.state, left.cursor) == ("finished", None)
+
+
+def test_on_an_engine_that_begins_by_itself_effects_and_what_follows_commit_together(
+    app: sqlq.App, engine: Engine, database_url: str
+) -> None:
+    payments.create(engine)
+    plain = create_engine(database_url, poolclass=NullPool)
+
+    @app.task(name="receipt")
+    def receipt(ended: sqlq.Ended) -> None:
+        pass
+
+    @app.task(name="pay", max_attempts=2, backoff="0s")
+    def pay() -> None:
+        with sqlq.current_job().completing(plain) as session:
+            session.execute(insert(payments).values(n=sqlq.current_job().attempts))
+            if sqlq.current_job().attempts == 1:
+                session.execute(text("INSERT INTO no_such_table VALUES (1)"))
+
+    job = app.enqueue(pay.new().set(on_success=receipt))
+    app.worker(drain=True).run()
+    assert (app.get(job.id).state, app.get(job.id).attempts, paid(engine)) == ("finished", 2, [2])
+    assert [found.state for found in app.list(task="receipt")] == ["finished"]
 
 
 def test_an_exception_after_the_commit_changes_nothing_any_more(app: sqlq.App, shop: Engine) -> None:
