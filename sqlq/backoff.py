@@ -132,7 +132,7 @@ def read(text: str) -> Backoff:
         if min(*known.waits_ms, known.cap_ms) < 0 or known.shape not in _SHAPES:
             raise ValueError
         return known
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ConfigurationError(
             f'the backoff {text[:100]!r} in its row cannot be read: it is JSON such as "10s" or ["10s", "5m"]'
         ) from None

@@ -80,8 +80,9 @@ class RetryPolicy:
         the default."""
         try:
             return milliseconds(self.backoff(attempts), "what the backoff callable returned")
-        except Exception as error:
-            log.warning("the backoff of a task failed (%s), so the default is used", error)
+        # SystemExit and what cannot be shown, too: this is called where an attempt ends, in its slot's thread
+        except BaseException as error:  # guard: a-backoff-that-fails-loses-nothing
+            log.warning("the backoff of a task failed (%s), so the default is used", describe(error).message)
             return milliseconds(_DEFAULT(attempts), "backoff")
 
 

@@ -82,7 +82,7 @@ def execute(running: RunningJob, starting: Starting = _untold, run: Run = asynci
         return _ended(running, call_handler(running, run))
     # SystemExit and KeyboardInterrupt of a handler end its attempt, not the worker
     except BaseException as error:
-        return _raised(running, error)
+        return raised(running, error)
     finally:
         running.leave()
 
@@ -95,7 +95,7 @@ async def aexecute(running: RunningJob, starting: Starting = _untold) -> Outcome
         starting(running)
         return _ended(running, await acall_handler(running))
     except BaseException as error:
-        return _raised(running, error)
+        return raised(running, error)
     finally:
         running.leave()
 
@@ -257,10 +257,21 @@ def _ended(running: RunningJob, result: Any) -> Outcome:
     return late(running) or completion(result, running.claimed, running.task_found)
 
 
-def _raised(running: RunningJob, error: BaseException) -> Outcome:
+def raised(running: RunningJob, error: BaseException) -> Outcome:
     """Return the outcome of a handler that raised, or was cancelled."""
     running.error = error
-    outcome = late(running) or _failed(running, error)
+    try:
+        outcome = late(running) or _failed(running, error)
+    # what went on would end the slot's thread, and leave the job to a lease that is renewed for ever
+    except BaseException as second:  # guard: execute-raises-nothing
+        log.exception(
+            "job %d: how its attempt ended cannot be judged", running.id, extra=running.fields("unjudged")
+        )
+        unjudged = ExecutionError(
+            f"the attempt ended by a {type(error).__qualname__}; judging it raised a "
+            f"{type(second).__qualname__}"
+        )
+        outcome = failed(running.claimed, describe(unjudged))
     return SelfCompleted(outcome) if running.completed else outcome
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlq.outcome import Outcome
 from sqlq.retry import given_back
-from sqlq.worker.execute import Starting, aexecute, execute
+from sqlq.worker.execute import Starting, aexecute, execute, raised
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.running import RunningJob
 
@@ -250,7 +250,10 @@ class Executors:
             return given_back(job.claimed)
         if isolates is not None:
             self._tell(job)
-            outcome = isolates.execute(job)
+            try:
+                outcome = isolates.execute(job)
+            except BaseException as error:  # guard: a-slot-outlives-its-isolate
+                outcome = raised(job, error)
             self.unstarted += job.started is None
             return outcome
         return execute(job, self._tell, self.run_coroutine)

@@ -204,6 +204,9 @@ GUARDS = [
     Guard("release-is-counted", None, '"releases": jobs.c.releases,', MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_snooze_gives_the_attempt_back_but_not_for_ever"),
     Guard("retry-keeps-the-token", '"reserved_by", "errors"),', '"reserved_by", "errors", "lease_token"),', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
+    Guard("a-backoff-that-fails-loses-nothing", "except BaseException as error:", "except Exception as error:", "tests/unit/test_retry.py::test_a_callable_that_fails_gets_the_default_and_a_warning"),
+    Guard("execute-raises-nothing", "except BaseException as second:", "except ZeroDivisionError as second:", OUTCOMES + "test_an_attempt_whose_end_cannot_be_judged_has_failed_and_costs_no_slot[sqlite-False]"),
+    Guard("a-slot-outlives-its-isolate", "except BaseException as error:", "except ZeroDivisionError as error:", "tests/worker/test_isolates.py::test_an_isolate_of_which_nothing_can_be_said_costs_no_slot"),
     # the history of a job
     Guard("a-first-attempt-has-no-line", "job.is_first_claim", "False", HISTORY + "test_a_first_attempt_that_finishes_leaves_nothing[sqlite]"),
     Guard("notes-leave-room", ", NOTES_BYTES", "", HISTORY + "test_a_thousand_snoozes_leave_room_for_errors[sqlite]"),

@@ -363,6 +363,10 @@ ROWS = {
     "a timeout before the start": "(task, priority, timeout_ms) VALUES ('t', 100, -5)",
     "a timeout of an aeon": "(task, priority, timeout_ms) VALUES ('t', 100, 9223372036854775807)",
     "headers that are no JSON": "(task, priority, headers) VALUES ('t', 100, '{')",
+    "a backoff without end": (
+        "(task, priority, backoff) VALUES ('fails', 100, "
+        """'{"shape": "list", "waits_ms": [1e999], "cap_ms": 1, "jitter": 0}')"""
+    ),
     "a negative id": "(id, task, priority) VALUES (-1, 't', 100)",
     "the largest id there can be": "(id, task, priority) VALUES (9223372036854775807, 't', 100)",
 }

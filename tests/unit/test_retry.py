@@ -154,7 +154,8 @@ def test_sql_may_say_a_backoff_plainly() -> None:
     )
     odd = '{"shape": "square", "waits_ms": [1], "cap_ms": 1, "jitter": 0}'
     none, past = (odd.replace("square", "list").replace("[1]", waits) for waits in ("[]", "[-1]"))
-    for text in (*wrong, odd, none, past):
+    endless = odd.replace("square", "list").replace('"cap_ms": 1', '"cap_ms": 1e999')
+    for text in (*wrong, odd, none, past, endless):
         with pytest.raises(ConfigurationError):
             read(text)
 
@@ -186,10 +187,14 @@ def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.Log
     def failing(attempts: int) -> Duration:
         raise ZeroDivisionError("no wait")
 
+    def exits(attempts: int) -> Duration:
+        raise SystemExit("no more")
+
     wrong: Any = lambda attempts: 5  # noqa: E731
     past: Backoff = lambda attempts: timedelta(-1)  # noqa: E731
     for backoff, said in (
         (failing, "no wait"),
+        (exits, "no more"),
         (wrong, "what the backoff callable returned is 5"),
         (past, "between zero"),
     ):

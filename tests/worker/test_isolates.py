@@ -18,6 +18,7 @@ from sqlq.outcome import Completed, Outcome, Released, Retried, SelfCompleted
 from sqlq.settings import MAX_RELEASES
 from sqlq.worker import isolates
 from sqlq.worker.commits import CompletionTarget
+from sqlq.worker.executors import Executors
 from sqlq.worker.isolates import NOT_STARTED_MS, Isolates
 from sqlq.worker.running import RunningJob
 from sqlq.worker.settle import Tally
@@ -51,16 +52,19 @@ class Spawned:
         return self.processes[-1]
 
     def run(self, *, alone: bool = False, releases: int = 0, kind: type[RunningJob] = RunningJob) -> Outcome:
-        running = kind(
+        running = self.job(releases=releases, kind=kind)
+        running.alone = alone
+        assert self.isolates.reserve(alone=alone)
+        return self.isolates.execute(running)
+
+    def job(self, *, releases: int = 0, kind: type[RunningJob] = RunningJob) -> RunningJob:
+        return kind(
             ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
             None,
             float("inf"),
             CompletionTarget(None, keep_finished=True),
             isolated=True,
         )
-        running.alone = alone
-        assert self.isolates.reserve(alone=alone)
-        return self.isolates.execute(running)
 
     def ended(self) -> list[bool]:
         return [process.poll() is not None for process in self.processes]
@@ -167,6 +171,27 @@ def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
     monkeypatch.setattr(some.isolates, "_spawn", none)
     assert some.run() == Released(NOT_STARTED_MS)
     assert isinstance(some.run(releases=MAX_RELEASES), Retried)
+
+
+def test_an_isolate_of_which_nothing_can_be_said_costs_no_slot(
+    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(running: RunningJob) -> Outcome:
+        raise SystemExit
+
+    some, ended = spawned(), threading.Event()
+    monkeypatch.setattr(some.isolates, "execute", raises)
+    outcomes: list[Outcome] = []
+
+    def done(_: RunningJob, outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        ended.set()
+
+    executors = Executors(1, lambda _: None, done, some.isolates)
+    executors.offer([some.job()])
+    assert ended.wait(30)
+    executors.close()
+    assert isinstance(outcomes[0], Retried)
 
 
 COMPLETES = """

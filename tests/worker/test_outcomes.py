@@ -278,6 +278,54 @@ def test_a_backoff_that_fails_does_not_lose_the_job(app: sqlq.App) -> None:
     assert (row.state in ("scheduled", "available"), row.attempts) == (True, 1)
 
 
+def exits_while_asked(attempts: int) -> str:
+    raise SystemExit
+
+
+ENDLESS = '{"shape": "list", "waits_ms": [1e999], "cap_ms": 1, "jitter": 0}'
+
+
+@pytest.mark.parametrize(("backoff", "stored"), [(exits_while_asked, None), ("0s", ENDLESS)])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_backoff_that_cannot_be_computed_costs_no_slot(
+    app: sqlq.App, engine: Engine, backoff: Any, stored: str | None, asynchronous: bool
+) -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def afails() -> None:
+        raise ValueError("no")
+
+    task = app.task(name="t", backoff=backoff)(afails if asynchronous else fails)
+    job = app.enqueue(task.new())
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET backoff = :stored"), {"stored": stored})
+    app.worker(max_jobs=1, concurrency=1).run()
+    row = app.get(job.id)
+    assert (row.attempts, row.errors[-1]["message"]) == (1, "no")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_attempt_whose_end_cannot_be_judged_has_failed_and_costs_no_slot(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asynchronous: bool
+) -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def afails() -> None:
+        raise ValueError("no")
+
+    def raises(*_: Any) -> Any:
+        raise SystemExit
+
+    monkeypatch.setattr("sqlq.worker.execute.decide", raises)
+    task = app.task(name="t", max_attempts=1)(afails if asynchronous else fails)
+    jobs = app.enqueue_many([task.new(), task.new()])
+    assert drain(app, concurrency=1).failed == 2
+    assert all("judging it raised a SystemExit" in (app.get(job.id).error or "") for job in jobs)
+    assert "how its attempt ended cannot be judged" in caplog.text
+
+
 @pytest.mark.parametrize(
     "payload",
     ["not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "", "[" * 100_000],
