@@ -419,6 +419,7 @@ GUARDS = [
     Guard("no-hint-waits-for-a-look", "0.0 if looks else ", "", "tests/worker/test_lookout.py::test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other[postgresql]"),
     Guard("lookout-looks", None, "if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
+    Guard("the-hosts-default-schema", None, "pass", "tests/migrations/test_host.py::test_include_name_knows_that_sqlite_has_one_schema[sqlite]"),
     Guard("schema-usable", None, "return self.revision == HEAD or HEAD < self.revision", SCHEMA + "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
     Guard("schema-usable", None, "return self.revision == HEAD", SCHEMA + "test_a_newer_revision_is_one_line_in_the_log[sqlite]"),
     Guard("migration-patience", None, "if True:", LIVE + "test_patience_ends_in_a_sentence_and_changes_nothing"),
