@@ -87,3 +87,17 @@ def test_a_schema_of_its_own(empty_database_url: str) -> None:
         assert conn.scalars(select(states.c.state)).all() == ["available"]
     engine.dispose()
     app.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone(database_url: str) -> None:
+    """In a zone whose clocks are changed, sums and comparisons would be of what its clocks show."""
+    engine = create_engine(database_url, connect_args={"options": "-c TimeZone=Europe/Berlin"})
+    app = sqlq.App(engine=engine)
+    moment = datetime(2030, 10, 27, 1, 30, tzinfo=UTC)
+    job = app.enqueue(app.task(name="t")(lambda: None).new().set(available_at=moment))
+    found = app.get(job.id).available_at
+    assert found is not None
+    assert found + timedelta(minutes=10) == moment + timedelta(minutes=10)
+    app.close()
+    engine.dispose()
