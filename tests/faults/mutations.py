@@ -479,6 +479,7 @@ GUARDS = [
     Guard("texts-are-scrubbed", None, '_UNSTORABLE = re.compile("[\\ud800-\\udfff]")', OUTCOMES + "test_an_error_text_of_50_megabytes_is_cut_and_scrubbed[postgresql]"),
     Guard("bytes-are-read", None, "pass", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     Guard("moments-can-be-read-back", None, 'return "1"', "tests/conformance/test_tables.py::test_of_an_ended_job_no_moment_can_be_written_that_cannot_be_read_back[sqlite-failed]"),
+    Guard("no-toml-is-said", "(ValueError, AttributeError, RecursionError)", "tomllib.TOMLDecodeError", "tests/unit/test_project.py::test_what_it_may_not_say[5]"),
     Guard("numbers-in-range", "CHECK (id BETWEEN 1 AND 4000000000000000000)", "CHECK (id >= 1)", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     Guard("numbers-in-range", "AND lease_token BETWEEN 0 AND 4000000000000000000),", "AND lease_token >= 0),", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     # the test kit: nothing outside the test is touched
