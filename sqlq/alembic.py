@@ -18,8 +18,10 @@ and in its env.py, or autogenerate proposes to drop every table of sqlq:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Protocol, cast
 
+from alembic import context
 from alembic.runtime.migration import MigrationContext
 
 from sqlq import settings
@@ -67,17 +69,21 @@ def include_name(
 ) -> bool:
     """Tell the host's autogenerate to leave sqlq's tables alone; everything else is included.
 
-    Only in sqlq's own schema (`schema`, else SQLQ_SCHEMA, else the default one): a `jobs` in another is the
-    host's. Beside a function of the host's own:
+    Only in sqlq's own schema (`schema`, else SQLQ_SCHEMA, else the default one, and on SQLite always that): a
+    `jobs` in another is the host's. Beside a function of the host's own:
 
         def include_name(name, type_, parent_names):
             return sqlq.alembic.include_name(name, type_, parent_names) and name != "legacy"
     """
     if type_ != "table" or name not in migrate.OWN_NAMES | {version.TABLE}:
         return True
-    own = settings.schema_name(schema)
+    own, default = settings.schema_name(schema), cast("str | None", "public")
+    with suppress(NameError):  # there is no context outside of an env.py
+        connection = context.get_bind()
+        # guard: the-hosts-default-schema
+        own, default = version.effective_schema(connection, own), connection.dialect.default_schema_name
     # Alembic calls the default schema None, whatever its name is.
-    return parent_names.get("schema_name") not in ({None, "public"} if own in (None, "public") else {own})
+    return (parent_names.get("schema_name") or default) != (own or default)
 
 
 def _run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timedelta
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import TypeAlias
 
 from sqlq.errors import ConfigurationError
@@ -47,8 +47,11 @@ def milliseconds(value: Duration, what: str, error: type[Exception] = Configurat
 
 
 def aware(value: datetime, what: str, error: type[Exception] = ConfigurationError) -> datetime:
-    """Return the moment unchanged, or raise `error` if it has no time zone, or a year that not every time
-    zone can show.
+    """Return the moment in UTC, or raise `error` if it has no time zone, or a year that not every time zone
+    can show.
+
+    In UTC, because between moments of one other zone Python compares and adds what their clocks show, and in
+    the hour that comes twice these tell nothing.
 
     A worker whose connection speaks of other zones could not read such a row, nor a command list it.
 
@@ -63,9 +66,10 @@ def aware(value: datetime, what: str, error: type[Exception] = ConfigurationErro
         raise error(
             f"{what} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)"
         )
-    if value.year not in _YEARS:
+    moment = value.astimezone(UTC) if MINYEAR < value.year < MAXYEAR else value
+    if moment.year not in _YEARS:
         raise error(f"{what} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}")
-    return value
+    return moment  # guard: moments-are-in-utc
 
 
 def readable(ms: float) -> str:

@@ -225,7 +225,7 @@ class Here:
         if not task.is_async:
             loop = asyncio.get_running_loop()
             await asyncio.to_thread(
-                self.run, job, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result()
+                self._run_in_thread, job, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result()
             )
             return
         job.state = State.RUNNING
@@ -234,6 +234,14 @@ class Here:
         finally:
             if (follower := self._follower(job, task)) is not None:
                 await self.arun(follower)
+
+    def _run_in_thread(self, job: JobHere, run: Run) -> None:
+        """Run a job for a caller on an event loop, where no future takes a StopIteration: it reaches the
+        caller as it would from a coroutine."""
+        try:
+            self.run(job, run)
+        except StopIteration as error:  # guard: a-stop-iteration-keeps-nobody-waiting
+            raise RuntimeError(f"{job.new.task} raised StopIteration") from error
 
     async def _arun_attempts(self, job: JobHere, task: Task[..., Any]) -> None:
         while job.state is State.RUNNING:

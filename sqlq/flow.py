@@ -72,6 +72,15 @@ class Result:
     def __repr__(self) -> str:
         return "the results of a group" if self.is_list else f"the result of {self.source!r}"
 
+    def __str__(self) -> str:  # guard: a-result-is-no-text
+        raise EnqueueError(
+            f"{self!r} is not known yet, and so is no part of a text: give it as an argument of its own, and "
+            "make the text in the handler"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
 
 class MakesJobs(Protocol):
     """A task: in a chain it is called with the result of what comes before it."""

@@ -51,25 +51,26 @@ def find(start: Path | None = None) -> Project | None:
     for directory in (here, *here.parents):
         file = directory / "pyproject.toml"
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
+            written = file.read_bytes()
         except OSError:  # not there, or not for this user to see
             continue
-        if TABLE[:-1] in text:
-            return _read(file, text)
+        if TABLE[:-1].encode() in written and (found := _read(file, written)) is not None:
+            return found
     return None
 
 
-def _read(file: Path, text: str) -> Project | None:
+def _read(file: Path, written: bytes) -> Project | None:
     import tomllib
 
     try:
-        table = tomllib.loads(text).get("tool", {}).get("sqlq")
-    except (tomllib.TOMLDecodeError, AttributeError) as error:
+        table = tomllib.loads(written.decode()).get("tool", {}).get("sqlq")
+    # beside errors in TOML: other bytes than UTF-8, and what is too long or too deep
+    except (ValueError, AttributeError, RecursionError) as error:  # guard: no-toml-is-said
         raise ConfigurationError(f"{file} cannot be read as TOML: {error}") from None
     if table is None:  # the words stood in a comment
         return None
     found: dict[str, Any] = {}
-    for key, value in table.items():
+    for key, value in _table(file, TABLE[1:-1], table).items():
         if key not in _KEYS:
             *others, last = _KEYS
             raise ConfigurationError(

@@ -133,6 +133,7 @@ def _tables(dialect: str, prefix: str) -> list[str]:
         return checks
 
     def readable(moments: str) -> str:
+        # guard: moments-can-be-read-back
         return " AND ".join(f"{moment} >= 0 AND {moment} < 253370764800000" for moment in moments.split())
 
     moments = (
@@ -244,10 +245,13 @@ CREATE TABLE {prefix}jobs (
     created_at {time} DEFAULT {now} NOT NULL{jobs_checked}
 )"""
 
+    of_finished = "available_at reserved_at scheduled_for start_by created_at finished_at"
     finished_checked = checked(
         "finished_jobs",
-        "available_at reserved_at scheduled_for start_by created_at finished_at",
-        rules="\n    CONSTRAINT finished_jobs_outcome_known CHECK (outcome IN ('completed', 'cancelled'))",
+        of_finished,
+        rules=f"""
+    CONSTRAINT finished_jobs_outcome_known CHECK (outcome IN ('completed', 'cancelled')),
+    CONSTRAINT finished_jobs_moments_in_range CHECK ({readable(of_finished + " expires_at")})""",
     )
     finished_jobs = f"""
 CREATE TABLE {prefix}finished_jobs ({carried}
@@ -261,12 +265,14 @@ CREATE TABLE {prefix}finished_jobs ({carried}
     PRIMARY KEY (id){finished_checked}
 )"""
 
+    of_failed = "available_at reserved_at scheduled_for start_by created_at failed_at"
     failed_checked = checked(
         "failed_jobs",
-        "available_at reserved_at scheduled_for start_by created_at failed_at",
+        of_failed,
         rules=f"""
     CONSTRAINT failed_jobs_reason_known
-        CHECK ({DOMAINS["reason"][1].replace("VALUE", "reason")})""",
+        CHECK ({DOMAINS["reason"][1].replace("VALUE", "reason")}),
+    CONSTRAINT failed_jobs_moments_in_range CHECK ({readable(of_failed + " expires_at")})""",
     )
     failed_jobs = f"""
 CREATE TABLE {prefix}failed_jobs ({carried}

@@ -34,8 +34,11 @@ class Moment(TypeDecorator[datetime]):
         return milliseconds_of(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None or dialect.name != "sqlite":
-            return value  # type: ignore[no-any-return]  # the driver's own datetime
+        if value is None:
+            return None
+        if dialect.name != "sqlite":
+            # the driver's own datetime, in the session's time zone; guard: read-moments-are-in-utc
+            return value.astimezone(UTC)  # type: ignore[no-any-return]
         return moment_of(value)
 
 

@@ -294,6 +294,7 @@ CARRIED = (
     "created_at",
 )
 """What a job takes along to finished_jobs or failed_jobs, and from failed_jobs back."""
+_CARRIED_MOMENTS = ("available_at", "reserved_at", "scheduled_for", "start_by", "created_at")
 
 
 def _carried() -> list[Column[Any]]:
@@ -362,15 +363,8 @@ finished_jobs = Table(
     *_of_the_end(),
     _expires("finished_at"),
     on_sqlite(one_of("outcome", OUTCOMES), "finished_jobs_outcome_known"),
-    integer_times(
-        "finished_jobs",
-        "available_at",
-        "reserved_at",
-        "scheduled_for",
-        "start_by",
-        "created_at",
-        "finished_at",
-    ),
+    moments_in_range("finished_jobs", *_CARRIED_MOMENTS, "finished_at", "expires_at"),
+    integer_times("finished_jobs", *_CARRIED_MOMENTS, "finished_at"),
 )
 _prune_indexes(finished_jobs, "finished_at")
 _unblock_indexes(finished_jobs, "finished_at")
@@ -388,9 +382,8 @@ failed_jobs = Table(
     *_of_the_end(),
     _expires("failed_at"),
     on_sqlite(one_of("reason", FAILURE_REASONS), "failed_jobs_reason_known"),
-    integer_times(
-        "failed_jobs", "available_at", "reserved_at", "scheduled_for", "start_by", "created_at", "failed_at"
-    ),
+    moments_in_range("failed_jobs", *_CARRIED_MOMENTS, "failed_at", "expires_at"),
+    integer_times("failed_jobs", *_CARRIED_MOMENTS, "failed_at"),
 )
 _prune_indexes(failed_jobs, "failed_at")
 _unblock_indexes(failed_jobs, "failed_at")

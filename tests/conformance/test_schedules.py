@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import Engine, text
@@ -517,6 +518,18 @@ def test_run_and_backfill_enqueue_beside_the_moments(app: sqlq.App, report: Any)
         app.schedules.backfill("hourly", datetime(2030, 1, 1), NOON)  # noqa: DTZ001
     with pytest.raises(ConfigurationError, match="no code declares it"):
         app.schedules.reset("hourly")
+
+
+def test_in_the_hour_that_comes_twice_a_backfill_has_the_moments_of_the_one_that_is_meant(
+    app: sqlq.App, report: Any
+) -> None:
+    app.schedules.add("minutely", report.new(7), every="20m")
+    first = datetime(2030, 10, 27, 2, 40, tzinfo=ZoneInfo("Europe/Berlin"))
+    second = first.replace(hour=2, minute=0, fold=1)
+    made = app.schedules.backfill("minutely", first, second)
+    made += app.schedules.backfill("minutely", second, second + HOUR)
+    found = [app.get(job.id).scheduled_for for job in made]
+    assert found == [datetime(2030, 10, 27, 0, 40, tzinfo=UTC) + step * 20 * MINUTE for step in range(4)]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

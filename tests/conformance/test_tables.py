@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, inspect, select, true
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, inspect, select, true, update
 from sqlalchemy.dialects.postgresql import DOMAIN
+from sqlalchemy.exc import IntegrityError
 
 import sqlq
 import sqlq.alembic
 from sqlq import tables
 from sqlq.errors import ConfigurationError
+from sqlq.schema import tables as ended_tables
+from sqlq.schema.moments import Moment
 from sqlq.testing import drain
 
 EVERY = [getattr(tables, name) for name in tables.__all__]
@@ -87,3 +91,40 @@ def test_a_schema_of_its_own(empty_database_url: str) -> None:
         assert conn.scalars(select(states.c.state)).all() == ["available"]
     engine.dispose()
     app.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone(database_url: str) -> None:
+    """In a zone whose clocks are changed, sums and comparisons would be of what its clocks show."""
+    engine = create_engine(database_url, connect_args={"options": "-c TimeZone=Europe/Berlin"})
+    app = sqlq.App(engine=engine)
+    moment = datetime(2030, 10, 27, 1, 30, tzinfo=UTC)
+    job = app.enqueue(app.task(name="t")(lambda: None).new().set(available_at=moment))
+    found = app.get(job.id).available_at
+    assert found is not None
+    assert found + timedelta(minutes=10) == moment + timedelta(minutes=10)
+    app.close()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("ended", ["finished", "failed"])
+def test_of_an_ended_job_no_moment_can_be_written_that_cannot_be_read_back(
+    app: sqlq.App, engine: Engine, ended: str
+) -> None:
+    """One such row would stop every listing."""
+    job = app.enqueue(app.task(name="t", max_attempts=1)(lambda: ended == "finished" or 1 / 0).new())
+    drain(app)
+    table = ended_tables.metadata.tables[f"__sqlq__.{ended}_jobs"]
+    columns = [c for c in table.columns if isinstance(c.type, Moment) and c.computed is None]
+    assert len(columns) == 6
+    century = timedelta(days=36_600) // timedelta(milliseconds=1)
+    late: dict[str, Any] = {f"{ended}_at": datetime(9998, 1, 1, tzinfo=UTC), "retention_ms": century}
+    wrong: list[dict[str, Any]] = [
+        {c.name: datetime(year, 1, 1, tzinfo=UTC)} for c in columns for year in (1969, 9999)
+    ]
+    for values in [*wrong, late]:
+        with pytest.raises(IntegrityError), engine.begin() as conn:
+            conn.execution_options(schema_translate_map={"__sqlq__": None}).execute(
+                update(table).values(values)
+            )
+    assert [each.id for each in app.list()] == [job.id]

@@ -290,6 +290,7 @@ GUARDS = [
     Guard("steps-are-kept", "or self.claimed.flow_id is not None", "", FLOWS + "test_without_retention_the_steps_of_a_flow_are_kept[postgresql]"),
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_what_a_live_step_waited_for_is_not_pruned[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
+    Guard("a-result-is-no-text", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text[str]"),
     Guard("growth-is-not-dropped", None, "if False:", FLOWS + "test_steps_that_are_added_without_completing_fail_the_attempt[postgresql]"),
     # complete(), in the handler's own transaction
     Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
@@ -357,6 +358,7 @@ GUARDS = [
     Guard("what-has-ended-is-not-stuck", None, "if True:", STARTING + "test_what_has_ended_is_not_taken_for_stuck"),
     Guard("outcomes-have-no-deadline", None, "return 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
     Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor[sqlite]"),
+    Guard("a-stop-iteration-keeps-nobody-waiting", "StopIteration", "ZeroDivisionError", "tests/worker/test_eager.py::test_a_stop_iteration_of_a_handler_reaches_who_awaits"),
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
     Guard("threads-keep-no-process", None, "pass", SUPERVISOR + "test_a_thread_that_a_coroutine_has_left_keeps_no_process[sqlite]"),
@@ -421,6 +423,7 @@ GUARDS = [
     Guard("no-hint-waits-for-a-look", "0.0 if looks else ", "", "tests/worker/test_lookout.py::test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other[postgresql]"),
     Guard("lookout-looks", None, "if False:", BLINKS + "test_only_the_connection_that_listens_is_deaf[postgresql]"),
     Guard("useless-connections", None, '_USELESS = ("08", "57P", "0A000")', SMALL + "test_a_database_that_only_reads_is_waited_for_on_another_connection[postgresql]"),
+    Guard("the-hosts-default-schema", None, "pass", "tests/migrations/test_host.py::test_include_name_knows_that_sqlite_has_one_schema[sqlite]"),
     Guard("schema-usable", None, "return self.revision == HEAD or HEAD < self.revision", SCHEMA + "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
     Guard("schema-usable", None, "return self.revision == HEAD", SCHEMA + "test_a_newer_revision_is_one_line_in_the_log[sqlite]"),
     Guard("migration-patience", None, "if True:", LIVE + "test_patience_ends_in_a_sentence_and_changes_nothing"),
@@ -479,6 +482,8 @@ GUARDS = [
     Guard("hostile-exceptions", None, "raise", HOSTILE + "test_no_exception_stops_the_jobs_behind_it[sqlite]"),
     Guard("texts-are-scrubbed", None, '_UNSTORABLE = re.compile("[\\ud800-\\udfff]")', OUTCOMES + "test_an_error_text_of_50_megabytes_is_cut_and_scrubbed[postgresql]"),
     Guard("bytes-are-read", None, "pass", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
+    Guard("moments-can-be-read-back", None, 'return "1"', "tests/conformance/test_tables.py::test_of_an_ended_job_no_moment_can_be_written_that_cannot_be_read_back[sqlite-failed]"),
+    Guard("no-toml-is-said", "(ValueError, AttributeError, RecursionError)", "tomllib.TOMLDecodeError", "tests/unit/test_project.py::test_what_it_may_not_say[5]"),
     Guard("numbers-in-range", "CHECK (id BETWEEN 1 AND 4000000000000000000)", "CHECK (id >= 1)", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     Guard("numbers-in-range", "AND lease_token BETWEEN 0 AND 4000000000000000000),", "AND lease_token >= 0),", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     # the test kit: nothing outside the test is touched
@@ -529,6 +534,8 @@ GUARDS = [
     Guard("generators-are-no-results", None, "pass", KIT + "TestWhatHandlersReturn::test_a_generator_is_no_result[sqlite-aenqueue]"),
     # schedules
     Guard("a-moment-comes-once", None, "if True:", PLANS + "test_a_daily_schedule_is_neither_skipped_nor_doubled"),
+    Guard("moments-are-in-utc", "return moment", "return value", "tests/unit/test_job.py::test_a_spread_counts_instants_in_the_hour_that_comes_twice"),
+    Guard("read-moments-are-in-utc", ".astimezone(UTC)", "", "tests/conformance/test_tables.py::test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone[postgresql]"),
     Guard("moments-are-whole", None, "self._become(name, whole)", PLANS + "test_moments_lie_from_starts_on_and_before_ends"),
     Guard("queue-waits", None, "pass", SCHEDULES + "test_while_the_last_job_lives_a_moment_is_skipped_or_waits[sqlite]"),
     Guard("overlap-is-skipped", None, "pass", SCHEDULES + "test_while_the_last_job_lives_a_moment_is_skipped_or_waits[sqlite]"),

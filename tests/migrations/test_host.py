@@ -299,3 +299,32 @@ def test_include_name_knows_sqlqs_schema_from_the_hosts(
     proposed = host.autogenerate()
     assert "op.drop_table('jobs')" in proposed, "the host's own jobs is the host's"
     assert "queueing" not in proposed
+
+
+@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("given", ["app", None])
+@pytest.mark.parametrize("schemas", [False, True])
+def test_include_name_knows_the_default_schema_by_its_name(
+    make_host: Callable[..., Host], engine: Engine, given: str | None, schemas: bool
+) -> None:
+    """Alembic says None for the schema that a search_path begins with."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA app"))
+        connection.execute(text(f"ALTER DATABASE {engine.url.database} SET search_path = app"))
+    include_name = partial(sqlq.alembic.include_name, schema=given)
+    host = make_host(up=f"schema={given!r}", include_schemas=schemas, include_name=include_name)
+    command.upgrade(host.config, "head")
+    command.check(host.config)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.jobs (id INTEGER)"))
+    assert ("op.drop_table('jobs', schema='public')" in host.autogenerate()) is schemas
+
+
+@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+def test_include_name_knows_that_sqlite_has_one_schema(
+    make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
+    host = make_host(include_name=sqlq.alembic.include_name)
+    command.upgrade(host.config, "head")
+    command.check(host.config)

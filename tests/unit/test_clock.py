@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -85,9 +86,12 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
     assert 0 <= ms <= LONGEST_MS
 
 
-def test_moments_keep_their_time_zone() -> None:
-    moment = datetime(2030, 1, 1, tzinfo=timezone(timedelta(hours=2)))
-    assert aware(moment, "available_at") is moment
+def test_moments_are_the_same_instants_in_utc() -> None:
+    moment = aware(datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), "available_at")
+    assert (moment, moment.tzinfo) == (datetime(2030, 1, 1, tzinfo=UTC), UTC)
+    first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    second = aware(first.replace(fold=1), "at")
+    assert [second, aware(first, "at")] == [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,8 @@ def test_moments_keep_their_time_zone() -> None:
         (None, "give a datetime"),
         (datetime.min.replace(tzinfo=UTC), "between the years 1970 and 9998"),
         (datetime.max.replace(tzinfo=UTC), "between the years 1970 and 9998"),
+        (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), "between the years 1970 and 9998"),
+        (datetime(9998, 12, 31, 23, tzinfo=timezone(-timedelta(hours=1))), "between the years 1970 and 9998"),
     ],
 )
 def test_other_moments_are_refused(given: Any, reason: str) -> None:

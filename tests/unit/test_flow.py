@@ -92,6 +92,14 @@ def test_a_result_of_another_type_is_refused(wrong: Callable[[Any], Any], says: 
         wrong(sqlq.Flow().add(count.new(1)))
 
 
+@pytest.mark.parametrize("text", [lambda result: f"{result:>9}", str, "of %s".__mod__])
+def test_a_result_is_no_part_of_a_text(text: Callable[[Any], str]) -> None:
+    """The text would be stored, and say nothing of the value."""
+    step: Any = sqlq.Flow().add(count.new(1))
+    with pytest.raises(EnqueueError, match=r"the result of step 1 \(count\) is not known yet"):
+        say.new(text(step.result))
+
+
 def test_a_flow_is_written_as_jobs_and_edges() -> None:
     flow = sqlq.Flow("a")
     one, two = flow.add(count.new(1)), flow.add(count.new(2))

@@ -6,10 +6,12 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from sqlq.app import App
+from sqlq.enqueue import spread_over
 from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.job import NewJob, State
 
@@ -50,6 +52,15 @@ def test_what_is_not_given_stays() -> None:
 def test_the_last_of_delay_and_available_at_counts() -> None:
     assert JOB.set(delay="5m").set(available_at=SOON) == JOB.set(available_at=SOON)
     assert JOB.set(available_at=SOON).set(delay="5m") == JOB.set(delay="5m")
+
+
+def test_a_spread_counts_instants_in_the_hour_that_comes_twice() -> None:
+    half_past = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    for fold in (0, 1):
+        due = datetime(2030, 10, 27, fold, 30, tzinfo=UTC)
+        job = JOB.set(available_at=half_past.replace(fold=fold))
+        spread = [each.available_at for each in spread_over([job, job], "2h")]
+        assert spread == [due, due + timedelta(hours=1)]
 
 
 def test_a_job_cannot_be_changed_in_place() -> None:

@@ -31,6 +31,16 @@ def test_the_nearest_file_with_the_table_counts(here: Path, tmp_path: Path) -> N
     assert project.find() == project.Project(here.parent / "pyproject.toml", "other:app")
 
 
+def test_above_a_file_that_names_the_table_in_a_comment_another_is_found(here: Path, tmp_path: Path) -> None:
+    (here / "pyproject.toml").write_text("# [tool.sqlq] is in the file above\n")
+    assert project.find() == project.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+
+
+def test_from_a_directory_that_is_gone_none_is_found(here: Path) -> None:
+    here.rmdir()
+    assert project.find() is None
+
+
 def test_a_file_is_beside_the_pyproject_that_names_it(here: Path, tmp_path: Path) -> None:
     assert database_url().database == str(tmp_path / "dev.db")
     assert sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
@@ -52,14 +62,18 @@ WRONG = {
     '[tool.sqlq]\napp = ""\n': "app in [tool.sqlq] is '': it must be text",
     '[tool.sqlq]\ndatabase_url = "sqlite:///x.db"\n': "[tool.sqlq] has no key 'database_url'; it has app,",
     "[tool.sqlq]\napp = \n": "cannot be read as TOML",
+    '[[tool.sqlq]]\napp = "shop:app"\n': "tool.sqlq is [{'app': 'shop:app'}]: it must be a table",
+    f"[tool.sqlq]\napp = {'7' * 5000}\n": "cannot be read as TOML: Exceeds the limit",
+    f"[tool.sqlq]\napp = {'[' * 5000}\n": "cannot be read as TOML",
+    '[tool.sqlq]\napp = "caf\udce9:app"\n': "cannot be read as TOML: 'utf-8' codec can't decode byte 0xe9",
     '[tool.sqlq]\ndatabase-url = "nonsense"\n': "cannot be read: it has the form postgresql://",
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("text", WRONG, ids=[*map(str, range(len(WRONG)))])
 def test_what_it_may_not_say(here: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "pyproject.toml"
-    file.write_text(text)
+    file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(sqlq.ConfigurationError) as raised:
         database_url()
     assert WRONG[text] in str(raised.value)

@@ -74,6 +74,24 @@ def test_asynchronous_handlers_and_callers(eager: sqlq.App) -> None:
     assert len(ran) == 3
 
 
+def test_a_stop_iteration_of_a_handler_reaches_who_awaits(eager: sqlq.App) -> None:
+    """No future takes one, so that who awaits a thread that raised it would wait without end."""
+
+    @eager.task(name="t", max_attempts=1)
+    def t() -> None:
+        next(iter([]))
+
+    async def main(app: sqlq.App) -> None:
+        await asyncio.wait_for(app.aenqueue(t.new()), 10)
+
+    with pytest.raises(RuntimeError, match="t raised StopIteration") as caught:
+        asyncio.run(main(eager))
+    assert isinstance(caught.value.__cause__, StopIteration)
+    with inline(eager) as ran, pytest.raises(RuntimeError, match="t raised StopIteration"):
+        asyncio.run(main(eager))
+    assert [(job.state, type(job.error)) for job in ran.jobs] == [("failed", StopIteration)]
+
+
 def test_what_surrounds_attempts_surrounds_these(eager: sqlq.App) -> None:
     said: list[str] = []
 
