@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, assert_never
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
 
 from sqlalchemy import (
     CTE,
@@ -369,14 +369,17 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None)
             for r in alive
         ]
         _put_back(conn, _RETRY, again, _lost, _keys_of(alive))
-    over = [(row, Failed("worker_lost", error(row))) for row in spent]
-    failed = _fail(conn, [each for each in over if each[0].on_failure is None], seal)
-    failed |= _fail_followed(conn, [each for each in over if each[0].on_failure is not None], seal)
+
+    def fail(some: Sequence[Any]) -> None:
+        over = [(row, Failed("worker_lost", error(row))) for row in some]
+        _fail(conn, over, seal)  # guard: the-lost-are-followed
+
+    failed = {row.id for row in end_apart(conn, spent, fail, "has failed")}
     wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
     return [
         Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent, r.flow_id, r.limit_key)
         for r in revoked
-        if r not in spent or (r.id, r.lease_token) in failed
+        if r not in spent or r.id in failed
     ]
 
 
@@ -393,37 +396,55 @@ def wake(conn: Connection, keys: Iterable[str]) -> None:
     write(conn, DIALECTS[conn.dialect.name], {Wake(key) for key in keys})
 
 
-def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> set[Right]:
-    """End jobs that were taken from their owners, with what follows them; return the rights to them."""
-    if not over:
-        return set()
+def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> None:
+    """End jobs that were taken from their owners, with what follows them."""
     rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
-    failed = _end(conn, _FAIL, rows, failed_jobs)
+    _end(conn, _FAIL, rows, failed_jobs)
     _follow(conn, (follow_up(row, failure, seal) for row, failure in over), _schema(conn))
-    return failed
 
 
-def _fail_followed(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> set[Right]:
-    """Do so where something may follow. What the database does not take, for want of a right or for a rule of
-    the host's own, keeps none of the others back: the job stays as it is, and the next rescue finds it."""
-    if not over:
-        return set()
+class HasEnded(Protocol):
+    """A job that is about to end, as its line in the log names it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+
+
+J = TypeVar("J", bound=HasEnded)
+
+
+def end_apart(
+    conn: Connection, some: Sequence[J], end: Callable[[Sequence[J]], object], why: str
+) -> Sequence[J]:
+    """End jobs together, and return those that ended; `why` says of one why it ends.
+
+    What the database does not take, for want of a right, for a row that another table has under the same id,
+    or for a rule of the host's own, keeps none of the others back: the job stays as it is, and is found again
+    the next time.
+    """
+    if not some:
+        return []
     try:
-        with conn.begin_nested():  # guard: a-refused-follow-up-is-its-jobs-alone
-            return _fail(conn, over, seal)  # guard: the-lost-are-followed
+        with conn.begin_nested():  # guard: a-refused-end-is-its-jobs-alone
+            end(some)
+        return some
     except DBAPIError as refusal:
         dialect = DIALECTS[conn.dialect.name]
         if dialect.is_away(refusal) or dialect.rolled_back(refusal):
             raise
-        if len(over) > 1:
-            return {right for each in over for right in _fail_followed(conn, [each], seal)}
-        ((row, _),) = over
+        if (half := len(some) // 2) > 0:
+            return [job for part in (some[:half], some[half:]) for job in end_apart(conn, part, end, why)]
+        (job,) = some
         log.error(
-            "job %d: it has failed, but the database refuses what follows it, and so its end: %s",
-            *(row.id, refusal.orig),
-            extra={"job_id": row.id, "task": row.task, "queue": row.queue, "event": "unstorable"},
+            "job %d: it %s, but the database refuses its end, or what follows it: %s",
+            *(job.id, why, refusal.orig),
+            extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": "unstorable"},
         )
-        return set()
+        return []
 
 
 def _lost(mine: CTE) -> Mapping[str, Any]:

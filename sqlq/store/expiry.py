@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, select, text
@@ -29,9 +30,13 @@ def expire(conn: Connection, *, limit: int) -> list[Expired]:
     Whether a job still waits is judged under its row's lock, so that a claim which came first wins: then its
     worker finds that it is too late. A row that another transaction has locked is left to the next turn.
     """
-    expired = [Expired(*row) for row in conn.execute(_TOO_LATE, {"most": limit})]
+
+    def cancel(some: Sequence[Expired]) -> None:
+        endings.cancel(conn, [job.id for job in some], NOT_IN_TIME)
+
+    late = [Expired(*row) for row in conn.execute(_TOO_LATE, {"most": limit})]
+    expired = list(endings.end_apart(conn, late, cancel, "was not started in time"))
     if expired:
-        endings.cancel(conn, [job.id for job in expired], NOT_IN_TIME)
         # guard: the-slots-of-the-expired-are-looked-at
         endings.wake(conn, {job.limit_key for job in expired if job.limit_key is not None})
     return expired

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.schema.tables import CARRIED
 from sqlq.settings import UNKNOWN_TASK_MS
 from sqlq.store import endings, expiry
 from sqlq.worker.chores import Expire
@@ -60,6 +61,24 @@ def task(app: sqlq.App, ran: list[int]) -> sqlq.Task[..., None]:
 
 
 # -- until when ----------------------------------------------------------------------------------------------
+
+
+def test_an_id_that_has_ended_before_keeps_no_other_job_from_its_end(
+    app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where rows of finished_jobs came back from a backup, or from another database."""
+    made = app.enqueue_many([task.new(n).set(expires="1h") for n in range(5)])
+    columns = ", ".join(CARRIED)
+    with engine.begin() as conn:
+        conn.execute(
+            text(
+                f"INSERT INTO finished_jobs ({columns}, outcome) "
+                f"SELECT {columns}, 'completed' FROM jobs WHERE id = {made[1].id}"
+            )
+        )
+    make_late(engine)
+    assert expire(app) == [job.id for job in made if job.id != made[1].id]
+    assert f"job {made[1].id}: it was not started in time, but the database refuses its end" in caplog.text
 
 
 def test_it_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:

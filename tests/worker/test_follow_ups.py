@@ -19,6 +19,7 @@ from sqlq.endings import Follower, settlement
 from sqlq.job import ClaimedJob
 from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.retry import given_back
+from sqlq.schema.tables import CARRIED
 from sqlq.settings import MAX_RELEASES
 from sqlq.store import endings, jobs
 from sqlq.store.database import Database
@@ -332,6 +333,28 @@ def refuse_alarms(engine: Engine) -> None:
         conn.exec_driver_sql("ALTER TABLE jobs ADD CONSTRAINT no_alarms CHECK (task <> 'alarm') NOT VALID")
 
 
+def test_an_id_that_has_failed_before_keeps_no_other_job_from_its_rescue(
+    shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where rows of failed_jobs came back from a backup, or from another database."""
+    plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
+    made = shop.app.enqueue_many([plain.new() for _ in range(5)])
+    columns = ", ".join(CARRIED)
+    with engine.begin() as conn:
+        conn.execute(
+            text(
+                f"INSERT INTO failed_jobs ({columns}, reason, exception, message) "
+                f"SELECT {columns}, 'worker_lost', 'E', 'm' FROM jobs WHERE id = {made[1].id}"
+            )
+        )
+    shop.claim("dead")
+    with engine.begin() as conn:
+        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
+    with shop.app.database.begin() as conn:
+        assert [job.id for job in endings.rescue(conn)] == [job.id for job in made if job.id != made[1].id]
+    assert f"job {made[1].id}: it has failed, but the database refuses its end" in caplog.text
+
+
 def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescue(
     shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,7 +373,10 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
         states = [str(shop.app.get(job.id).state) for job in made]
         assert states == ["running", "failed", "failed", "running", "failed"]
     assert [(task, ended.id) for task, ended in shop.following()] == [("thank", made[2].id)]
-    assert f"job {made[0].id}: it has failed, but the database refuses what follows it" in caplog.text
+    assert (
+        f"job {made[0].id}: it has failed, but the database refuses its end, or what follows it"
+        in caplog.text
+    )
     with engine.begin() as conn:
         drop = (
             "DROP TRIGGER no_alarms"
