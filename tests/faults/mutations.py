@@ -356,6 +356,7 @@ GUARDS = [
     Guard("outcomes-have-no-deadline", None, "return 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
     Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor[sqlite]"),
     Guard("a-stop-iteration-keeps-nobody-waiting", "StopIteration", "ZeroDivisionError", "tests/worker/test_eager.py::test_a_stop_iteration_of_a_handler_reaches_who_awaits"),
+    Guard("an-unmet-step-fails-alone", None, "if False:", "tests/faces/test_testing_flows.py::test_a_step_that_takes_a_result_that_is_not_there_fails_alone[sqlite]"),
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
     Guard("threads-keep-no-process", None, "pass", SUPERVISOR + "test_a_thread_that_a_coroutine_has_left_keeps_no_process[sqlite]"),
