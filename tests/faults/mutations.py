@@ -533,6 +533,7 @@ GUARDS = [
     Guard("a-moment-comes-once", None, "if True:", PLANS + "test_a_daily_schedule_is_neither_skipped_nor_doubled"),
     Guard("moments-are-in-utc", "return moment", "return value", "tests/unit/test_job.py::test_a_spread_counts_instants_in_the_hour_that_comes_twice"),
     Guard("read-moments-are-in-utc", ".astimezone(UTC)", "", "tests/conformance/test_tables.py::test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone[postgresql]"),
+    Guard("a-schedule-takes-no-results", None, "if False:", "tests/conformance/test_schedules.py::test_a_schedules_job_takes_no_result_of_a_step[sqlite]"),
     Guard("moments-are-whole", None, "self._become(name, whole)", PLANS + "test_moments_lie_from_starts_on_and_before_ends"),
     Guard("queue-waits", None, "pass", SCHEDULES + "test_while_the_last_job_lives_a_moment_is_skipped_or_waits[sqlite]"),
     Guard("overlap-is-skipped", None, "pass", SCHEDULES + "test_while_the_last_job_lives_a_moment_is_skipped_or_waits[sqlite]"),
