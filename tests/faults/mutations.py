@@ -288,6 +288,7 @@ GUARDS = [
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_what_a_live_step_waited_for_is_not_pruned[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("a-result-is-no-text", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text[str]"),
+    Guard("a-named-task-takes-results", None, "return job", "tests/worker/test_named.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
     Guard("growth-is-not-dropped", None, "if False:", FLOWS + "test_steps_that_are_added_without_completing_fail_the_attempt[postgresql]"),
     # complete(), in the handler's own transaction
     Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
