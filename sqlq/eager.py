@@ -59,6 +59,8 @@ class JobHere:
     """The steps before it, where it is one of a flow."""
     grown: Growth | None = None
     """What its handler has added to that flow."""
+    unmet: str | None = None
+    """Which of their results it takes and cannot have."""
     known: Task[..., Any] | None = None
     """Its task, once it has been run."""
 
@@ -181,7 +183,7 @@ class Here:
                 payload, why = with_results(job.new.payload, job.before)
                 job.new = replace(job.new, payload=payload)
                 if why is not None:
-                    raise NoResultError(f"{job.new.task} takes a result that is not there: {why}")
+                    job.unmet = f"{job.new.task} takes a result that is not there: {why}"
                 yield job
                 if job.grown is not None:
                     flow.extend(job.grown.plan(), self.step, job)
@@ -290,6 +292,8 @@ class Here:
         running.lifespan = self._lifespan
         running.on_saved = partial(_saved, job)
         running.before = job.before
+        if job.unmet is not None:  # guard: an-unmet-step-fails-alone
+            raise NoResultError(job.unmet)
         running.arguments = task.arguments(claimed.payload)
         running.begin()
         return running

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlq.codec import encode
 from sqlq.endings import Follower
+from sqlq.flow import results_in
 from sqlq.job import NewJob, checked_name
 from sqlq.settings import DEFAULT_QUEUE
 from sqlq.task import Task
@@ -29,9 +31,17 @@ class NamedTask:
         from sqlq.conversion import by_value
 
         where = f"{self.name}: "
-        args = tuple(by_value(value, f"{where}args[{i}]") for i, value in enumerate(args))
-        kwargs = {name: by_value(value, f"{where}{name}") for name, value in kwargs.items()}
-        return NewJob(self.name, encode(args, kwargs, where), DEFAULT_QUEUE, max_attempts=None)
+        results = tuple(results_in(args, kwargs))
+        unknown = {place for place, _ in results}  # in whose places null stands
+        args = tuple(
+            None if i in unknown else by_value(value, f"{where}args[{i}]") for i, value in enumerate(args)
+        )
+        kwargs = {
+            name: None if name in unknown else by_value(value, f"{where}{name}")
+            for name, value in kwargs.items()
+        }
+        job: NewJob[Any] = NewJob(self.name, encode(args, kwargs, where), DEFAULT_QUEUE, max_attempts=None)
+        return replace(job, results=results)  # guard: a-named-task-takes-results
 
     def as_follow_up(self, option: str, error: type[Exception]) -> str:
         """Return this task as the rows of other jobs name it, which it follows; see `Task.as_follow_up`."""

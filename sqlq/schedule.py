@@ -328,6 +328,11 @@ def checked_template(job: Any, name: str) -> NewJob[Any]:
         raise ConfigurationError(
             f"the schedule {name!r} was given {type(job).__name__}: it takes what task.new(…) returns"
         )
+    if job.results:  # guard: a-schedule-takes-no-results
+        raise ConfigurationError(
+            f"an argument of the job of the schedule {name!r} is {job.results[0][1]!r}: a schedule has no "
+            "steps; give it a job that enqueues the flow"
+        )
     if job.available_at is not None:
         raise ConfigurationError(
             f"the job of the schedule {name!r} has an available_at of its own: the schedule says when"

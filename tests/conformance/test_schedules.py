@@ -520,6 +520,16 @@ def test_run_and_backfill_enqueue_beside_the_moments(app: sqlq.App, report: Any)
         app.schedules.reset("hourly")
 
 
+def test_a_schedules_job_takes_no_result_of_a_step(app: sqlq.App, report: Any) -> None:
+    job = report.new(sqlq.Flow().add(report.new(1)).result)
+    for add in (app.schedule, app.schedules.add):
+        with pytest.raises(
+            ConfigurationError, match=r"'hourly' is the result of step 1 .*: a schedule has no"
+        ):
+            add("hourly", job, every="1h")
+    assert tick(app, NOON) == []
+
+
 def test_in_the_hour_that_comes_twice_a_backfill_has_the_moments_of_the_one_that_is_meant(
     app: sqlq.App, report: Any
 ) -> None:

@@ -39,6 +39,22 @@ def test_what_comes_after_a_failed_step_stays_blocked(shop: Shop) -> None:
     assert [str(job.state) for job in ran.jobs] == ["failed", "blocked", "finished", "cancelled", "finished"]
 
 
+def test_a_step_that_takes_a_result_that_is_not_there_fails_alone(shop: Shop) -> None:
+    lost = shop.app.task(name="lost")(lambda: {1})
+    flow = sqlq.Flow()
+    taking: Any = flow.add(shop.note.new(flow.add(lost.new()).result))
+    taking.on_failure(shop.note.new("alarm"))
+    flow.add(shop.note.new("pack"))
+    refusal = "note takes a result that is not there: its result is not JSON"
+    with inline(shop.app) as ran, pytest.raises(sqlq.NoResultError, match=refusal):
+        shop.app.enqueue(flow)
+    assert shop.called == ["alarm", "pack"]
+    assert [str(job.state) for job in ran.jobs] == ["finished", "failed", "finished", "finished"]
+    with pytest.raises(sqlq.NoResultError, match=refusal):
+        shop.app.enqueue(flow, eager=True)
+    assert shop.called == ["alarm", "pack"] * 2
+
+
 def test_a_flow_runs_when_its_transaction_commits(shop: Shop, engine: Engine) -> None:
     with inline(shop.app, at="commit"):
         with Session(engine) as session:

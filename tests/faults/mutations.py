@@ -293,6 +293,7 @@ GUARDS = [
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_what_a_live_step_waited_for_is_not_pruned[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("a-result-is-no-text", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text[str]"),
+    Guard("a-named-task-takes-results", None, "return job", "tests/worker/test_named.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
     Guard("growth-is-not-dropped", None, "if False:", FLOWS + "test_steps_that_are_added_without_completing_fail_the_attempt[postgresql]"),
     # complete(), in the handler's own transaction
     Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
@@ -361,6 +362,7 @@ GUARDS = [
     Guard("outcomes-have-no-deadline", None, "return 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
     Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor[sqlite]"),
     Guard("a-stop-iteration-keeps-nobody-waiting", "StopIteration", "ZeroDivisionError", "tests/worker/test_eager.py::test_a_stop_iteration_of_a_handler_reaches_who_awaits"),
+    Guard("an-unmet-step-fails-alone", None, "if False:", "tests/faces/test_testing_flows.py::test_a_step_that_takes_a_result_that_is_not_there_fails_alone[sqlite]"),
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", OUTCOMES + "test_a_generator_is_never_a_result[sqlite-False-generator]"),
     Guard("threads-keep-no-process", None, "pass", SUPERVISOR + "test_a_thread_that_a_coroutine_has_left_keeps_no_process[sqlite]"),
@@ -538,6 +540,7 @@ GUARDS = [
     Guard("a-moment-comes-once", None, "if True:", PLANS + "test_a_daily_schedule_is_neither_skipped_nor_doubled"),
     Guard("moments-are-in-utc", "return moment", "return value", "tests/unit/test_job.py::test_a_spread_counts_instants_in_the_hour_that_comes_twice"),
     Guard("read-moments-are-in-utc", ".astimezone(UTC)", "", "tests/conformance/test_tables.py::test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone[postgresql]"),
+    Guard("a-schedule-takes-no-results", None, "if False:", "tests/conformance/test_schedules.py::test_a_schedules_job_takes_no_result_of_a_step[sqlite]"),
     Guard("moments-are-whole", None, "self._become(name, whole)", PLANS + "test_moments_lie_from_starts_on_and_before_ends"),
     Guard("queue-waits", None, "pass", SCHEDULES + "test_while_the_last_job_lives_a_moment_is_skipped_or_waits[sqlite]"),
     Guard("overlap-is-skipped", None, "pass", SCHEDULES + "test_while_the_last_job_lives_a_moment_is_skipped_or_waits[sqlite]"),

@@ -112,6 +112,26 @@ def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App, value: 
         web.named("t").new(value)
 
 
+def test_a_step_by_name_takes_the_results_of_others(app: sqlq.App, web: sqlq.App) -> None:
+    ran: list[Any] = []
+
+    @app.task(name="price")
+    def price(item: str) -> Line:
+        return Line(item, Decimal("24.50"), MOMENT.date())
+
+    @app.task(name="bill")
+    def bill(id: UUID, line: Line, *, others: list[Line]) -> None:
+        ran.append((id, line, others))
+
+    flow = sqlq.Flow()
+    steps: list[Any] = [flow.add(web.named("price").new(item)) for item in ("pot", "cup")]
+    flow.add(web.named("bill").new(ID, steps[0].result, others=[step.result for step in steps]))
+    web.enqueue(flow)
+    sqlq.testing.drain(app)
+    pot, cup = (Line(item, Decimal("24.50"), MOMENT.date()) for item in ("pot", "cup"))
+    assert ran == [(ID, pot, [pot, cup])]
+
+
 def test_a_name_that_cannot_be_one_is_refused(web: sqlq.App) -> None:
     with pytest.raises(sqlq.EnqueueError, match="the task's name is '': it must be text"):
         web.named("")
