@@ -454,6 +454,7 @@ GUARDS = [
     Guard("own-schema-first", "self._schema or known", "self._schema", ENQUEUE + "test_a_search_path_sends_no_job_elsewhere[postgresql]"),
     Guard("keys-are-let-go-of", None, "savepoint.commit()", UNIQUE + "test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys[postgresql]"),
     Guard("no-autocommit", None, "if False:", SESSIONS + "test_autocommit_is_refused"),
+    Guard("aiosqlite-is-asked", None, "inner = None", SESSIONS + "test_what_aiosqlite_keeps_to_itself_is_asked_for"),
     Guard("driver-begins-as-for-its-own", None, "pass", DRIVERS + "test_a_handlers_writes_and_its_completion_commit_together[sqlite3]"),
     Guard("sqlalchemy-begins-as-for-its-own", None, "pass", COMPLETE + "test_on_an_engine_that_begins_by_itself_nothing_is_kept_of_a_rollback[sqlite-complete]"),
     Guard("psycopg2-may-begin", None, "pass", DRIVERS + "test_psycopg2_in_with_blocks[postgresql]"),
