@@ -229,6 +229,7 @@ GUARDS = [
     Guard("a-line-names-its-worker-in-text", "str(course.worker)", "course.worker", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[False-sqlite]"),
     Guard("nothing-steers-a-terminal", r"\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff", "", "tests/faces/test_cli_jobs.py::test_nothing_in_a_row_steers_the_terminal[sqlite]"),
     Guard("a-role-that-is-taken-is-granted", None, "taken = []", "tests/unit/test_settings.py::test_a_grant_names_the_role_that_lacks_it"),
+    Guard("no-revision-is-a-sentence", None, "raise", "tests/faces/test_cli.py::test_migrate_refuses_an_unknown_revision[sqlite]"),
     Guard("words-steer-no-terminal", None, "if True:", "tests/faces/test_cli_jobs.py::test_nothing_in_a_row_steers_the_terminal[sqlite]"),
     Guard("bytes-are-shown", "str(text)", "text", "tests/faces/test_cli_jobs.py::test_bytes_in_a_row_are_shown[sqlite]"),
     Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_stamp.py::test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue[True-sqlite]"),
