@@ -372,11 +372,9 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
         yield
     except CommandError as error:
         raise ConfigurationError(f"{begin}: {error}") from None
-    except (
-        AssertionError,
-        ValueError,
-    ):  # Alembic's, of what is no revision; guard: no-revision-is-a-sentence
-        raise ConfigurationError(f'{begin}: give the number of a revision, or "base"') from None
+    except (AssertionError, ValueError):  # Alembic's, of what has not the form of a revision
+        said = f'{begin}: give the number of a revision, or "base"'
+        raise ConfigurationError(said) from None  # guard: no-revision-is-a-sentence
     except DBAPIError as error:
         if live.sqlstate(error) != live.DEPENDENT_OBJECTS_STILL_EXIST:
             raise
