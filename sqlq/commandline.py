@@ -64,3 +64,23 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     variables |= {"SQLQ_SCHEMA": schema} if schema else {}
     before = [f"{variable}={shlex.quote(value or '')}" for variable, value in variables.items()]
     return " ".join([*before, name, words, *options])
+
+
+def word(name: str) -> str:
+    """Return a name as a word of a command to paste: quoted where a shell wants that, and with escapes that
+    bash and zsh read where it could steer the terminal that shows it.
+
+    >>> word("mail"), word("my mail"), word("mail\\n")
+    ('mail', "'my mail'", "$'mail\\\\u000a'")
+    """
+    text = str(name)  # SQLite lets in bytes
+    if text.isprintable():  # guard: words-steer-no-terminal
+        return shlex.quote(text)
+    return f"$'{''.join(map(_in_a_word, text))}'"
+
+
+def _in_a_word(letter: str) -> str:
+    if letter.isprintable():
+        return f"\\{letter}" if letter in "\\'" else letter
+    code = ord(letter)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -7,7 +7,6 @@ so, and the others go on. Nothing is changed.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -17,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq import stalled
 from sqlq.admin import Admin, QueueStatus
 from sqlq.clock import readable
-from sqlq.commandline import command
+from sqlq.commandline import command, word
 from sqlq.errors import SqlqError
 from sqlq.filecheck import DAMAGED, FileCheck
 from sqlq.findings import Finding, Verdict, check, counted, ok, span, to_do
@@ -226,7 +225,7 @@ class Doctor:
                 "queues",
                 f"no worker serves {names}",
                 "start one with "
-                + command(f"work -q {shlex.quote(unserved[0].queue)}", needs_app=True)
+                + command(f"work -q {word(unserved[0].queue)}", needs_app=True)
                 + ", or without -q for all",
             )
         waiting = [queue for queue in queues if queue.oldest_wait_seconds is not None]
@@ -259,7 +258,7 @@ class Doctor:
         for queue in holding:
             waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             said = f"{queue.queue} is paused, and {waiting} in it"
-            yield check("paused", said, command(f"resume {shlex.quote(queue.queue)}"))
+            yield check("paused", said, command(f"resume {word(queue.queue)}"))
         if not holding and not old:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 
@@ -304,7 +303,7 @@ class Doctor:
                 f"{counted(unknown.number, 'job was', 'jobs were')} put back, first "
                 f"{span(unknown.seconds)} ago, and will fail in {span(left)}",
                 "deploy workers whose App has it, or cancel them with "
-                + command(f"cancel --task {shlex.quote(unknown.task)}"),
+                + command(f"cancel --task {word(unknown.task)}"),
             )
         if not tasks:
             yield ok("tasks", "workers knew the task of every job they met")

@@ -21,6 +21,7 @@ from sqlalchemy import URL
 from sqlalchemy.util import await_only
 
 from sqlq.errors import UnsupportedDatabaseError
+from sqlq.store.sqlite import autocommit_of, commits_at_once
 
 T = TypeVar("T")
 
@@ -318,28 +319,29 @@ class Sqlite3(DriverConnection):
 
     def has_begun(self) -> bool:
         # with autocommit=False one is always open
-        return self.in_transaction() and getattr(self.connection, "autocommit", None) is not False
+        return self.in_transaction() and autocommit_of(self.connection) is not False
 
     def commits_at_once(self) -> bool:
-        mode = getattr(self.connection, "autocommit", None)  # from Python 3.12 on
-        automatic = mode if isinstance(mode, bool) else self.connection.isolation_level is None
-        return automatic and not self.in_transaction()
+        return commits_at_once(self.connection)
 
     def begin(self) -> None:
         if not self.in_transaction():
             self.run(f"BEGIN {self.connection.isolation_level}", ())
 
+    def transaction(self) -> Any:
+        # its commit and rollback do nothing with autocommit=True
+        return self._transaction(by_statement=autocommit_of(self.connection) is True)
+
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def _transaction(self, *, by_statement: bool) -> Iterator[None]:
         conn = self.connection
         if not conn.in_transaction:  # else it is always in one, as by autocommit=False
             conn.execute("BEGIN IMMEDIATE")
         try:
             yield
-            # by a statement where the driver's own commit does nothing, as by autocommit=True
-            conn.execute("COMMIT") if getattr(conn, "autocommit", False) is True else conn.commit()
+            conn.execute("COMMIT") if by_statement else conn.commit()
         except BaseException:
-            conn.execute("ROLLBACK") if getattr(conn, "autocommit", False) is True else conn.rollback()
+            conn.execute("ROLLBACK") if by_statement else conn.rollback()
             raise
 
 
@@ -359,13 +361,17 @@ class Aiosqlite(Sqlite3):
             return _texts(cursor.description, await cursor.fetchall())
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:  # type: ignore[override]  # as its connection
-        await self.connection.execute("BEGIN IMMEDIATE")
+    async def _transaction(  # type: ignore[override]  # as its connection
+        self, *, by_statement: bool
+    ) -> AsyncIterator[None]:
+        conn = self.connection
+        if not conn.in_transaction:  # as above
+            await conn.execute("BEGIN IMMEDIATE")
         try:
             yield
-            await self.connection.commit()
+            await (conn.execute("COMMIT") if by_statement else conn.commit())
         except BaseException:
-            await self.connection.rollback()
+            await (conn.execute("ROLLBACK") if by_statement else conn.rollback())
             raise
 
 

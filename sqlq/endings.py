@@ -78,7 +78,7 @@ class Follower(NamedTuple):
             )
         return cls(
             checked_name(named.get("task", ""), f"the task in {column}", ArgumentsError),
-            checked_queue(named.get("queue", DEFAULT_QUEUE), ArgumentsError),
+            checked_queue(named.get("queue", DEFAULT_QUEUE), ArgumentsError, f"the queue in {column}"),
             checked_priority(named.get("priority", 0), ArgumentsError),
         )
 

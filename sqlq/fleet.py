@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import shlex
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -13,7 +12,7 @@ from sqlalchemy import Connection
 
 from sqlq.admin import WorkerStatus
 from sqlq.clock import readable, written
-from sqlq.commandline import command
+from sqlq.commandline import command, word
 from sqlq.errors import ConfigurationError
 from sqlq.store import cluster, control
 from sqlq.store.cluster import ALIVE_MS, WorkerRow
@@ -110,7 +109,7 @@ def forgotten_pauses(
             called = "" if worker.name is None else f"{worker.name} "
             said = f"{called}on {worker.host}, pid {worker.pid}, has been paused for {readable(since * 1000)}"
             name = worker.name or f"{worker.host}:{worker.pid}"
-            yield f"the worker {said}", f"workers resume {shlex.quote(name)}"
+            yield f"the worker {said}", f"workers resume {word(name)}"
 
 
 def paused_for(worker: WorkerStatus) -> float | None:

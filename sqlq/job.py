@@ -293,11 +293,13 @@ def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -
     return str.__str__(value)  # of an enum's member its text, not its name
 
 
-def checked_queue(value: str, error: type[Exception] = EnqueueError) -> str:
+def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str = "queue") -> str:
     """Return the name of a queue that may be given to jobs."""
-    name = checked_name(value, "queue", error)
+    name = checked_name(value, what, error)
     if "," in name:  # guard: no-comma-in-a-queue
-        raise error(f"queue is {name!r}: a comma separates queues, as in sqlq work -q high,low; leave it out")
+        raise error(
+            f"{what} is {name!r}: a comma separates queues, as in sqlq work -q high,low; leave it out"
+        )
     return name
 
 

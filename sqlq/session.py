@@ -317,7 +317,7 @@ async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator
     from sqlalchemy.ext.asyncio import AsyncSession
 
     if (driver := driver_of(sessions)) is not None:
-        async with transaction_of(driver, block, call):
+        async with await _OnLoop(driver).run_sync(lambda conn: transaction_of(conn.driver, block, call)):
             yield sessions
         return
     async with (

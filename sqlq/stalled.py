@@ -3,13 +3,12 @@ schedules that are not ticked."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from sqlalchemy import Connection
 
 from sqlq.clock import readable, written
-from sqlq.commandline import command
+from sqlq.commandline import command, word
 from sqlq.findings import Finding, check, counted, ok, span, to_do
 from sqlq.store import cluster, flows, limits, schedules
 
@@ -26,7 +25,7 @@ def lines(conn: Connection) -> Iterator[Finding]:
     paused, served = cluster.paused(conn), cluster.served(conn)
     for line in found:
         said = f"a job has been in line for the key {line.key!r} since {written(line.due_at)}"
-        queue = shlex.quote(line.waits_in)
+        queue = word(line.waits_in)
         if line.held_by is not None:
             held = f"job {line.held_by} has failed, and holds those after it"
             yield to_do("limits", f"{said}: {held}", command(f"failed retry {line.held_by}"))
@@ -37,7 +36,7 @@ def lines(conn: Connection) -> Iterator[Finding]:
             said = f"{said}: no worker serves its queue {line.waits_in!r}"
             yield to_do("limits", said, command(f"work -q {queue}", needs_app=True))
         elif line.running and line.running == line.unclaimed and line.queue not in paused:
-            work = command(f"work -q {shlex.quote(line.queue or '')}", needs_app=True)
+            work = command(f"work -q {word(line.queue or '')}", needs_app=True)
             held = f"its slots are held by {counted(line.unclaimed, 'job', 'jobs')} that no worker claims"
             yield to_do("limits", f"{said}: {held}, in queue {line.queue!r}", work)
         else:
@@ -68,7 +67,7 @@ def plans(conn: Connection, *, is_worked_on: bool) -> Iterator[Finding]:
     late = schedules.late(conn, longer_than_ms=LATE_TICK_MS)
     failing = schedules.failing(conn)
     for name, error in failing[:NAMED]:
-        see = command(f"schedule show {shlex.quote(name)}")
+        see = command(f"schedule show {word(name)}")
         said = f"the schedule {name} cannot be ticked: {error}"
         yield to_do("schedules", said, f"see {see}, and mend what it names")
     if late:

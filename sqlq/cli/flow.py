@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_field, show_rows
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, listed, plain, show_json
-from sqlq.commandline import command
+from sqlq.commandline import command, word
 
 if TYPE_CHECKING:
     from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
@@ -185,4 +184,4 @@ def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:
         yield command(f"flow retry {found.id}"), "run it again"
         yield command(f"flow skip {failed[0].id}"), "go on"
     if states.keys() & {"blocked", "scheduled", "available", "running"}:
-        yield command(f"flow cancel {shlex.quote(str(found.id))}"), "end it"
+        yield command(f"flow cancel {word(str(found.id))}"), "end it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from sqlq.cli.looks import (
     show_wrapped,
 )
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
-from sqlq.commandline import command
+from sqlq.commandline import command, word
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
@@ -323,9 +322,9 @@ def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.state in ("scheduled", "available"):
         queue = next((each for each in context.app().admin.status() if each.queue == job.queue), None)
         if queue is not None and queue.paused:
-            yield command(f"resume {shlex.quote(job.queue)}"), "its queue is paused"
+            yield command(f"resume {word(job.queue)}"), "its queue is paused"
         elif queue is not None and not queue.served:
-            words = f"work -q {shlex.quote(job.queue)}"
+            words = f"work -q {word(job.queue)}"
             yield command(words, needs_app=True), "no worker serves its queue"
         yield command(f"cancel {job.id}"), "end it without running it"
     if job.state == "running":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -12,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from sqlq.cli.outlet import Outlet
+from sqlq.cli.output import in_json
 from sqlq.clock import readable, written
 from sqlq.job import ClaimedJob
 from sqlq.retry import scrubbed
@@ -32,9 +32,17 @@ class OfJob(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         job = running_here()
-        if job is not None and not hasattr(record, "job_id"):  # guard: log-lines-name-their-job
-            record.__dict__ |= job.labels()
+        if job is not None and not (_is_ours(record) and hasattr(record, "job_id")):
+            # beside what the App's code gave the record by these names, which is other handlers' to see
+            record.__dict__[_LABELS] = job.labels()  # guard: log-lines-name-their-job
         return True
+
+
+_LABELS = "sqlq_job"
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return f"{record.name}.".startswith("sqlq.")
 
 
 class NoLineAJob(logging.Filter):
@@ -70,8 +78,9 @@ class Lines(Form):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         said = _on_one_line(record.message)
-        if not f"{record.name}.".startswith("sqlq."):
-            of_job = "job {job_id} {task}: ".format_map(vars(record)) if hasattr(record, "job_id") else ""
+        if not _is_ours(record):
+            job = getattr(record, _LABELS, None)
+            of_job = "" if job is None else "job {job_id} {task}: ".format_map(job)
             said = f"[{record.name}] {of_job}{said}"
         record.message = said
         return super().formatMessage(record)
@@ -102,16 +111,17 @@ class JsonLines(Form):
         self._moment = _Moments(lambda moment: moment.isoformat(timespec="milliseconds"))
 
     def format(self, record: logging.LogRecord) -> str:
+        known = {**vars(record), **getattr(record, _LABELS, {})}
         line = {
             "time": self._moment(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": scrubbed(record.getMessage(), ERROR_BYTES),
-            **{name: getattr(record, name) for name in FIELDS if hasattr(record, name)},
+            **{name: known[name] for name in FIELDS if name in known},
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return in_json(line)
 
     def finished(self, job: ClaimedJob, seconds: float) -> str:
         about, task, queue = _in_json(job.task, job.queue)
@@ -126,8 +136,8 @@ class JsonLines(Form):
 @lru_cache(1_000)
 def _in_json(task: str, queue: str) -> tuple[str, str, str]:
     """Return the subject of a job's line as the inside of a JSON text, its task and its queue."""
-    about = json.dumps(scrubbed(subject(task, queue), ERROR_BYTES), ensure_ascii=False)
-    return about[1:-1], json.dumps(task, ensure_ascii=False), json.dumps(str(queue), ensure_ascii=False)
+    about = in_json(scrubbed(subject(task, queue), ERROR_BYTES))
+    return about[1:-1], in_json(task), in_json(str(queue))
 
 
 class _Moments:

@@ -52,12 +52,13 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         )
     where = shown_url(engine.url)
     if down is not None:
-        migrations.downgrade(engine, schema, down, force=force)
-        click.echo(
-            f"removed sqlq's tables from {where}"
-            if down == "base"
-            else f"took sqlq's tables in {where} back to revision {down}"
-        )
+        before, after = migrations.downgrade(engine, schema, down, force=force)
+        if after is None:
+            click.echo(f"removed sqlq's tables from {where}")
+        elif after == before:
+            click.echo(f"sqlq's tables in {where} are at revision {after} already")
+        else:
+            click.echo(f"took sqlq's tables in {where} back from revision {before} to {after}")
         return
     if context.names_nothing():
         click.echo(f"no App and no database were named: using {where}", err=True)

@@ -7,6 +7,7 @@ colours or ruled lines, so that grep and awk work; COLUMNS limits that, too, whe
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,9 +113,43 @@ def _fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> lis
     return widths
 
 
+DEEPEST = 10
+"""So many levels of what has no form as JSON are made one; below, or in a circle, it is said in words."""
+
+
 def show_json(value: Any) -> None:
     """Print one JSON document; moments become ISO 8601 text with their offset."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=_encoded))
+    click.echo(in_json(value, indent=2))
+
+
+def in_json(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON, whatever it is: what JSON has no form for becomes text, and what no UTF-8 has,
+    or could steer a terminal, is escaped."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_encoded)
+    except Exception:
+        text = json.dumps(_with_a_form(value), ensure_ascii=False, indent=indent)  # guard: all-has-a-form
+    return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], text)  # all are inside texts
+
+
+def _with_a_form(value: Any, room: int = DEEPEST) -> Any:
+    match value:
+        case dict() if room:
+            return {_words(key): _with_a_form(each, room - 1) for key, each in value.items()}
+        case list() | tuple() if room:
+            return [_with_a_form(each, room - 1) for each in value]
+        case None | bool() | str():
+            return value
+        case int() | float() if math.isfinite(value):
+            return value
+    return _words(value)
+
+
+def _words(value: Any) -> str:
+    try:
+        return str(_encoded(value))
+    except Exception:  # its own `__str__`
+        return f"<{type(value).__name__}>"
 
 
 def _encoded(value: Any) -> Any:
@@ -127,7 +162,9 @@ def _text(cell: str | int | None) -> str:
     return f"{cell:,}" if isinstance(cell, int) else plain(cell)
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+# Also what turns the direction of text around, ends a line, or has no UTF-8.
+_STEERS = r"\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # guard: nothing-steers-a-terminal
+_STEERING, _CONTROL = re.compile(f"[{_STEERS}]+"), re.compile(rf"[\x00-\x1f{_STEERS}]+")
 
 
 def plain(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -95,13 +94,13 @@ def _show(context: Context, found: _Found) -> None:
         show_rows([*columns, Column("served")], [_row(queue) for queue in queues])
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
-    from sqlq.commandline import command
+    from sqlq.commandline import command, word
 
     if pauses.all is not None:
         click.echo(f"\nall queues are paused{_until(pauses.all)}; go on with {command('resume --all')}")
     if pauses.named:
         names = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
-        first = shlex.quote(next(iter(pauses.named)))
+        first = word(next(iter(pauses.named)))
         click.echo(f"\npaused: {names}; go on with {command(f'resume {first}')}")
     click.echo()
     for worker in workers:
@@ -114,7 +113,7 @@ def _show(context: Context, found: _Found) -> None:
     ]:
         click.echo(
             f"no worker serves {', '.join(map(queue_name, unserved))}: start one with "
-            f"{command(f'work -q {shlex.quote(unserved[0])}', needs_app=True)}, or without -q for all"
+            f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
         )
 
 

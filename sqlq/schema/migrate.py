@@ -159,18 +159,18 @@ def _build_index(engine: Engine, connection: Connection, schema: str | None, rev
         )
 
 
-def downgrade(engine: Engine, schema: str | None, revision: str, *, force: bool = False) -> None:
-    """Take the tables back to an older revision; "base" removes them.
+def downgrade(
+    engine: Engine, schema: str | None, revision: str, *, force: bool = False
+) -> tuple[str | None, str | None]:
+    """Take the tables back to an older revision; "base" removes them. Return the revision they were at, and
+    the one they are at now: None where there are none any more.
 
     Unless `force`, raises `ConfigurationError` when a job is in any of the tables, for a revision may drop
     what holds it. Also raises it for an unknown revision, and `SchemaVersionError` for tables that are
     missing or newer than this sqlq.
     """
     # `transaction` refuses the rest
-    if (standing := check(engine, schema)).standing in (
-        Standing.MISSING,
-        Standing.FOREIGN,
-    ):
+    if (standing := check(engine, schema)).standing in (Standing.MISSING, Standing.FOREIGN):
         raise SchemaVersionError(standing.message)
     try:
         with transaction(engine, schema) as connection:
@@ -178,6 +178,7 @@ def downgrade(engine: Engine, schema: str | None, revision: str, *, force: bool 
             if not force:
                 _refuse_jobs(connection, schema)
             run(connection, schema, "down", revision)
+            return standing.found, version.read(connection, schema)
     except OperationalError as error:
         if live.sqlstate(error) != live.LOCK_NOT_AVAILABLE:
             raise
@@ -371,6 +372,9 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
         yield
     except CommandError as error:
         raise ConfigurationError(f"{begin}: {error}") from None
+    except (AssertionError, ValueError):  # Alembic's, of what has not the form of a revision
+        said = f'{begin}: give the number of a revision, or "base"'
+        raise ConfigurationError(said) from None  # guard: no-revision-is-a-sentence
     except DBAPIError as error:
         if live.sqlstate(error) != live.DEPENDENT_OBJECTS_STILL_EXIST:
             raise

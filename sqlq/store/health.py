@@ -342,8 +342,10 @@ LOOKED_INTO = (
     *("sqlq_workers", "sqlq_queues", "sqlq_schedules", "sqlq_version"),
 )
 """What the commands that only look read."""
-_QUOTER = PGDialect().identifier_preparer  # type: ignore[no-untyped-call]
-_DENIED = re.compile(r"permission denied for (?:(schema)|relation|table|view) (\S+)")
+_QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
+_DENIED = re.compile(r"permission denied for (?:(schema)|relation|table|view) (.+)")
+_TAKES_ROLE = re.compile(r"-c\s*role=((?:\\.|\S)+)")
+"""As libpq reads options, which escapes spaces."""
 _PRIVILEGES = {
     "INSERT": r"\bINSERT INTO {table}",
     "UPDATE": r"\bUPDATE {table}|\bFOR (?:NO KEY )?UPDATE\b",
@@ -372,8 +374,16 @@ def missing_grant(error: BaseException, role: str) -> str | None:
 
 
 def role_in(url: URL) -> str:
-    """Return the role that a URL connects as, quoted for SQL."""
-    return _QUOTER.quote(url.username or os.environ.get("PGUSER") or getpass.getuser())
+    """Return the role that a URL connects as, quoted for SQL; in words where neither it nor the environment
+    names one."""
+    given = {name: value for name, value in url.query.items() if isinstance(value, str)}
+    taken = _TAKES_ROLE.findall(given.get("options", ""))  # guard: a-role-that-is-taken-is-granted
+    role = taken[-1].replace("\\ ", " ").replace("\\\\", "\\") if taken else None
+    role = role or given.get("user") or url.username or os.environ.get("PGUSER")
+    try:
+        return _QUOTER.quote(role or getpass.getuser())
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return "the role that connects"
 
 
 def refusal(error: BaseException) -> str:

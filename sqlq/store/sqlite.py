@@ -19,6 +19,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
+from sqlalchemy.util import await_only
 
 from sqlq.errors import ConfigurationError
 from sqlq.schema.moments import SQLITE_NOW, milliseconds_of
@@ -158,10 +159,7 @@ class SQLite(Dialect):
                     yield id, line.key
 
     def commits_at_once(self, pooled: Any) -> bool:
-        driver = pooled.driver_connection
-        mode = getattr(driver, "autocommit", None)  # from Python 3.12 on
-        automatic = mode if isinstance(mode, bool) else driver.isolation_level is None
-        return automatic and not driver.in_transaction
+        return commits_at_once(pooled.driver_connection)
 
     def rolled_back(self, error: DBAPIError) -> bool:
         return _kind(error) in _LOCKED
@@ -515,6 +513,30 @@ def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -
     sync.pool.dispose()  # connections made before know nothing of it
 
 
+def autocommit_of(driver: Any) -> bool | None:
+    """Return what a connection of Python's driver, or of aiosqlite, has as `autocommit`; None where it leaves
+    that to `isolation_level`, as all do before Python 3.12.
+
+    Of aiosqlite it is awaited as SQLAlchemy awaits: the connection in it answers on its own thread only.
+    """
+    inner = getattr(driver, "_conn", None)  # guard: aiosqlite-is-asked
+    mode = (
+        getattr(driver, "autocommit", None)
+        if inner is None
+        else await_only(driver._execute(getattr, inner, "autocommit", None))  # noqa: SLF001 - shown nowhere else
+    )
+    return mode if isinstance(mode, bool) else None
+
+
+def commits_at_once(driver: Any) -> bool:
+    """Whether a write on such a connection is committed as it is made: no transaction is open, and none is
+    begun for it."""
+    if driver.in_transaction:
+        return False
+    mode = autocommit_of(driver)
+    return driver.isolation_level is None if mode is None else mode
+
+
 def begin_as_for_a_write(conn: Connection) -> None:
     """Begin the transaction that Python's driver would begin before a write of its own making.
 
@@ -535,8 +557,5 @@ def savepoint_may_be_outermost(conn: Connection) -> bool:
     """
     if not conn.in_nested_transaction():
         return False
-    dbapi_connection: Any = conn.connection.dbapi_connection
-    return (
-        dbapi_connection.isolation_level is not None
-        and getattr(dbapi_connection, "autocommit", None) is not False
-    )
+    driver: Any = conn.connection.driver_connection
+    return driver.isolation_level is not None and autocommit_of(driver) is not False

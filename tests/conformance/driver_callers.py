@@ -95,6 +95,8 @@ if sys.version_info >= (3, 12):
     MODES["sqlite"] |= {
         "sqlite3-autocommit": Mode(lambda url: sqlite3.connect(_file(url), autocommit=True), "BEGIN"),
         "sqlite3-pep249": Mode(lambda url: sqlite3.connect(_file(url), autocommit=False)),
+        "aiosqlite-autocommit": Mode(lambda url: _aiosqlite(url, autocommit=True), "BEGIN", is_async=True),
+        "aiosqlite-pep249": Mode(lambda url: _aiosqlite(url, autocommit=False), is_async=True),
     }
 
 

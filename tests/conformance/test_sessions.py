@@ -3,6 +3,7 @@ a session that cannot keep this promise is refused."""
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -325,20 +326,47 @@ def test_a_driver_that_commits_by_itself_is_refused(
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has had autocommit since Python 3.12")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("isolation_level", [None, ""])
 @pytest.mark.parametrize("autocommit", [True, False])
+@pytest.mark.parametrize("way", [("pysqlite", Session), ("aiosqlite", AsyncSession)], ids=lambda way: way[0])
 def test_what_sqlite_calls_autocommit(
-    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, autocommit: bool
+    app: sqlq.App,
+    send: sqlq.Task[..., None],
+    engine: Engine,
+    database_url: str,
+    way: Way,
+    autocommit: bool,
+    isolation_level: str | None,
 ) -> None:
-    engine = create_engine(database_url, connect_args={"autocommit": autocommit, "isolation_level": None})
-    with Session(engine) as session:
+    arguments = {"autocommit": autocommit, "isolation_level": isolation_level}
+    with Caller(database_url, way, configured=False, connect_args=arguments) as caller:
         if autocommit:
             with pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
-                app.enqueue(send.new(1), session=session)
+                caller.enqueue(app, send.new(1))
         else:
-            app.enqueue(send.new(1), session=session)
-            session.rollback()
+            caller.enqueue(app, send.new(1))
+            caller.rollback()
+            with caller.savepoint():  # which is not the outermost, as one always is open around it
+                caller.enqueue(app, send.new(1))
+        caller.rollback()
     assert number_of_jobs(engine) == 0
-    engine.dispose()
+
+
+class Automatic(sqlite3.Connection):
+    autocommit = True  # as Python 3.12 has it
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_aiosqlite_keeps_to_itself_is_asked_for(
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, database_url: str
+) -> None:
+    arguments = {"factory": Automatic}
+    with (
+        Caller(database_url, ("aiosqlite", AsyncSession), configured=False, connect_args=arguments) as caller,
+        pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"),
+    ):
+        caller.enqueue(app, send.new(1))
+    assert number_of_jobs(engine) == 0
 
 
 def test_one_transaction_in_autocommit_is_refused_and_the_next_is_not(

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, make_url, text
 
 import sqlq
+from sqlq.schema.version import HEAD
 from tests.faces.command import Command
 
 # -- help ----------------------------------------------------------------------------------------------------
@@ -159,6 +160,15 @@ def test_newer_tables_are_used_unless_they_are_too_new(sqlq_: Command, app: sqlq
 
 def test_migrate_refuses_an_unknown_revision(sqlq_: Command) -> None:
     assert "'4711'" in sqlq_("migrate", "--down", "4711").sentence()
+    for nothing in ("", "@"):
+        said = sqlq_("migrate", f"--down={nothing}").sentence()
+        assert f'to revision {nothing!r}: give the number of a revision, or "base"' in said
+
+
+def test_migrate_says_what_going_down_has_done(sqlq_: Command) -> None:
+    assert f"are at revision {HEAD} already" in sqlq_.ok("migrate", "--down", "head")
+    back = sqlq_.ok("migrate", "--down=-1")
+    assert back.startswith("removed" if HEAD == "0001" else "took")
 
 
 # -- where the database is -----------------------------------------------------------------------------------

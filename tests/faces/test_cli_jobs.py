@@ -146,6 +146,30 @@ def test_bytes_in_a_row_are_shown(desk: Desk, engine: Engine) -> None:
     assert desk("status").splitlines()[1].startswith("\N{REPLACEMENT CHARACTER} ")
 
 
+@on_sqlite
+def test_nothing_in_a_row_steers_the_terminal(desk: Desk, engine: Engine) -> None:
+    steering = "q\x1b[31m\r\n\x9b2J\u202e\u2028q"
+    payload = json.dumps({"args": [steering, "\ud800", float("nan")], "kwargs": {"\ud801": 1}})
+    with engine.begin() as conn:
+        row = {"task": "t", "queue": steering, "key": steering, "payload": payload}
+        conn.execute(
+            text(
+                "INSERT INTO jobs (task, queue, unique_key, payload) VALUES (:task, :queue, :key, :payload)"
+            ),
+            row,
+        )
+    (line,) = desk("jobs").splitlines()[1:]
+    id = line.split()[0]
+    assert "work -q $'q\\u001b[31m\\u000d\\u000a\\u009b2J\\u202e\\u2028q' " in desk("show", id)
+    for shown in (desk("jobs"), desk("show", id), desk("status"), desk("show", id, "--json")):
+        assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []
+    found = json.loads(desk("show", id, "--json"), parse_constant=pytest.fail)
+    assert (found["queue"], found["payload"]) == (
+        steering,
+        {"args": [steering, "\ud800", "nan"], "kwargs": {"\ud801": 1}},
+    )
+
+
 def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     rare = desk.enqueue(queue="rare")
     for _ in range(3):

@@ -95,6 +95,44 @@ def test_as_json_they_carry_the_job(chatty: Chatty) -> None:
     assert begun["message"].endswith("starts")
 
 
+NAMESAKES = """
+import logging, sqlq
+app = sqlq.App()
+
+class Silent:
+    def __str__(self):
+        raise ValueError
+
+@app.task(name="plain", max_attempts=1)
+def plain():
+    fields = [{"job_id": "theirs"}, {"task": "theirs", "queue": b"theirs"}]
+    circle = []
+    circle.append(circle)
+    for event in (Silent(), {(1, 2): {3}}, b"4", float("nan"), circle):
+        fields.append({"event": event})
+    for number, extra in enumerate(fields):
+        logging.getLogger("shop").info("line %d", number, extra=extra)
+"""
+
+
+def test_no_field_of_a_record_breaks_its_line(sqlq_: Command) -> None:
+    (sqlq_.directory / "namesakes.py").write_text(NAMESAKES)
+    for form in ("text", "json"):
+        sqlq_.ok("enqueue", "-a", "namesakes:app", "plain")
+        said = sqlq_("work", "--drain", "-a", "namesakes:app", "--log-format", form).err.splitlines()
+        if form == "text":
+            lines = [line.partition("[shop] ")[2] for line in said if "[shop]" in line]
+            assert lines == [f"job 1 plain: line {number}" for number in range(7)]
+            continue
+        found = [json.loads(line, parse_constant=pytest.fail) for line in said]
+        found = [line for line in found if line["logger"] == "shop"]
+        assert [line["message"] for line in found] == [f"line {number}" for number in range(7)]
+        assert {(line["job_id"], line["task"], line["queue"]) for line in found} == {(2, "plain", "default")}
+        events = [line.get("event") for line in found]
+        assert events[:-1] == [None, None, "<Silent>", {"(1, 2)": "{3}"}, "b'4'", "nan"]
+        assert "[[...]]" in json.dumps(events[-1])
+
+
 def test_the_level_holds_for_them_too(chatty: Chatty) -> None:
     assert chatty.log("", "--log-level", "warning", jobs=(("plain", "1"), ("alone", "2"))) == ""
 

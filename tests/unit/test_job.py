@@ -11,8 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from sqlq.app import App
+from sqlq.endings import Follower
 from sqlq.enqueue import spread_over
-from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.job import NewJob, State
 
 JOB = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
@@ -152,3 +153,9 @@ def test_a_queue_has_no_comma_in_its_name() -> None:
         app.task(name="t")(print).new().set(queue="a,b")
     with pytest.raises(ConfigurationError, match="queue is 'a,b': a comma separates queues"):
         app.worker(["a,b"])
+
+
+@pytest.mark.parametrize("queue", ["a,b", "\\ud800", "\\u0000", " ", "x" * 256])
+def test_a_bad_queue_of_what_follows_is_named_with_its_column(queue: str) -> None:
+    with pytest.raises(ArgumentsError, match=r"^the queue in on_failure "):
+        Follower.from_text(f'{{"task": "alarm", "queue": "{queue}"}}', "on_failure")

@@ -14,6 +14,7 @@ import sqlq
 from sqlq.cli.context import Context
 from sqlq.settings import DEFAULT_URL, database_url, listen_url, masked, schema_name
 from sqlq.store.database import ends
+from sqlq.store.health import role_in
 from sqlq.testing import on_database
 
 
@@ -253,3 +254,24 @@ def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_li
     assert (address.place, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host
+
+
+@pytest.mark.parametrize(
+    ("url", "role"),
+    [
+        ("postgresql://Bob%20B@db/shop", '"Bob B"'),
+        ("postgresql://user@db/shop", '"user"'),
+        ("postgresql://a%25b@db/shop", '"a%b"'),
+        ("postgresql://app@/shop?user=eve", "eve"),
+        ("postgresql://app@db/shop?options=-c%20role%3Downer", "owner"),
+        (r"postgresql://app@db/shop?options=-c%20a%3Db%20-crole%3DThe%5C%20owner", '"The owner"'),
+        ("postgresql:///shop", "the role that connects"),
+    ],
+)
+def test_a_grant_names_the_role_that_lacks_it(url: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000")
+
+    monkeypatch.delenv("PGUSER", raising=False)
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert role_in(make_url(url)) == role
