@@ -101,7 +101,8 @@ def locked(engine: Engine, id: int) -> Iterator[Connection]:
 
 def waits_for_a_lock(engine: Engine) -> bool:
     with engine.connect() as conn:
-        return bool(conn.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        return bool(conn.scalar(text(f"{waiting} AND wait_event_type = 'Lock'")))
 
 
 # -- what each job becomes -----------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(
 
     started = threading.Event()
     id = app.enqueue(app.task(name="waits")(waits_async if is_async else waits).new()).id
-    worker = app.worker(lease="1s")
+    worker = app.worker(lease="6s")
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

@@ -81,11 +81,12 @@ def kill_one(folder: Path, killed: dict[int, float], chance: random.Random) -> b
     if not pids:
         return False
     pid = chance.choice(sorted(pids))
+    at = time.monotonic()  # before it: afterwards another may have begun already
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
-    killed[pid] = time.monotonic()
+    killed[pid] = at
     return True
 
 
@@ -160,7 +161,7 @@ def intervals(found: list[Note], killed: dict[int, float]) -> dict[str, list[tup
         else:
             runs[each.key].append((begun.pop(run), each.at, each.n))
     for (pid, key, n), at in begun.items():
-        runs[key].append((at, killed.get(pid, at), n))
+        runs[key].append((at, max(at, killed.get(pid, at)), n))
     return {key: sorted(each) for key, each in runs.items()}
 
 

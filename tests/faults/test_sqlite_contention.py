@@ -161,7 +161,7 @@ def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
     ran: list[int] = []
     app.task(name="crowd", max_attempts=20, backoff="0s")(ran.append)
     guard.advance(app.database.engine, 120_000)
-    worker = app.worker(concurrency=10, lease="1s")
+    worker = app.worker(concurrency=10)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

@@ -234,14 +234,14 @@ def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_live
                 )
             )
 
-    with worker_process(folder, "zombies:app", database_url, "--lease", "1s", "-c", str(len(WAYS))) as worker:
+    with worker_process(folder, "zombies:app", database_url, "--lease", "3s", "-c", str(len(WAYS))) as worker:
         job = app.enqueue(app.task(name="success")(lambda: None).new())
         wait_until((folder / "started success").exists, timeout=60, what="the job running")
         (child,) = worker.children()
         wait_until(lambda: freeze_alone(app, child), what="it freezing at a moment at which it holds no lock")
-        # some leases long, and no other worker may take it meanwhile
+        # longer than a lease, and no other worker may take it meanwhile
         seen = {leases()}
-        while len(seen) < 8:
+        while len(seen) < 5:
             wait_until(lambda: leases() not in seen, what="a renewal")
             seen.add(leases())
             with app.database.begin() as conn:

@@ -294,8 +294,8 @@ def test_an_index_of_an_aborted_build_is_built_again(
     with building(migrated, start) as migrator:
         execute(
             migrated,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX "
-            "CONCURRENTLY%'",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND query LIKE 'CREATE INDEX CONCURRENTLY%'",
         )
         assert migrator.process.wait(30) == 1
         assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (

@@ -330,7 +330,10 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
         thread = threading.Thread(target=save)
         thread.start()
         with shop.connect() as look:
-            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            waiting = text(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
             wait_until(lambda: look.execute(waiting).scalar(), what="the checkpoint waiting for the row")
     thread.join(10)
     assert (done, app.get(running.id).cursor) == ([True], 1)
@@ -611,7 +614,7 @@ def test_a_worker_that_runs_on_is_not_disturbed(app: sqlq.App, shop: Engine) -> 
         go_on.wait(60)
 
     job = app.enqueue(app.task(name="t")(give).new())
-    with working(app, lease="1s"):
+    with working(app, lease="6s"):
         try:
             wait_until(lambda: app.get(job.id).cursor == 1, what="the checkpoint")
             token = app.get(job.id).lease_token

@@ -240,7 +240,10 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
         thread = threading.Thread(target=complete)
         thread.start()
         with shop.connect() as look:
-            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            waiting = text(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
             wait_until(lambda: look.execute(waiting).scalar(), what="complete() waiting for the row")
         assert done == []
     thread.join(10)

@@ -169,7 +169,7 @@ def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
         assert go_on.wait(20)
 
     job = app.enqueue(long.new())
-    worker = app.worker(lease="1s")
+    worker = app.worker(lease="6s")
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert started.wait(10)

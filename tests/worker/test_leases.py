@@ -85,11 +85,11 @@ def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine
                 text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL")
             ).scalar()
 
-    with working(app, lease="1s"):
+    with working(app, lease="3s"):
         first = wait_until(expires, what="the job running")
-        # several leases long, and no other worker may take it meanwhile
+        # longer than a lease, and no other worker may take it meanwhile
         seen = {first}
-        while len(seen) < 6:
+        while len(seen) < 5:
             wait_until(lambda: expires() not in seen, what="a renewal")
             seen.add(expires())
             assert rescue(app) == []
@@ -228,11 +228,11 @@ def test_a_handler_whose_lease_is_lost_is_told(
 
     app.enqueue(handler.new())
     caplog.set_level(logging.ERROR, "sqlq")
-    with working(app, lease="1s", queues=["default"]):
+    with working(app, lease="6s", queues=["default"]):
         wait_until(lambda: app.list(state="running"), what="the job running")
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1, reserved_by = 'somebody'"))
-        assert told.wait(10)
+        assert told.wait(60)
         wait_until(lambda: "does not count" in caplog.text, what="the outcome being dropped")
         assert app.list()[0].state == "running"
 
