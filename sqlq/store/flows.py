@@ -206,7 +206,9 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
 
 
 def takes_results(job: ClaimedJob) -> bool:
-    return job.flow_id is not None and '"results": [' in job.payload
+    # SQLite lets in bytes, of which whoever runs the job says what is wrong
+    is_text = isinstance(job.payload, str)  # guard: bytes-take-no-results
+    return job.flow_id is not None and is_text and '"results": [' in job.payload
 
 
 def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | None]:

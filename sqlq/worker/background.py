@@ -13,17 +13,28 @@ if TYPE_CHECKING:
     from sqlq.worker.settle import Tally
 
 
+STARTED_BEFORE = "this worker has been started before: make another one by app.worker()"
+
+
 class Background:
     """What a worker can do beside `run`, which blocks."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._has_run = False
         self._is_ready = threading.Event()
         self._failure: BaseException | None = None
 
     def run(self) -> Tally:
         """Work until stopped."""
         raise NotImplementedError
+
+    def _run_once(self) -> None:
+        """Note that the worker runs. Raises `ConfigurationError` where it has been run before: its parts
+        have ended."""
+        if self._has_run:  # guard: a-worker-runs-once
+            raise ConfigurationError(STARTED_BEFORE)
+        self._has_run = True
 
     def stop(self) -> None:
         """Stop in good order."""
@@ -36,8 +47,8 @@ class Background:
         >>> worker = app.worker().start()  # doctest: +SKIP
         >>> worker.wait_until_ready()  # doctest: +SKIP
         """
-        if self._thread is not None:
-            raise ConfigurationError("this worker has been started before: make another one by app.worker()")
+        if self._thread is not None or self._has_run:
+            raise ConfigurationError(STARTED_BEFORE)
         self._thread = threading.Thread(target=self._run_here, name="sqlq-worker", daemon=True)
         self._thread.start()
         return self

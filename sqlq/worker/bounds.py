@@ -56,12 +56,13 @@ class Bounds:
         self._max_rss = max_rss
         self._max_idle_ms = max_idle_ms
         self._measured_at = float("-inf")
-        self._worked_at = time.monotonic()
+        self._worked_at: float | None = None  # guard: idleness-begins-with-a-look
+        """When there was work last, or the first look that found none; None while it is not known whether
+        there is some."""
 
     def begin(self) -> None:
         """Begin to count. Raises `ConfigurationError` where the process is too large before its first job: it
         would be replaced for ever."""
-        self._worked_at = time.monotonic()
         if self._max_rss is not None and (size := resident_bytes()) >= self._max_rss:
             raise ConfigurationError(
                 f"max_rss is {readable_bytes(self._max_rss)}: this process has {readable_bytes(size)} before "
@@ -72,9 +73,18 @@ class Bounds:
         """Note that there is work, or that nothing is to be done for now."""
         self._worked_at = time.monotonic()
 
+    def looked(self) -> None:
+        """Note that the database has answered whether there is work."""
+        if self._worked_at is None:
+            self._worked_at = time.monotonic()
+
+    def cannot_look(self) -> None:
+        """Note that the database does not answer: what waits in it is not known, so that no time counts."""
+        self._worked_at = None
+
     def idle_ms(self) -> float:
         """Return for how long there has been no work."""
-        return (time.monotonic() - self._worked_at) * 1000
+        return 0.0 if self._worked_at is None else (time.monotonic() - self._worked_at) * 1000
 
     def is_idle_for_long(self) -> bool:
         """Whether a worker that is not to wait for work for ever has waited long enough."""

@@ -88,7 +88,7 @@ class Control:
         self._state = STOPPING
         try:
             self.write()
-        except DBAPIError as error:
+        except Exception as error:
             log.debug("could not say that this worker stops: %s", error)
 
     # -- what is asked ---------------------------------------------------------------------------------------

@@ -92,15 +92,20 @@ class Deadlines:
         """See to what is due; return when to look again."""
         moment, next_look = time.monotonic(), float("inf")
         for job in watched:
-            if job.cancelled_at is None and job.deadline is not None and job.deadline <= moment:
+            if job.deadline is not None and job.deadline <= moment and not job.timed_out:
                 job.timed_out = True
                 job.cancel()
-            if job.cancelled_at is not None:
-                due = job.cancelled_at + OVERDUE_SECONDS
-            else:  # without a deadline it has not started yet
+            asked_at = job.cancelled_at
+            if asked_at is None:  # without a deadline it has not started yet
                 due = moment + UNSTARTED_LOOK_SECONDS if job.deadline is None else job.deadline
+            elif job.kill is None and job.deadline is not None:
+                # cancelled before, a thread or coroutine may go on until then
+                due = max(asked_at, job.deadline) + OVERDUE_SECONDS  # guard: a-cancel-does-not-hide-a-timeout
+            else:
+                due = asked_at + OVERDUE_SECONDS
             if due > moment:
-                next_look = min(next_look, due)
+                ahead = due if job.timed_out or job.deadline is None else min(due, job.deadline)
+                next_look = min(next_look, ahead)
                 continue
             self.forget([job.right])
             if not job.ended:  # guard: what-has-ended-is-not-stuck

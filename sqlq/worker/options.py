@@ -68,8 +68,8 @@ class WorkerOptions:
             raise ConfigurationError(
                 f"lease is {lease!r}: it must lie between 1s and 1d; 30s suits nearly all"
             )
-        if max_jobs is not None and max_jobs < 1:
-            raise ConfigurationError(f"max_jobs is {max_jobs!r}: it must be at least 1")
+        if max_jobs is not None and not (isinstance(max_jobs, int) and max_jobs >= 1):
+            raise ConfigurationError(f"max_jobs is {max_jobs!r}: it must be a whole number of at least 1")
         max_lifetime_ms = None if max_lifetime is None else milliseconds(max_lifetime, "max_lifetime")
         if max_lifetime_ms == 0:
             raise ConfigurationError(

@@ -258,8 +258,9 @@ class Worker(Background):
         Raises `SqlqError` when the App's lifespan fails, and `SchemaVersionError` when this sqlq cannot use
         the tables, at once or, when a migration has made them so meanwhile, after having stopped in good
         order. With `patient` a database that is away at the start is waited for; after the start all trouble
-        with the database is waited out.
+        with the database is waited out. Raises `ConfigurationError` for a worker that has been run before.
         """
+        self._run_once()
         self._supervision.listen(
             stop=self.stop,
             renewed=self._renewed_for_us,
@@ -417,13 +418,16 @@ class Worker(Background):
                 with self._leases.claiming():  # guard: the-loop-says-that-it-claims
                     claimed = self._claim(limit, quiet)
             except DBAPIError as error:
+                self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
                 self._grace.stopping.wait(outage.met(error))
                 continue
             except Exception:
+                self._bounds.cannot_look()
                 log.exception("claiming failed; trying again")
                 self._grace.stopping.wait(1.0)
                 continue
             outage.over(wrote=claimed > 0)
+            self._bounds.looked()
             if claimed:
                 self._bounds.works()
                 self._wake.found_work()

@@ -522,6 +522,23 @@ def meet(app: sqlq.App, engine: Engine, rows: dict[str, str]) -> set[str]:
     return accepted
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_step_with_bytes_keeps_no_other_from_its_start(app: sqlq.App, engine: Engine) -> None:
+    first = app.task(name="first")(lambda: 1)
+    then = app.task(name="then", max_attempts=1)(lambda given: given)
+    app.enqueue(sqlq.chain(first.new(), then))
+    assert insert_by_hand(
+        engine,
+        "(flow_id, task, priority, payload) VALUES ((SELECT max(id) FROM sqlq_flows), 'then', 100, "
+        """CAST('{"results": [[0, 0]]}' AS BLOB))""",
+    )
+    app.worker(drain=True).run()
+    assert {(str(job.state), job.reason) for job in app.list(task="then", limit=10)} == {
+        ("finished", None),
+        ("failed", "bad_payload"),
+    }
+
+
 def behind_runs_within_five_seconds(app: sqlq.App) -> float:
     """Enqueue a hundred jobs behind what there is, and let a worker run them all; return how long it took."""
     ran: Counter[int] = Counter()

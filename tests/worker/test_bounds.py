@@ -3,14 +3,18 @@ program of its own: start, wait until it is ready, stop."""
 
 from __future__ import annotations
 
+import itertools
 import queue
+import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.errors import ConfigurationError
@@ -98,6 +102,69 @@ def test_a_worker_to_which_nothing_comes_ends(app: sqlq.App) -> None:
 
 
 @on_sqlite
+def test_a_worker_is_not_idle_before_its_first_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, where the threads of a worker take long to start."""
+    worker = app.worker(max_idle="100ms")
+    start = worker._chores.start
+
+    def late() -> None:
+        time.sleep(0.3)  # noqa: TID251 - plays a start that takes long
+        start()
+
+    monkeypatch.setattr(worker._chores, "start", late)
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    assert worker.run().completed == 1
+
+
+@on_sqlite
+def test_an_outage_is_no_time_without_work(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = app.worker(max_idle="100ms")
+    claim, failures = worker._claim, itertools.count()
+
+    def away(*given: Any) -> int:
+        if (failure := next(failures)) == 0:
+            return int(given[0])  # there was work
+        if failure < 3:
+            time.sleep(0.2)  # noqa: TID251 - plays an answer that takes long
+            raise OperationalError("SELECT 1", {}, sqlite3.OperationalError("disk I/O error"))
+        return claim(*given)
+
+    monkeypatch.setattr(worker, "_claim", away)
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    assert worker.run().completed == 1
+
+
+@on_sqlite
+def test_a_worker_runs_once(app: sqlq.App) -> None:
+    worker = app.worker(drain=True)
+    worker.run()
+    with pytest.raises(ConfigurationError, match="has been started before"):
+        worker.run()
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, "2"])
+def test_a_number_of_jobs_is_a_whole_one(app: sqlq.App, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"max_jobs is .*: it must be a whole number of at least 1"):
+        app.worker(max_jobs=given)
+
+
+@on_sqlite
+def test_a_worker_stops_in_good_order_whatever_the_database_raises(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a hook of the host's may, in place of what the driver said."""
+
+    def raises(*given: Any, **more: Any) -> None:
+        raise LookupError("the host's own")
+
+    worker = app.worker(drain=True)
+    monkeypatch.setattr(worker._control, "write", raises)
+    monkeypatch.setattr("sqlq.worker.entry.cluster.leave", raises)
+    app.enqueue(app.task(name="t")(lambda: None).new())
+    assert worker.run().completed == 1
+
+
+@on_sqlite
 def test_a_paused_or_busy_worker_is_not_idle(app: sqlq.App) -> None:
     started, go = threading.Event(), threading.Event()
 
@@ -109,13 +176,13 @@ def test_a_paused_or_busy_worker_is_not_idle(app: sqlq.App) -> None:
     app.enqueue(long.new())
     worker = app.worker(max_idle="50ms").start()
     assert started.wait(30)
-    begun = worker._bounds._worked_at
-    wait_until(lambda: worker._bounds._worked_at > begun + 0.2)
+    begun = time.monotonic()
+    wait_until(lambda: (worker._bounds._worked_at or 0.0) > begun + 0.2)
     worker.pause()
     go.set()
     wait_until(lambda: not len(worker._leases))
-    begun = worker._bounds._worked_at
-    wait_until(lambda: worker._bounds._worked_at > begun + 0.2)
+    begun = time.monotonic()
+    wait_until(lambda: (worker._bounds._worked_at or 0.0) > begun + 0.2)
     worker.resume()
     assert worker.join("30s")
 

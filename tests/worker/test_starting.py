@@ -382,6 +382,24 @@ def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) 
     assert stuck == [2]
 
 
+def test_a_handler_that_was_cancelled_before_its_timeout_is_stuck_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sqlq.worker.deadlines.OVERDUE_SECONDS", 0.0)
+    stuck: list[int] = []
+    deadlines = Deadlines(lambda job: stuck.append(job.id))
+    job = running(1, timeout_ms=200)
+    job.mark_started()
+    deadlines.watch([job])
+    deadlines.start()
+    try:
+        deadlines.ask_to_stop(job)
+        wait_until(lambda: stuck == [1], timeout=20, what="the one that goes on past its timeout")
+    finally:
+        deadlines.stop()
+    assert job.timed_out
+
+
 # -- outcomes while the database is away ---------------------------------------------------------------------
 
 
