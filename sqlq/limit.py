@@ -199,6 +199,16 @@ class DeclaredLimits:
             f"declared before{known}"
         )
 
+    def check_key(self, key: str) -> None:
+        """Raise `ConfigurationError` for a key as a limit has it that is made from arguments: each job has
+        another one."""
+        limit = self._limits.get(key)
+        if limit is not None and not limit.is_plain:  # guard: a-template-is-no-key
+            raise ConfigurationError(
+                f"the key {key!r} is made from arguments: name the key that those of a job have made, as "
+                f"{re.sub(r'{[^{}]*}', '42', key)!r}"
+            )
+
     def declared(self, key: str) -> Rule | None:
         """Return what the limit of a key says, where that can be told by the key alone."""
         limit = self._limits.get(key)

@@ -48,7 +48,7 @@ def list_limits(context: Context, prefix: str, most: int, as_json: bool) -> None
         show_rows(columns, [_row(each) for each in found])
     else:
         of = f" with the prefix {plain(prefix)!r}" if prefix else ""
-        click.echo(f"no limits{of} in {context.shown_url()}: a key is known when a job of it was enqueued")
+        click.echo(f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it")
 
 
 @limit.command("set")
@@ -64,8 +64,10 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
     """
     if running is None and rate is None:
         raise click.UsageError("say what is allowed: --running, --rate or both")
+    app = context.app()
+    app.limits.check_key(key)
     with naming_options("running", "rate"):
-        found = context.app().admin.set_limit(key, running=running, rate=rate)
+        found = app.admin.set_limit(key, running=running, rate=rate)
     if as_json:
         show_json(_object(found))
     else:
@@ -83,6 +85,7 @@ def clear(context: Context, key: str, as_json: bool) -> None:
     enqueued says it; until then what was set counts.
     """
     app = context.app()
+    app.limits.check_key(key)
     found = app.admin.clear_limit(key, app.limits.declared(key))
     if as_json:
         show_json(_object(found))

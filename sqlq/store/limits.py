@@ -185,8 +185,13 @@ def _turns(
         conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
     for row in rows:
         rule, next_free_at, changed = _rule(row), row.next_free_at, False
-        if row.pinned_at is None and said.get(row.limit_key, rule) != rule:  # guard: an-operators-word-counts
-            rule, changed = said[row.limit_key], True
+        wanted = said.get(row.limit_key, rule)
+        if row.pinned_at is not None:  # guard: an-operators-word-counts
+            # but for the order, of which nobody knew when the key was set before its first job
+            in_order = wanted.in_order  # guard: what-is-set-keeps-the-order
+            wanted = wanted._replace(rate=rule.rate, period_ms=rule.period_ms) if in_order else rule
+        if wanted != rule:
+            rule, changed = wanted, True
             next_free_at = _change(conn, row, rule)
         yield Turn(row.limit_key, rule, row.moment, next_free_at, most, dialect.shortest_us, changed)
 

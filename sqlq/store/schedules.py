@@ -104,14 +104,16 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
     """Decide the moments of schedules that are due, at most a batch, in one transaction; `at` stands for the
     database's clock in tests.
 
-    Where the database refuses a job, the others are enqueued without it, and the row of its schedule says
-    why.
+    Where a job cannot be enqueued, the others are without it, and the row of its schedule says why.
     """
     schema = database.schema
     try:
         return database.run(partial(_tick, schema=schema, at=at))
-    except DBAPIError as error:
-        if database.dialect.is_away(error) or database.dialect.rolled_back(error):
+    # also what no driver takes for a number or a text, which is no error of the database
+    except Exception as error:  # guard: an-odd-job-stops-no-other-schedule
+        if isinstance(error, DBAPIError) and (
+            database.dialect.is_away(error) or database.dialect.rolled_back(error)
+        ):
             raise
         return database.run(partial(_tick, schema=schema, at=at, singly=True))
 
@@ -207,8 +209,8 @@ def _inserted_singly(conn: Connection, turns: Sequence[_Done], schema: str | Non
         try:
             with conn.begin_nested():
                 inserted += _inserted(conn, [done], schema)
-        except DBAPIError as error:
-            if error.connection_invalidated:
+        except Exception as error:  # guard: an-odd-job-is-its-schedules-alone
+            if isinstance(error, DBAPIError) and error.connection_invalidated:
                 raise
             done.fail(error)
     return inserted

@@ -10,9 +10,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, bindparam, cast, column, event, func, select
 from sqlalchemy.dialects import sqlite
@@ -472,12 +474,27 @@ def _text(data: bytes) -> str:
         return "\ufffd" + data.decode(errors="replace")
 
 
+@dataclass
+class _Begins:
+    """How an engine's transactions are begun."""
+
+    immediate: bool
+
+
+_BEGINS: WeakKeyDictionary[Engine, _Begins] = WeakKeyDictionary()
+
+
 def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     """Make SQLAlchemy's transactions on this engine real ones, begun where they say they begin.
 
     Python's driver opens a transaction before the first INSERT, UPDATE or DELETE only: a SAVEPOINT before
     that opens none, so its RELEASE commits what the outer ROLLBACK should have undone.
     """
+    known = _BEGINS.get(engine)
+    if known is not None:
+        known.immediate = immediate
+        return  # guard: a-transaction-is-begun-once
+    _BEGINS[engine] = begins = _Begins(immediate)
 
     @event.listens_for(engine, "connect")
     def _connected(dbapi_connection: Any, record: Any) -> None:
@@ -489,17 +506,17 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     @event.listens_for(engine, "begin")
     def _began(conn: Connection) -> None:
         read_only = conn.get_execution_options().get(READ_ONLY, False)
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if immediate and not read_only else "BEGIN")
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if begins.immediate and not read_only else "BEGIN")
 
 
 def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:
     """Make an engine's SQLite transactions real: begun explicitly, so that savepoints and rollbacks cover all
     of them.
 
-    Call it once where your engine is made. With `immediate` each transaction takes the write lock as it
-    begins, and waits for it there up to ten seconds; without, a transaction that reads first can be refused
-    when it writes, because another one wrote in between. The rule and the remedy are those of SQLAlchemy's
-    notes on pysqlite and savepoints.
+    Call it where your engine is made; of several calls the last one counts. With `immediate` each transaction
+    takes the write lock as it begins, and waits for it there up to ten seconds; without, a transaction that
+    reads first can be refused when it writes, because another one wrote in between. The rule and the remedy
+    are those of SQLAlchemy's notes on pysqlite and savepoints.
 
     >>> engine = create_engine("sqlite:///shop.db")
     >>> sqlq.configure_sqlite(engine)

@@ -163,6 +163,27 @@ def test_jitter_moves_when_a_job_is_available_and_never_its_moment(app: sqlq.App
     )
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("priority", str(2**70)), ("on_failure", '"\\ud800"')],
+    ids=["priority", "on_failure"],
+)
+def test_a_job_that_no_driver_takes_fails_alone(
+    app: sqlq.App, engine: Engine, option: str, value: str
+) -> None:
+    """SQL may write into a schedule's row what is JSON, and neither a number nor a text of any database."""
+    note = app.task(name="note")(lambda: None)
+    for name in ("before", "odd", "later"):
+        app.schedules.add(name, note.new(), every="1m")
+    with engine.begin() as conn:
+        odd = {"options": f'{{"{option}": {value}}}'}
+        conn.execute(text("UPDATE sqlq_schedules SET options = :options WHERE name = 'odd'"), odd)
+    ticked = schedules.tick(app.database, at=datetime.now(UTC) + timedelta(minutes=2))
+    assert sorted(str(job.schedule) for job in app.list()) == ["before", "later"]
+    assert list(ticked.errors) == ["odd"]
+    assert app.schedules.get("odd").state == "failing"
+
+
 def test_one_that_fails_stops_no_other_and_goes_on_when_it_is_mended(
     app: sqlq.App, engine: Engine, report: Any
 ) -> None:

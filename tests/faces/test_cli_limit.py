@@ -72,6 +72,27 @@ def test_what_runs_in_order_stays_so(app: sqlq.App) -> None:
     assert app.admin.set_limit("account", rate="5/1s").says == "in order, held by failures, 5/1s"
 
 
+def test_a_key_that_is_set_before_its_first_job_keeps_the_order(app: sqlq.App) -> None:
+    app.admin.set_limit("account", running=2, rate="5/1s")
+
+    @app.task(name="book", limit=sqlq.Serial("account", on_failure="hold"))
+    def book() -> None: ...
+
+    app.enqueue_many([book.new() for _ in range(3)])
+    assert limits.look(app.database).number == 1
+    (found,) = app.admin.limits("", limit=10)
+    assert (found.says, found.set_at is None) == ("in order, held by failures, 5/1s", False)
+
+
+def test_a_template_is_no_key(sqlq_: Command) -> None:
+    module = 'import sqlq\napp = sqlq.App()\napp.limit("account:{id}", running=2)\n'
+    (sqlq_.directory / "limited.py").write_text(module)
+    for words in (("set", "account:{id}", "--running", "1"), ("clear", "account:{id}")):
+        said = sqlq_("-a", "limited:app", "limit", *words).sentence()
+        assert "the key 'account:{id}' is made from arguments: name the key that those" in said
+        assert "as 'account:42'" in said
+
+
 def test_the_command_lists_sets_and_clears(sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     assert "no limits in" in sqlq_.ok("limit", "list")
     app.enqueue_many([call.new(n) for n in range(5)])

@@ -143,3 +143,15 @@ def test_the_only_connection_of_a_pool_is_kept_by_nobody(database_url: str) -> N
         app.enqueue(app.task(name="t")(lambda: None).new())
         assert app.database.engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # a QueuePool's
     engine.dispose()
+
+
+def test_an_engine_may_be_configured_twice() -> None:
+    engine = create_engine("sqlite://")
+    sqlq.configure_sqlite(engine)
+    sqlq.configure_sqlite(engine, immediate=True)
+    begun: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: begun.append(args[2]))
+    with engine.begin() as conn:
+        conn.execute(text("CREATE TABLE t (n INTEGER)"))
+    assert begun == ["BEGIN IMMEDIATE", "CREATE TABLE t (n INTEGER)"], "the last word counts"
+    engine.dispose()
