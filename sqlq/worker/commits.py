@@ -175,8 +175,10 @@ class Commits:
 
     @contextmanager
     def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
+        before = self.completed
         with transaction_in(sessions, "completing", "complete") as session:
             yield session
+            self._refuse_completed(before, "completing()", "complete()")
             self.complete(session, result)
 
     @overload
@@ -193,9 +195,19 @@ class Commits:
 
     @asynccontextmanager
     async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
+        before = self.completed
         async with atransaction_in(sessions, "completing", "complete") as session:
             yield session
+            self._refuse_completed(before, "acompleting()", "acomplete()")
             await self.acomplete(session, result)
+
+    def _refuse_completed(self, before: bool, block: str, call: str) -> None:
+        """Raise `ConfigurationError` where the job was completed in a block that does so at its end."""
+        if self.completed and not before:  # guard: completed-once-in-a-block
+            raise ConfigurationError(
+                f"job {self.id} was completed in the block of {block}, which completes it at its end: leave "
+                f"{call} out of it"
+            )
 
     # -- slices and steps ------------------------------------------------------------------------------------
 

@@ -61,7 +61,6 @@ class GivesBack:
                 log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
                 self._executors.give_up(job)
                 self._settle(job, given_back(job.claimed))
-                job.given_up = True
         return self._executors.unstarted
 
     def isolated(self) -> None:
@@ -81,8 +80,12 @@ class GivesBack:
         for job in self._executors.running():
             job.cancel()
         self._executors.wait_idle(CANCELLED_SECONDS)
+        killed = [kill for job in self._executors.running() if (kill := job.kill) is not None]
+        for kill in killed:
+            kill()  # guard: no-process-outlives-its-give-back
+        if killed:  # the slot of each waits for its process, and then says how the attempt ended
+            self._executors.wait_idle(CANCELLED_SECONDS)
         for job in self._executors.running():
             # the handler may have completed the job, here or in its own process
             otherwise = late(job) or given_back(job.claimed)
             self._settle(job, SelfCompleted(otherwise))  # guard: give-back-after-grace
-            job.given_up = True

@@ -107,7 +107,7 @@ class Host:
             ends,
         ]
         self._chores = Chores(duties, quiet=True)
-        self._lookout = lookout = Lookout(
+        lookout = Lookout(
             database,
             facts["queues"],
             self._go,
@@ -120,8 +120,14 @@ class Host:
             workers=lambda: [child.worker for child in self._children() if child.worker is not None],
             wanted=wanted,
         )
-        self._lookout.start()
-        self._chores.start()
+        lookout.start()
+        try:
+            self._chores.start()
+        except BaseException:
+            # workers that are looked for leave the chores to their host
+            lookout.stop()  # guard: who-does-no-chores-does-not-look
+            raise
+        self._lookout = lookout
 
     def close(self) -> None:
         """End looking and doing chores."""
@@ -207,9 +213,11 @@ class Host:
         self._pause_all(paused=wanted.all_paused)
 
     def _pause_all(self, *, paused: bool) -> None:
-        if paused != self._all_paused:
-            self._all_paused = paused
-            for child in self._children():
+        self._all_paused = paused
+        for child in self._children():
+            # also one that came later: it may have looked for itself before it was looked for
+            if child.worker is not None and child.all_paused is not paused:  # guard: each-is-told-of-pauses
+                child.all_paused = paused
                 child.link.offer(control={"all_paused": paused})
 
     def _tell(self, rescued: Iterable[Rescued], why: str) -> None:

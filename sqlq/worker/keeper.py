@@ -84,12 +84,20 @@ class LeaseKeeper:
             if self._database is None:
                 listen = None if listen_url is None else make_url(listen_url)
                 self._database = Address(make_url(url), None, schema, listen).open(use=STANDS_IN)
-                self._thread.start()
             self._database.seal = Seal.of_facts(seal)  # guard: the-supervisor-seals
             self._kept[worker] = link
             self._next_beat = time.monotonic()
         self._changed.set()
+        self.begin()
         self.tell([])
+
+    def begin(self) -> None:
+        """Begin to renew, once there is a worker; where no thread can be started now, a later call does."""
+        if self._database is not None and self._thread.ident is None:
+            try:
+                self._thread.start()
+            except (RuntimeError, MemoryError) as error:  # guard: a-keeper-begins-when-it-can
+                log.debug("the thread that renews leases cannot be started now: %s", error)
 
     def keep_no_more(self, worker: str) -> None:
         """Renew for this worker no longer."""
@@ -133,7 +141,8 @@ class LeaseKeeper:
         self._closing = True
         self._changed.set()
         if self._database is not None:
-            self._thread.join(LAST_SECONDS)
+            if self._thread.ident is not None:
+                self._thread.join(LAST_SECONDS)
             self._database.close()
 
     # -- the thread ------------------------------------------------------------------------------------------
@@ -144,10 +153,10 @@ class LeaseKeeper:
             self._changed.wait(max(0.0, wait))
             self._changed.clear()
             try:
-                left = self._give_back()
                 if time.monotonic() >= self._next_beat:
                     self._next_beat = time.monotonic() + self._every
                     self._beat()
+                left = self._give_back()
                 failures = 0
                 wait = LOCKED_SECONDS if left else self._next_beat - time.monotonic()
             except (DBAPIError, SqlqError) as error:
@@ -191,7 +200,15 @@ class LeaseKeeper:
         left = False
         for entry in dead:
             worker, started, why, until = entry
-            if self._give_back_of(worker, started, why) or time.monotonic() > until:
+            try:
+                done = self._give_back_of(worker, started, why)
+            except Exception as error:  # guard: one-death-keeps-no-other-waiting
+                dialect = self.database.dialect
+                if isinstance(error, DBAPIError) and (dialect.is_away(error) or dialect.rolled_back(error)):
+                    raise
+                log.error("what worker %s held stays until its leases have run out: %s", worker, error)
+                done = True
+            if done or time.monotonic() > until:
                 with self._lock:
                     self._dead.remove(entry)
             else:
@@ -229,4 +246,6 @@ class LeaseKeeper:
         self.tally = self.tally + ended + Counter(released=len(unstarted))  # guard: lost-jobs-are-counted
         if unstarted:
             log.info("%d jobs that worker %s had not started are given back", len(unstarted), worker)
+        if len(taken) < len(lost):  # guard: a-refused-end-is-left-to-the-rescue
+            return True  # their tokens have risen: to the next try they would be jobs that never began
         return not left  # guard: locked-rows-are-given-back-later

@@ -182,8 +182,11 @@ class Leases:
             endings.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unstarted])
             why = "could not write its outcome"
             lost = endings.lose(conn, started, why, seal=self._database.seal) if started else []
+        ended = {job.id for job in lost}
         with self._lock:
-            self._abandoned -= started
+            # what the database refuses to end has a new token, and was started all the same
+            refused = {(id, token + 1) for id, token in started if id not in ended}
+            self._abandoned = self._abandoned - started | refused  # guard: a-refused-loss-was-started
         if unstarted:
             log.warning(
                 "%d jobs were claimed in this worker's name without its knowing; they are given back",

@@ -57,10 +57,12 @@ class Link:
     def send(self, **message: Any) -> None:
         """Send a message, waiting for the other side to take it; nothing happens when it is gone."""
         with self._lock:
+            self._unsent += _line(message)  # guard: no-word-in-the-middle-of-another
             try:
-                self._socket.sendall(_line(message))
+                self._socket.sendall(self._unsent)
             except OSError:
                 pass
+            self._unsent.clear()
 
     def offer(self, *, droppable: bool = False, **message: Any) -> bool:
         """Send a message without waiting, because the other side may be stopped; what does not fit follows

@@ -78,9 +78,8 @@ class RunningJob(Commits):
     error: BaseException | None = None
     """What the handler raised, or the timeout it met; None where that happened in another process."""
     ended = False
-    """Whether the handler has ended, and its outcome is known."""
-    given_up = False
-    """Whether the worker has settled this attempt without waiting for its handler."""
+    """Whether the attempt has: its outcome is known, or it was given back without waiting for its
+    handler."""
     told_lost = False
     """Whether listeners know that the job has another owner."""
     trace_id: str | None = None

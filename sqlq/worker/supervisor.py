@@ -43,6 +43,8 @@ WARM = 2
 """Isolates started together with the replacement of a child that died: what it ran runs there next."""
 SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
+SHORTAGES = (OSError, RuntimeError, MemoryError)
+"""What Python raises where the machine has no process, file, memory or thread."""
 SILENT_SECONDS = 30.0
 """A loop that has not turned for so long is no sign of life."""
 
@@ -97,8 +99,16 @@ class Child:
         """When it was sent to claim the last time, by the monotonic clock."""
         self.closed_since: float | None = None
         self.dead_since: float | None = None
+        self.all_paused: bool | None = None
+        """What it was told last of whether all queues are paused."""
         self._heard = heard
-        threading.Thread(target=self._hear, name="sqlq-hear", daemon=True).start()
+        try:
+            threading.Thread(target=self._hear, name="sqlq-hear", daemon=True).start()
+        except BaseException:  # guard: nobody-works-unheard
+            self.process.kill()
+            self.process.wait()
+            self.link.close()
+            raise
 
     def _hear(self) -> None:
         while (message := self.link.receive()) is not None:
@@ -256,7 +266,7 @@ class Supervisor:
             ready = all(child.worker is not None for child in self._children)
             if self._options.spare and self._spare is None and ready and self._wanted > 0:
                 self._spare = self._start(1, spare=True)
-        except OSError as error:
+        except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, extra={"event": "worker_lost"})
             self._pause_until = time.monotonic() + SHORTAGE_SECONDS
 
@@ -286,6 +296,8 @@ class Supervisor:
             return None
         self._spare = None
         spare.link.offer(go=True)
+        # what was said to it while it stood by, it has not heard
+        spare.link.offer(control={"paused": self._is_paused})  # guard: a-spare-is-paused-too
         return spare
 
     def _spare_gone(self, child: Child) -> int | None:
@@ -346,7 +358,10 @@ class Supervisor:
         place = (facts["url"], facts["schema"], facts["listen_url"])
         self._keeper.keep(child.worker, child.link, *place, facts.get("seal"))
         if self._options.processes > 1:  # guard: one-lookout-a-host
-            self._host.begin(facts)
+            try:
+                self._host.begin(facts)
+            except SHORTAGES as error:  # guard: without-a-host-each-looks-itself
+                log.warning("each worker looks for jobs, and does its chores, itself: %s", error)
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
 
@@ -451,6 +466,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         moment = time.monotonic()
+        self._keeper.begin()
         for child in self._all():
             child.link.flush()
             if child.closed_since is not None:

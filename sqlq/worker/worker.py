@@ -111,6 +111,7 @@ class Worker(Background):
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
         self._left = threading.Event()
+        self._ending = threading.Lock()
         self._watched = Watched(self._supervision)
         self._wake = wake_for(database, self._watched.at)
         self._keep_finished = keep_finished = options.retention_ms != 0
@@ -549,10 +550,14 @@ class Worker(Background):
             self._wake.call()
 
     def _settle(self, job: RunningJob, outcome: Outcome) -> None:
-        """Take the outcome of a job that has ended, or will not start."""
-        job.ended = True
+        """Take the outcome of a job that has ended, or will not start. The first counts: its handler may end
+        just as it is given back."""
+        with self._ending:
+            if job.ended:  # guard: an-attempt-ends-once
+                return
+            job.ended = True
         self._deadlines.forget([job.right])
-        if not job.given_up and not self._left.is_set():
+        if not self._left.is_set():
             self._settler.settle(job, outcome)
 
     # -- the end ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_offers_do_not_wait_for_a_process_that_does_not_read() -> None:
     assert len(seen) < 50, "and the rest was dropped"
     here.close()
     other.close()
+
+
+def test_a_word_that_waits_begins_after_the_one_that_did_not_fit() -> None:
+    link, there = Link.pair()
+    for n in range(1_000):
+        link.offer(n=n, text="x" * 10_000)
+    assert link._unsent, "nothing was left over, so nothing was tried"
+    other = Link(there)
+    got: list[Any] = []
+    reading = threading.Thread(target=lambda: got.extend(iter(other.receive, None)))
+    reading.start()
+    link.send(n=1_000)
+    link.close()
+    reading.join(60)
+    other.close()
+    assert [message["n"] for message in got] == list(range(1_001))
 
 
 def test_a_word_cut_off_is_no_message() -> None:

@@ -20,6 +20,7 @@ import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.worker import bounds
 from sqlq.worker.bounds import checked_bytes, readable_bytes, resident_bytes
+from sqlq.worker.settle import Tally
 from sqlq.worker.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
@@ -259,3 +260,31 @@ def test_what_a_block_raises_is_not_hidden(app: sqlq.App) -> None:
     with pytest.raises(KeyError, match="mine"), app.worker() as worker:
         raise KeyError("mine")
     assert worker.join() is True
+
+
+@on_sqlite
+def test_a_handler_that_ends_as_it_is_given_back_ends_once(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    @app.task(name="t")
+    def handler() -> None:
+        started.set()
+        go.wait(60)
+
+    app.enqueue(handler.new())
+    worker = app.worker(grace="0s")
+    settle, settled = worker._settler.settle, []
+
+    def while_it_ends(job: Any, outcome: Any) -> None:
+        settled.append(outcome)
+        go.set()
+        assert worker._executors.wait_idle(60)
+        settle(job, outcome)
+
+    monkeypatch.setattr(worker._settler, "settle", while_it_ends)
+    with worker:
+        assert started.wait(60)
+    assert len(settled) == 1
+    assert worker.tally == Tally(released=1)

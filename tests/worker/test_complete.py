@@ -148,6 +148,26 @@ def test_on_an_engine_that_begins_by_itself_effects_and_what_follows_commit_toge
     assert [found.state for found in app.list(task="receipt")] == ["finished"]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_job_is_completed_once_in_a_block_that_does_so(
+    app: sqlq.App, shop: Engine, database_url: str, is_async: bool
+) -> None:
+    def pay() -> None:
+        with sqlq.current_job().completing(shop) as session:
+            session.execute(insert(payments).values(n=1))
+            sqlq.current_job().complete(session)
+
+    async def apay() -> None:
+        engine = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+        async with sqlq.current_job().acompleting(engine) as session:
+            await session.execute(insert(payments).values(n=1))
+            await sqlq.current_job().acomplete(session)
+
+    done = run_one(app, apay if is_async else pay, max_attempts=1)
+    assert (done.state, paid(shop)) == ("failed", [])
+    assert "which completes it at its end: leave" in (done.message or "")
+
+
 def test_an_exception_after_the_commit_changes_nothing_any_more(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:

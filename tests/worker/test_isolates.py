@@ -39,6 +39,17 @@ while (message := link.receive()) is not None and "leave" not in message:
 """
 
 
+DEAF = """
+import sys, time
+from sqlq.worker.link import Link
+link = Link.inherited(int(sys.argv[1]))
+link.send(up=True)
+link.receive()
+link.send(began=True)
+time.sleep(600)
+"""
+
+
 class Spawned:
     """Isolates, and the processes that were started for them."""
 
@@ -249,6 +260,31 @@ def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_end
     assert not working.is_alive()
     assert (app.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
     assert [event.name for event in told] == ["started", "finished"]
+
+
+@on_sqlite
+def test_no_process_goes_on_with_a_job_that_is_given_back(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned = Spawned(DEAF)
+    settled: list[list[bool]] = []
+    try:
+        app.enqueue(app.task(name="t", isolate=True)(lambda: None).new())
+        told = listening(app)
+        worker = app.worker(isolates=spawned.isolates, grace="0s")
+        settle = worker._settler.settle
+
+        def noted(job: RunningJob, outcome: Outcome) -> None:
+            settled.append(spawned.ended())
+            settle(job, outcome)
+
+        monkeypatch.setattr(worker._settler, "settle", noted)
+        with worker:
+            wait_until(lambda: told, what="it has started")
+        assert settled == [[True]]
+        assert worker.tally == Tally(released=1)
+    finally:
+        spawned.isolates.close()
 
 
 @on_sqlite

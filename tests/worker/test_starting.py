@@ -499,9 +499,13 @@ def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
     with working(app) as worker:
         assert app.result(app.enqueue(task.new()), "60s") is None
         aside = file.rename(file.with_suffix(".aside"))
-        app.database.engine.dispose()  # so that the next who asks opens it
-        worker._control._commits = None
-        wait_until(lambda: "operators want" in caplog.text, timeout=20, what="it asking on")
+
+        def asked_on() -> bool:
+            app.database.close_idle()  # so that the next who asks opens it
+            worker._control._commits = None
+            return "operators want" in caplog.text
+
+        wait_until(asked_on, timeout=60, what="it asking on")
         aside.rename(file)
         assert app.result(app.enqueue(task.new()), "60s") is None
 

@@ -7,7 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +20,20 @@ from sqlalchemy import Engine, create_engine, text
 import sqlq
 from sqlq.job import ClaimedJob
 from sqlq.outcome import Completed, Outcome, Released, Settlement
+from sqlq.schema.tables import CARRIED
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.jobs import Fate
+from sqlq.worker import supervisor
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import ORPHANED_MS, Supervised
+from sqlq.worker.child import facts as child_facts
 from sqlq.worker.commits import CompletionTarget
+from sqlq.worker.host import Host
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link
 from sqlq.worker.running import RunningJob
-from sqlq.worker.supervisor import Child
+from sqlq.worker.supervisor import Child, Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
 LEASE_MS = 1_000
@@ -118,6 +126,193 @@ def test_a_row_that_is_locked_is_given_back_later(
         assert [app.get(job.id).state for job in (locked, free)] == ["running", "available"]
     assert dead_worker("dead", both, "died")
     assert app.get(locked.id).state == "available"
+
+
+def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = LeaseKeeper(LEASE_MS)
+    keeper._database = app.database
+    give_back = keeper._give_back_of
+
+    def of_worker(worker: str, *more: Any) -> bool:
+        if worker == "odd":
+            raise LookupError("no such thing")
+        return give_back(worker, *more)
+
+    monkeypatch.setattr(keeper, "_give_back_of", of_worker)
+    app.enqueue(noop.new())
+    (job,) = claim(app, "dead")
+    for worker in ("odd", "dead"):
+        keeper.worker_died(worker, {right(job)}, "died")
+    assert not keeper._give_back(), "nothing is left to do"
+    assert app.get(job.id).state == "available"
+    assert "what worker odd held stays until its leases have run out: no such thing" in caplog.text
+
+
+def fail_before(engine: Engine, id: int) -> None:
+    """Have a job's id stand in failed_jobs already, so that the database refuses its end there."""
+    columns = ", ".join(CARRIED)
+    with engine.begin() as conn:
+        conn.execute(
+            text(
+                f"INSERT INTO failed_jobs ({columns}, reason, exception, message) "
+                f"SELECT {columns}, 'worker_lost', 'E', 'm' FROM jobs WHERE id = {id}"
+            )
+        )
+
+
+def test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began(
+    app: sqlq.App, engine: Engine, noop: Any, dead_worker: Callable[..., bool]
+) -> None:
+    job = app.enqueue(noop.new().set(max_attempts=1))
+    (held,) = claim(app, "dead")
+    fail_before(engine, job.id)
+    assert dead_worker("dead", {right(held)}, "died"), "it is not tried again"
+    with engine.connect() as conn:
+        assert conn.execute(text("SELECT releases FROM jobs")).scalar_one() == 0
+
+
+def test_what_could_not_be_written_nor_ended_is_not_given_back(
+    app: sqlq.App, engine: Engine, noop: Any
+) -> None:
+    worker = app.worker()
+    leases = worker._leases
+    enter(app, worker.id)
+    job = app.enqueue(noop.new().set(max_attempts=1))
+    (held,) = claim(app, worker.id)
+    fail_before(engine, job.id)
+    leases.abandon(right(held))
+
+    def token() -> int:
+        with engine.connect() as conn:
+            return int(conn.execute(text("SELECT lease_token FROM jobs")).scalar_one())
+
+    def renewed() -> None:
+        for _ in range(2):
+            leases.renewed_for_us({(job.id, token()): False}, time.monotonic())
+
+    first = token()
+    for turn in (1, 2):
+        renewed()
+        assert token() == first + turn, "it was taken from its owner, and its end was refused"
+    with engine.begin() as conn:
+        conn.execute(text("DELETE FROM failed_jobs"))
+    renewed()
+    assert app.get(job.id).state == "failed"
+
+
+# -- what is short -------------------------------------------------------------------------------------------
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[Any] = []
+
+    def noted(command: Any, fds: Any) -> Any:
+        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return processes[-1]
+
+    monkeypatch.setattr(supervisor, "spawn", noted)
+    refuse_threads(monkeypatch, "sqlq-hear")
+    supervising = Supervisor([], SupervisorOptions(1, 30_000, 0))
+    try:
+        supervising._fill()
+        assert [process.poll() is not None for process in processes] == [True]
+        assert supervising._pause_until > time.monotonic(), "it waits before it tries again"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
+    app: sqlq.App, engine: Engine, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = Link.pair()
+    url = engine.url.render_as_string(hide_password=False)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "sqlq-keeper")
+        keeper.keep("w", here, url, app.database.schema)
+        assert not keeper._thread.is_alive()
+    keeper.begin()
+    assert keeper._thread.is_alive()
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_host_that_can_do_no_chores_looks_for_nobody(
+    app: sqlq.App, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervising = Supervisor([], SupervisorOptions(2, 30_000, 0))
+    supervising._keeper = keeper
+    supervising._host = host = Host(list, keeper)
+    here, there = Link.pair()
+    child = SimpleNamespace(link=here, process=SimpleNamespace(pid=1))
+    refuse_threads(monkeypatch, "sqlq-chores")
+    worker = app.worker()
+    supervising._ready(child, child_facts(worker.id, app.database, worker._options))  # type: ignore[arg-type]
+    assert "each worker looks for jobs, and does its chores, itself: can't start new thread" in caplog.text
+    assert "sqlq-lookout" not in {thread.name for thread in threading.enumerate()}
+    host.close()
+    here.close()
+    there.close()
+
+
+# -- pauses of those who come later --------------------------------------------------------------------------
+
+
+def test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused() -> None:
+    supervising = Supervisor([], SupervisorOptions(1, 30_000, 0, spare=True))
+    here, there = Link.pair()
+    box, box_fd = BlackBox.create()
+    supervising._is_paused = True
+    supervising._spare = SimpleNamespace(stands_by=True, link=here)  # type: ignore[assignment]
+    assert supervising._promoted() is not None
+    other = Link(there)
+    spare = Supervised(other, box)
+    told: list[Any] = []
+    assert spare.stand_by()
+    spare.listen(
+        stop=lambda grace: None,
+        renewed=lambda *what: None,
+        told=lambda event: None,
+        control=told.append,
+    )
+    wait_until(lambda: told, timeout=20, what="hearing of the pause")
+    assert told == [{"paused": True}]
+    here.close()
+    other.close()
+    os.close(box_fd)
+    box.close()
+
+
+def test_a_worker_that_comes_later_is_told_of_the_end_of_a_pause_that_it_saw_itself() -> None:
+    def child(name: str) -> Any:
+        return SimpleNamespace(worker=name, all_paused=None, link=SimpleNamespace(offer=partial(say, name)))
+
+    def say(name: str, control: Any) -> None:
+        said.append((name, control["all_paused"]))
+
+    said: list[tuple[str, bool]] = []
+    children = [child("first")]
+    host = Host(lambda: children, LeaseKeeper(LEASE_MS))
+    host._pause_all(paused=True)
+    children.append(child("second"))
+    for _ in range(2):
+        host._pause_all(paused=False)
+    assert said == [("first", True), ("first", False), ("second", False)]
 
 
 # -- while it lives ------------------------------------------------------------------------------------------
