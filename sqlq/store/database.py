@@ -131,6 +131,23 @@ class Address:
         return database
 
 
+class Asked(threading.local):
+    """How often this thread was answered by a database: who has asked nothing does not take its own quiet for
+    an answer."""
+
+    times = 0
+    """How many transactions of sqlq's own have ended as they should."""
+    writing = 0
+    """How many of them may have written."""
+
+    def answered(self, *, reads: bool = False) -> None:
+        self.times += 1
+        self.writing += not reads
+
+
+asked = Asked()
+
+
 class Database:
     """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first
     needed.
@@ -341,6 +358,7 @@ class Database:
         """A transaction of its own: committed at the end of the block, rolled back if it raises."""
         with self.patience, self._turn, self.connect() as conn, conn.begin():
             yield conn
+        asked.answered()
 
     @contextmanager
     def single_statements(self) -> Iterator[Connection]:
@@ -354,6 +372,7 @@ class Database:
             self._may_connect()
             with self.patience, self._single.connect() as conn:
                 yield conn
+            asked.answered()
 
     @cached_property
     def takes_single_statements(self) -> bool:
@@ -377,6 +396,7 @@ class Database:
         """A transaction that only reads, and so waits for no writer."""
         with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
             yield conn
+        asked.answered(reads=True)
 
     def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
         """Run `work` in a transaction of its own, again when the database undid it whole, with jitter
@@ -397,9 +417,11 @@ class Database:
                 transaction.commit()
                 return result
 
-        return self._repeatedly(
+        result = self._repeatedly(
             transaction, lambda error: error.connection_invalidated and not committing, tries
         )
+        asked.answered()
+        return result
 
     def run_statement(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
         """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
@@ -411,7 +433,7 @@ class Database:
         back: one statement on PostgreSQL, where it may be several on SQLite. What only `reads` is one
         statement everywhere, and waits for no writer."""
         if reads:
-            return self._on_driver(work)
+            return self._on_driver(work, reads=True)
         with self._turn:
             return self._on_driver(lambda ask: self.dialect.whole(ask, work))
 
@@ -423,13 +445,15 @@ class Database:
         with self.begin() as conn:
             return work(lambda statement, parameters: list(conn.exec_driver_sql(statement, parameters)))
 
-    def _on_driver(self, work: Callable[[Ask], T]) -> T:
+    def _on_driver(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
         def transaction() -> T:
             with self.patience:
                 self._may_connect()
                 return self._driver.run(work)
 
-        return self._repeatedly(transaction, lambda error: False, tries=5)
+        result = self._repeatedly(transaction, lambda error: False, tries=5)
+        asked.answered(reads=reads)
+        return result
 
     def _repeatedly(
         self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int

@@ -24,8 +24,9 @@ from sqlq.errors import SchemaVersionError
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS
 from sqlq.store import cluster, endings, expiry, limits, records, unblock
-from sqlq.store.database import Database
+from sqlq.store.database import Database, asked
 from sqlq.store.dialect import Place
+from sqlq.store.jobs import is_refused
 from sqlq.worker.outage import Outage
 from sqlq.worker.vacuum import VacuumWatch
 
@@ -120,14 +121,21 @@ class Chores:
             if self._ended.is_set() or time.monotonic() < moment:
                 continue
             self._put(partial(is_, chore), NEVER)  # so that a call while it runs is not forgotten
+            times, writing = asked.times, asked.writing
             try:
                 with self._turn:
                     wait = chore.run()
-                outage.over()
+                if asked.times > times:  # guard: who-asked-nothing-knows-nothing
+                    outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
+                else:
+                    outage.forget()
             except DBAPIError as error:
                 wait = outage.met(error)
-                # perhaps what it does not answer is a question about a column that is gone
-                self._hasten(lambda other: isinstance(other, SchemaWatch))
+                # Perhaps what is refused is a question about a column that is gone. In an outage the watch
+                # would have nothing to see, and one that hastened itself would ask without a pause.
+                # guard: who-watches-does-not-hasten-itself
+                if is_refused(error) and not isinstance(chore, SchemaWatch):
+                    self._hasten(lambda other: isinstance(other, SchemaWatch))
             except Exception:
                 log.exception("%s failed; trying again", chore.doing)
                 wait = FAILED_SECONDS

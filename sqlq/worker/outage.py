@@ -95,6 +95,11 @@ class Outage:
         Outage._said_at[trouble] = moment
         return True
 
+    def forget(self) -> None:
+        """Count this loop's failures anew, after a turn that asked the database nothing: it may still be
+        away, so nothing is said."""
+        self._failures = 0
+
     def over(self, *, wrote: bool = True) -> None:
         """Note that the database answered; to a question alone, if it was not `wrote` to, which a standby
         does as well, and a database whose disk is full."""

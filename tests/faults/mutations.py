@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -119,6 +119,11 @@ ISOLATION, PROJECTS, AT_COMMIT, KIT = (
 # ruff: noqa: E501 - a guard is one line
 # fmt: off
 GUARDS = [
+    # what is said of a database that is away
+    Guard("who-asked-nothing-knows-nothing", "asked.times > times", "True", "tests/worker/test_outage.py::test_a_turn_that_asks_nothing_says_nothing_of_the_database[sqlite]"),
+    Guard("a-look-is-no-write", "asked.writing > writing", "True", "tests/worker/test_outage.py::test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby[postgresql]"),
+    Guard("who-watches-does-not-hasten-itself", "is_refused(error) and ", "", "tests/worker/test_outage.py::test_only_what_is_refused_hastens_the_look_at_the_tables[sqlite-away]"),
+    Guard("who-watches-does-not-hasten-itself", " and not isinstance(chore, SchemaWatch)", "", "tests/worker/test_outage.py::test_a_look_at_the_tables_that_fails_waits_before_the_next[sqlite]"),
     # telemetry
     Guard("numbers-are-sent-once", "self._sent()", "pass", METER + "test_what_was_sent_is_sent_once"),
     Guard("labels-are-bounded", None, "if False:", METER + "test_names_that_no_worker_knows_are_other_ones_after_a_bound"),
@@ -666,6 +671,7 @@ def try_without(guard: Guard, where: Marked, server_url: str, copies: SimpleQueu
         return "killed (it hung)", time.monotonic() - begin
     finally:
         shutil.copy2(ROOT / where.file, copy / where.file)
+        kill_what_runs_on(copy)
         copies.put(copy)
     seconds = time.monotonic() - begin
     if done.returncode == PYTEST_FAILED:
@@ -700,6 +706,7 @@ def run(
         "PYTHONPATH": str(copy),  # before the installed sqlq
         "PYTHONDONTWRITEBYTECODE": "1",
         "SQLQ_TEST_POSTGRESQL_URL": server_url,
+        "SPT_NOENV": "1",  # a process's title would be written over the environment it is found by
         "PGOPTIONS": "-c lock_timeout=10s",  # a guard against waiting is missed by waiting
     }
     command = [
@@ -719,6 +726,25 @@ def run(
     return subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )
+
+
+def kill_what_runs_on(copy: Path) -> None:
+    """Kill what a test has left behind that hung and was killed: the workers it had started, in sessions of
+    their own, would compete with every later mutant, and run what the copy holds then."""
+    path = os.fsencode(copy)
+    while found := [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if path in _read(p)]:
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)  # noqa: TID251 - until they are out of /proc
+
+
+def _read(file: Path) -> bytes:
+    """Return what a process's file of /proc holds; nothing of one that is gone, or somebody else's."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def chosen(words: Sequence[str]) -> list[Guard]:
@@ -752,6 +778,7 @@ def main(words: Sequence[str]) -> int:
         named = sorted({guard.killed_by for guard in guards})
         # else it would be the copy that kills
         done = run(trees[0], server.url("postgres"), named, 10 * SECONDS, "auto")
+        kill_what_runs_on(trees[0])
         if done.returncode:
             print(
                 f"with every guard in its place the tests fail, too:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"

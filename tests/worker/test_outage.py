@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.worker.chores import Chore, Chores, SchemaWatch
 from sqlq.worker.outage import Outage
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -80,6 +84,128 @@ def test_a_connection_left_over_from_an_outage_is_no_second_one(
     claiming.met(refusal)
     claiming.met(refusal)
     assert len(caplog.messages) == len(told) + 1, "the next outage is told"
+
+
+AWAY = DBAPIError("SELECT 1", None, ConnectionError("refused"))
+
+
+class Turns:
+    """A chore of which each turn is another one."""
+
+    doing = "looking"
+
+    def __init__(self, *turns: Callable[[], object]) -> None:
+        self._turns = list(turns)
+        self.all_done = threading.Event()
+
+    def run(self) -> float:
+        if not self._turns:
+            self.all_done.set()
+            return 60.0
+        self._turns.pop(0)()
+        return 0.0
+
+    def do(self, *others: Chore) -> None:
+        chores = Chores([*others, self])
+        chores.start()
+        try:
+            assert self.all_done.wait(10)
+        finally:
+            chores.end()
+            chores.join(10)
+
+
+def fails(error: DBAPIError) -> Callable[[], object]:
+    def turn() -> None:
+        raise error
+
+    return turn
+
+
+def looks(app: sqlq.App) -> None:
+    with app.database.read() as conn:
+        conn.execute(text("SELECT 1"))
+
+
+def writes(app: sqlq.App) -> None:
+    with app.database.begin() as conn:
+        conn.execute(text("DELETE FROM jobs WHERE id = 0"))
+
+
+def test_a_turn_that_asks_nothing_says_nothing_of_the_database(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a chore that the host does, or that is not due: the database may still be away."""
+    told: list[list[str]] = []
+    away = fails(AWAY)
+
+    def tell() -> None:
+        told.append([message.split(" (")[0].split(" after")[0] for message in caplog.messages])
+
+    Turns(away, away, tell, tell, away, away, lambda: looks(app), tell).do()
+    said = "the database does not answer"
+    assert told == [[said], [said], [said, "the database is back"]]
+
+
+@on_postgresql
+def test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby(
+    app: sqlq.App, refusal: DBAPIError, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def tell() -> None:
+        told.append(len(caplog.messages))
+
+    Turns(
+        fails(refusal), fails(refusal), lambda: looks(app), tell, fails(refusal), lambda: writes(app), tell
+    ).do()
+    assert told == [1, 2], caplog.messages
+
+
+class Watch(SchemaWatch):
+    """Notes when it would have looked."""
+
+    def __init__(self, turn: Callable[[], object] = lambda: None) -> None:
+        self._turn = turn
+        self.looked_at: list[float] = []
+
+    def run(self) -> float:
+        self.looked_at.append(time.monotonic())
+        self._turn()
+        return 60.0
+
+
+@pytest.mark.parametrize("trouble", ["away", "refused"])
+def test_only_what_is_refused_hastens_the_look_at_the_tables(
+    app: sqlq.App, database_url: str, trouble: str
+) -> None:
+    """For a column may be gone. In an outage each loop would have the tables asked for once more."""
+    fail = fails(AWAY if trouble == "away" else refused(database_url, "SELECT gone FROM nowhere"))
+    watch = Watch()
+    Turns(fail, fail, fail).do(watch)
+    assert (len(watch.looked_at) > 1) is (trouble == "refused")
+
+
+def test_a_look_at_the_tables_that_fails_waits_before_the_next(app: sqlq.App, database_url: str) -> None:
+    """A worker would use a whole processor otherwise, for as long as its role may not see the table."""
+    again, enough = itertools.count(1), threading.Event()
+    fail = fails(refused(database_url, "SELECT gone FROM nowhere"))
+
+    def turn() -> None:
+        if next(again) == 6:
+            enough.set()
+        fail()
+
+    watch = Watch(turn)
+    chores = Chores([watch])
+    chores.start()
+    try:
+        assert enough.wait(30)
+    finally:
+        chores.end()
+        chores.join(10)
+    # half of each wait at least: 0.1, 0.2, 0.4 and 0.8 s, and none before the second try
+    assert watch.looked_at[5] - watch.looked_at[0] > 0.75
 
 
 def refused(database_url: str, *statements: str) -> DBAPIError:
