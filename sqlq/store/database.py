@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import re
+import sqlite3
 import threading
 import time
 import weakref
@@ -129,6 +130,13 @@ class Address:
         database.address = self
         database.seal = self.seal
         return database
+
+
+class MissingFileError(ConfigurationError):
+    """There is no database file where the URL says. A worker that runs waits for it."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    """What SQLite would have said."""
 
 
 class Asked(threading.local):
@@ -524,9 +532,7 @@ def _mind_the_file(url: URL, create: bool) -> None:
         return
     path = Path(name).absolute()
     if not create:
-        raise ConfigurationError(
-            f"there is no database file {path}: create it with {command('migrate', url)}"
-        )
+        raise MissingFileError(f"there is no database file {path}: create it with {command('migrate', url)}")
     if not path.parent.is_dir():
         raise ConfigurationError(
             f"there is no directory {path.parent} for the database file: create it first"

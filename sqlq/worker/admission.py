@@ -13,12 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from sqlalchemy.exc import DBAPIError
-
 from sqlq.settings import POLL_MS
 from sqlq.store import limits
 from sqlq.store.database import Database
-from sqlq.worker.outage import Outage
+from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.unblocker import tell_idle
 
 log = logging.getLogger("sqlq.worker")
@@ -128,7 +126,7 @@ class Admissions:
             try:
                 self._admit(keys)
                 outage.over()
-            except DBAPIError as error:
+            except AWAY as error:
                 self._abandoned.wait(outage.met(error))
             except Exception:
                 log.exception("admitting jobs failed; trying again")

@@ -17,8 +17,6 @@ from functools import partial
 from operator import is_
 from typing import Protocol
 
-from sqlalchemy.exc import DBAPIError
-
 from sqlq.clock import since_boot
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import version
@@ -27,7 +25,7 @@ from sqlq.store import cluster, endings, expiry, limits, records, unblock
 from sqlq.store.database import Database, asked
 from sqlq.store.dialect import Place
 from sqlq.store.jobs import is_refused
-from sqlq.worker.outage import Outage
+from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.vacuum import VacuumWatch
 
 log = logging.getLogger("sqlq.worker")
@@ -129,7 +127,7 @@ class Chores:
                     outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
                 else:
                     outage.forget()
-            except DBAPIError as error:
+            except AWAY as error:
                 wait = outage.met(error)
                 # Perhaps what is refused is a question about a column that is gone. In an outage the watch
                 # would have nothing to see, and one that hastened itself would ask without a pause.

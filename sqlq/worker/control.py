@@ -23,6 +23,7 @@ from sqlq.store.control import PAUSED, STARTING, STOPPING, WORKING, Request, Wan
 from sqlq.store.database import Database
 from sqlq.worker.chores import Chores
 from sqlq.worker.lease import Leases
+from sqlq.worker.outage import AWAY
 from sqlq.worker.wake import Wake
 
 log = logging.getLogger("sqlq.worker")
@@ -163,12 +164,10 @@ class Control:
         try:
             with self._database.read() as conn:
                 wanted = control.read(conn, self._worker)
-        except DBAPIError as error:
-            log.debug("what operators want could not be read: %s", error)
-            return
-        # the file is not there for a moment, say, or every connection of the pool is in use
-        except Exception:  # guard: no-look-ends-the-worker
-            log.exception("what operators want could not be read; trying again")
+        # also where every connection of the pool is in use, say
+        except Exception as error:  # guard: no-look-ends-the-worker
+            level = logging.DEBUG if isinstance(error, AWAY) else logging.ERROR
+            log.log(level, "what operators want could not be read; trying again", exc_info=True)
             return
         self._commits = commits
         self.heed(wanted)

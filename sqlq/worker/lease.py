@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from sqlq.outcome import Released, Settlement
 from sqlq.settings import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
@@ -24,7 +23,7 @@ from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.deadlines import Deadlines
-from sqlq.worker.outage import Outage
+from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.running import RunningJob
 from sqlq.worker.tell import Teller
 
@@ -205,7 +204,7 @@ class Leases:
             try:
                 self.beat()
                 outage.over()
-            except DBAPIError as error:
+            except AWAY as error:
                 next_beat = time.monotonic() + outage.met(error)
             except Exception:
                 log.exception("renewing leases failed; trying again")

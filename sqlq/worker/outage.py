@@ -8,10 +8,15 @@ import threading
 import time
 from typing import ClassVar
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlq.clock import readable
+from sqlq.store.database import MissingFileError
 from sqlq.store.health import missing_grant, refusal
 from sqlq.store.jobs import is_refused, takes_no_writes
 
+AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
+"""What the loops of a worker wait out: a database that does not answer, or a file that is moved aside."""
 log = logging.getLogger("sqlq.worker")
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5

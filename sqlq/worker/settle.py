@@ -31,7 +31,7 @@ from sqlq.outcome import (
     Settlement,
 )
 from sqlq.store import endings, jobs
-from sqlq.store.database import Database
+from sqlq.store.database import Database, MissingFileError
 from sqlq.store.dialect import Right
 from sqlq.worker.answers import Answers
 from sqlq.worker.lease import Leases
@@ -157,6 +157,9 @@ class Settler:
                 if not (dialect.is_away(error) or dialect.rolled_back(error)):
                     self._refused = str(error.orig)
                 self._abandoned.wait(outage.met(error) if dialect.is_away(error) else LOCKED_ROW_SECONDS)
+            except MissingFileError as error:
+                self._doubtful = True
+                self._abandoned.wait(outage.met(error))
             except Exception:
                 log.exception("settling failed; trying again")
                 self._doubtful = True

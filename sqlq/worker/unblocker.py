@@ -11,11 +11,9 @@ import threading
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
-from sqlalchemy.exc import DBAPIError
-
 from sqlq.store import cluster, unblock
 from sqlq.store.database import Database
-from sqlq.worker.outage import Outage
+from sqlq.worker.outage import AWAY, Outage
 
 log = logging.getLogger("sqlq.worker")
 
@@ -83,7 +81,7 @@ class Unblocker:
             try:
                 self._unblock(waiting)
                 outage.over()
-            except DBAPIError as error:
+            except AWAY as error:
                 self._abandoned.wait(outage.met(error))
                 continue
             except Exception:

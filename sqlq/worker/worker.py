@@ -34,7 +34,7 @@ from sqlq.schedule import Declarations
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS
 from sqlq.store.control import WORKING
-from sqlq.store.database import Database
+from sqlq.store.database import Database, MissingFileError
 from sqlq.store.dialect import Right
 from sqlq.task import Registry
 from sqlq.worker.admission import Admissions
@@ -58,7 +58,7 @@ from sqlq.worker.lifespan import Lifespan
 from sqlq.worker.lifespans import Lifespans
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import Outage
+from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
 from sqlq.worker.settle import Settler, Tally
@@ -363,7 +363,7 @@ class Worker(Background):
             if not entered:
                 with self._database.begin() as conn:
                     self._entry.register(conn)
-        except DBAPIError as error:
+        except AWAY as error:
             log.debug("what the supervisor said could not be looked into: %s", error)
 
     def _told_by_supervisor(self, event: JobEvent) -> None:
@@ -418,7 +418,7 @@ class Worker(Background):
             try:
                 with self._leases.claiming():  # guard: the-loop-says-that-it-claims
                     claimed = self._claim(limit, quiet)
-            except DBAPIError as error:
+            except AWAY as error:
                 self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
                 self._grace.stopping.wait(outage.met(error))
                 continue
@@ -537,6 +537,8 @@ class Worker(Background):
         it looks again."""
         try:
             return self._admissions.look_now()  # guard: drain-awaits-admissions
+        except MissingFileError:
+            return True
         except DBAPIError as error:
             dialect = self._database.dialect
             if dialect.is_away(error) or dialect.rolled_back(error):

@@ -124,6 +124,7 @@ GUARDS = [
     Guard("a-look-is-no-write", "asked.writing > writing", "True", "tests/worker/test_outage.py::test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("who-watches-does-not-hasten-itself", "is_refused(error) and ", "", "tests/worker/test_outage.py::test_only_what_is_refused_hastens_the_look_at_the_tables[sqlite-away]"),
     Guard("who-watches-does-not-hasten-itself", " and not isinstance(chore, SchemaWatch)", "", "tests/worker/test_outage.py::test_a_look_at_the_tables_that_fails_waits_before_the_next[sqlite]"),
+    Guard("a-file-that-is-gone-is-an-outage", "MissingFileError", "DBAPIError", "tests/worker/test_starting.py::test_a_file_that_is_gone_for_a_moment_ends_no_worker[sqlite]"),
     # telemetry
     Guard("numbers-are-sent-once", "self._sent()", "pass", METER + "test_what_was_sent_is_sent_once"),
     Guard("labels-are-bounded", None, "if False:", METER + "test_names_that_no_worker_knows_are_other_ones_after_a_bound"),
@@ -480,7 +481,7 @@ GUARDS = [
     Guard("rest-since-the-first", None, "record.info[RESTS_SINCE] = time.monotonic()", DRIVER + "test_a_connection_that_rested_long_is_asked_for_a_sign_of_life[postgresql]"),
     Guard("broken-off-is-rolled-back", "pooled.rollback()", "pass", SMALL + "test_a_claim_that_is_broken_off_keeps_no_lock[sqlite]"),
     Guard("no-wait-ends-the-worker", "sqlite3.Error", "KeyError", STARTING + "test_a_disk_that_blinks_while_nothing_is_to_be_done_ends_no_worker[sqlite]"),
-    Guard("no-look-ends-the-worker", "except Exception:", "except KeyError:", STARTING + "test_a_file_that_is_gone_for_a_moment_ends_no_worker[sqlite]"),
+    Guard("no-look-ends-the-worker", "except Exception as", "except KeyError as", STARTING + "test_a_file_that_is_gone_for_a_moment_ends_no_worker[sqlite]"),
     Guard("full-disk-is-away", "*_NO_WRITES, ", "", "tests/faults/test_full_disk.py::test_outcomes_wait_for_room[sqlite]"),
     Guard("standby-is-an-outage", None, "if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("what-is-settled-is-let-go", "finally:", "except KeyError:\n            raise\n        else:", "tests/worker/test_events.py::test_what_is_settled_is_let_go_whatever_telling_of_it_meets[sqlite]"),

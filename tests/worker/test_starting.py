@@ -494,6 +494,8 @@ def test_a_disk_that_blinks_as_the_worker_starts_ends_no_worker(
 def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Of a file that is moved aside, as to restore it, the log has a sentence and no traceback."""
+    caplog.set_level(logging.DEBUG, "sqlq.worker")
     task = app.task(name="t")(lambda: None)
     file = Path(app.database.engine.url.database or "")
     with working(app) as worker:
@@ -503,11 +505,12 @@ def test_a_file_that_is_gone_for_a_moment_ends_no_worker(
         def asked_on() -> bool:
             app.database.close_idle()  # so that the next who asks opens it
             worker._control._commits = None
-            return "operators want" in caplog.text
+            return "operators want" in caplog.text and ": there is no database file" in caplog.text
 
-        wait_until(asked_on, timeout=60, what="it asking on")
+        wait_until(asked_on, timeout=30, what="it asking on")
         aside.rename(file)
         assert app.result(app.enqueue(task.new()), "60s") is None
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 REFUSE = {
