@@ -74,7 +74,6 @@ STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_sup
 LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
 LASTING = "tests/conformance/test_lasting_keys.py::"
 LOOKOUT, RESULTS = "tests/worker/test_lookout.py::", "tests/worker/test_results.py::"
-ZOMBIES = "tests/faults/test_zombies.py::"
 LINK, DRIVER = "tests/unit/test_link.py::", "tests/sql/test_driver.py::"
 CANCEL, QUEUES, BLINKS = (
     "tests/conformance/test_admin_cancel.py::",

@@ -204,7 +204,7 @@ def test_a_look_at_the_tables_that_fails_waits_before_the_next(app: sqlq.App, da
     finally:
         chores.end()
         chores.join(10)
-    # half of each wait at least: 0.1, 0.2, 0.4 and 0.8 s, and none before the second try
+    # at least half of each of its waits: of 0.1, 0.2, 0.4, 0.8 and 1.5 s
     assert watch.looked_at[5] - watch.looked_at[0] > 0.75
 
 
