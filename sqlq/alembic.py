@@ -78,7 +78,9 @@ def include_name(
     if type_ != "table" or name not in migrate.OWN_NAMES | {version.TABLE}:
         return True
     own, default = settings.schema_name(schema), cast("str | None", "public")
-    with suppress(NameError):  # there is no context outside of an env.py
+    # Outside of an env.py there is no context. Alembic says so with a NameError, and with an AttributeError once
+    # an environment has run in this process.
+    with suppress(NameError, AttributeError):
         connection = context.get_bind()
         # guard: the-hosts-default-schema
         own, default = version.effective_schema(connection, own), connection.dialect.default_schema_name

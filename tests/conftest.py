@@ -71,8 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alike.setdefault(_but_for_what_is_alike(item), []).append(item)
     left_out: set[pytest.Item] = set()
     for name, found in alike.items():
-        chosen = zlib.crc32(name.encode()) % len(found)
-        left_out.update(item for place, item in enumerate(found) if place != chosen)
+        chosen = sorted(found, key=lambda item: item.nodeid)[zlib.crc32(name.encode()) % len(found)]
+        left_out.update(item for item in found if item is not chosen)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
