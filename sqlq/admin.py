@@ -133,8 +133,8 @@ class Admin:
         was enough."""
         if state is not None and state not in builtins.list(State):
             raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
-        if not 1 <= limit <= 100_000:
-            raise ConfigurationError(f"limit is {limit!r}: it must lie between 1 and 100,000")
+        _check_most(limit)
+        _check_names(task, queue)
         self._database.require_tables()
         with self._database.read() as conn:
             return records.listing(
@@ -305,6 +305,7 @@ class Admin:
 
     def limits(self, prefix: str = "", *, limit: int = 100) -> builtins.list[LimitStatus]:
         """Return the keys of limits that begin so, in their order, with what each allows and holds."""
+        _check_most(limit)
         self._database.require_tables()
         with self._database.read() as conn:
             return limits.listing(conn, prefix, limit)
@@ -355,6 +356,7 @@ class Admin:
 
     def flows(self, *, limit: int = 100) -> builtins.list[FlowStatus]:
         """Return the newest flows, and how many steps of each are in which state."""
+        _check_most(limit)
         self._database.require_tables()
         with self._database.read() as conn:
             found, counts = flows.newest(conn, limit)
@@ -549,15 +551,24 @@ def _named(alive: Sequence[WorkerRow]) -> set[str]:
     return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
 
 
+def _check_most(limit: int) -> None:
+    if not isinstance(limit, int) or not 1 <= limit <= 100_000:
+        raise ConfigurationError(f"limit is {limit!r}: it must be a whole number from 1 to 100,000")
+
+
+def _check_names(task: str | None, queue: str | None) -> None:
+    for name, value in (("task", task), ("queue", queue)):
+        if value is not None:
+            checked_name(value, name, ConfigurationError)
+
+
 def _selections(
     ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs"
 ) -> Iterator[Selection]:
     """Return what is meant, in portions: a statement takes some ten thousand parameters at most."""
     if isinstance(ids, (str, int)):
         raise ConfigurationError(f"ids is {ids!r}: give a list, as in [42, 43]")
-    for name, value in (("task", task), ("queue", queue)):
-        if value is not None:
-            checked_name(value, name, ConfigurationError)
+    _check_names(task, queue)
     given = bool(ids) or task is not None or queue is not None
     if not given and not all:
         ways = (

@@ -78,8 +78,8 @@ def include_name(
     if type_ != "table" or name not in migrate.OWN_NAMES | {version.TABLE}:
         return True
     own, default = settings.schema_name(schema), cast("str | None", "public")
-    # Outside of an env.py there is no context. Alembic says so with a NameError, and with an AttributeError once
-    # an environment has run in this process.
+    # Outside of an env.py there is no context. Alembic raises a NameError then, and an AttributeError once an
+    # environment has run in this process.
     with suppress(NameError, AttributeError):
         connection = context.get_bind()
         # guard: the-hosts-default-schema

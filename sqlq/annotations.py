@@ -39,7 +39,7 @@ from typing import (
     get_origin,
 )
 
-from sqlq.codec import check_json
+from sqlq.codec import argument_name, check_json
 
 Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
@@ -227,6 +227,8 @@ class Conversions:
 
     def __init__(self, signature: inspect.Signature, found: Mapping[str, Conversion]) -> None:
         self._positional: list[Conversion | None] = []
+        self._names: list[str] = []
+        """Of the positional parameters."""
         self._named: dict[str, Conversion | None] = {}
         self._more: Conversion | None = None
         """Of what goes into `*args`, and of what goes into `**kwargs`:"""
@@ -241,6 +243,7 @@ class Conversions:
                 case kind:
                     if kind is not parameter.KEYWORD_ONLY:
                         self._positional.append(conversion)
+                        self._names.append(parameter.name)
                     if kind is not parameter.POSITIONAL_ONLY:
                         self._named[parameter.name] = conversion
 
@@ -265,7 +268,7 @@ class Conversions:
     ) -> Arguments:
         """Return arguments as JSON has them; those at the places and of the names `but` as they are. Raises
         as `Conversion.encode`."""
-        left = {f"{where}args[{i}]" if isinstance(i, int) else f"{where}{i}" for i in but}
+        left = {where + (argument_name(i, self._names) if isinstance(i, int) else i) for i in but}
 
         def convert(conversion: Conversion, value: Any, path: str) -> Any:
             return value if path in left else conversion.encode(value, path)
@@ -286,7 +289,9 @@ class Conversions:
         positional = zip(args, chain(self._positional, repeat(self._more)), strict=False)
         return (
             [
-                value if conversion is None else convert(conversion, value, f"{where}args[{i}]")
+                value
+                if conversion is None
+                else convert(conversion, value, where + argument_name(i, self._names))
                 for i, (value, conversion) in enumerate(positional)
             ],
             {

@@ -18,6 +18,7 @@ from sqlq.around import Scope
 from sqlq.clock import Duration
 from sqlq.declare import Declares
 from sqlq.defaults import Defaults, retention_ms
+from sqlq.elsewhere import NameOfAnotherQueue
 from sqlq.enqueue import Enqueuer, Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
@@ -36,7 +37,7 @@ from sqlq.session import (
     own,
     session_of_now,
 )
-from sqlq.settings import CONCURRENCY, database_url, schema_name, supported
+from sqlq.settings import CONCURRENCY, database_url, schema_name, shown, supported
 from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.stamp import Stamps
@@ -254,6 +255,11 @@ class App(Declares, Operates, Waits):
         return Admin(self.database)
 
     @property
+    def queue_names(self) -> frozenset[str]:
+        """The queues that its tasks and its options name."""
+        return self._defaults.queues | {task.queue for task in self.tasks.values()}
+
+    @property
     def fleet(self) -> Fleet:
         """The workers on this database, on whatever host: to pause, resume, stop and restart them."""
         from sqlq.fleet import Fleet
@@ -460,6 +466,9 @@ class App(Declares, Operates, Waits):
             newest_first=self._defaults.newest_first,
         )
 
+    def __repr__(self) -> str:
+        return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.address.place)}>"
+
     def close(self) -> None:
         """Close sqlq's own connections. The App may be used again and then opens new ones."""
         if "waiting" in self.__dict__:
@@ -468,3 +477,14 @@ class App(Declares, Operates, Waits):
             self._enqueuer.close()
         if "database" in self.__dict__:
             self.database.close()
+
+
+NameOfAnotherQueue.answer(
+    App,
+    {
+        **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
+        "AsyncResult": "app.get(id), or app.result(id)",
+        "add_periodic_task": '@app.task(schedule="0 3 * * *")',
+        "autodiscover_tasks": "import of the modules that define tasks, in the one that --app names",
+    },
+)

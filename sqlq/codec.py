@@ -26,14 +26,14 @@ class MisfitError(ArgumentsError):
     """Arguments do not fit the handler here, but another release's may take them."""
 
 
-def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> str:
+def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", names: Sequence[str] = ()) -> str:
     """Return arguments as the JSON text of a payload: `{"args": […], "kwargs": {…}}`, what is empty left out.
 
     Decoding it gives equal values (tuples as lists). Raises `ArgumentsError` naming the path of what would
-    not survive.
+    not survive; `names` are those of the first parameters.
     """
     for i, value in enumerate(args):
-        check_json(value, f"{where}args[{i}]")
+        check_json(value, where + argument_name(i, names))
     for key, value in kwargs.items():
         check_json(key, f"{where}the argument name {key!r}")
         check_json(value, f"{where}{key}")
@@ -45,6 +45,11 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> s
             "store the data and pass its id"
         )
     return payload
+
+
+def argument_name(place: int, names: Sequence[str]) -> str:
+    """Return the name of the parameter at a place, else the place itself."""
+    return names[place] if place < len(names) else f"args[{place}]"
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False)

@@ -12,6 +12,7 @@ SqlqError
 │   ├── LeaseLostError              the job belongs to another owner by now
 │   └── WorkerLostError             the process that ran it is gone
 ├── JobNotFoundError            there is no job with that id
+├── ScheduleNotFoundError       there is no schedule of that name (a ConfigurationError, too)
 ├── NoResultError               a job has not finished, or its result was not kept
 │   ├── JobFailedError              it failed for good
 │   ├── JobCancelledError           it was cancelled
@@ -72,6 +73,10 @@ class WorkerLostError(ExecutionError):
 
 class JobNotFoundError(SqlqError):
     """There is no job with that id, in any state."""
+
+
+class ScheduleNotFoundError(ConfigurationError):
+    """There is no schedule of that name."""
 
 
 class NoResultError(SqlqError):

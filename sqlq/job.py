@@ -21,6 +21,7 @@ from sqlq import backoff as backoffs
 from sqlq import headers as headings
 from sqlq.backoff import BackoffOption
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
+from sqlq.elsewhere import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.errors import EnqueueError
 from sqlq.history import HistoryLine
 from sqlq.settings import LONGEST_NAME, PRIORITIES
@@ -157,6 +158,10 @@ class NewJob(Generic[R_co]):
         object.__setattr__(new, "__dict__", fields)
         return new
 
+    @refuse_unknown_options(
+        EnqueueError,
+        {"countdown": "delay", "eta": "available_at", "retries": "max_attempts", "ttl": "retention"},
+    )
     def set(
         self,
         *,
@@ -300,6 +305,8 @@ def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str =
         raise error(
             f"{what} is {name!r}: a comma separates queues, as in sqlq work -q high,low; leave it out"
         )
+    if name != name.strip() or not name.isprintable():
+        raise error(f"{what} is {name!r}: leave out blanks at its ends, line breaks and control characters")
     return name
 
 
@@ -393,6 +400,18 @@ class Job(Generic[R_co]):
     state: State
     created: bool
     replaced: bool = False
+
+
+NameOfAnotherQueue.answer(
+    Job,
+    {
+        **dict.fromkeys(("get", "result", "return_value"), "app.result(job, timeout=…)"),
+        **dict.fromkeys(("wait", "join"), "app.wait([job])"),
+        **dict.fromkeys(("refresh", "reload", "info"), "app.get(job.id)"),
+        "status": "job.state, or app.get(job.id).state for what it is now",
+        **dict.fromkeys(("cancel", "revoke", "abort"), "app.cancel([job.id])"),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,6 +528,9 @@ def error_line(reason: str | None, exception: str | None, message: str | None) -
     lines = (message or "").strip().splitlines()
     text = ": ".join(part for part in (exception, lines[0] if lines else None) if part) or reason or "?"
     return text if reason == "error" else f"{reason}: {text}"
+
+
+NameOfAnotherQueue.answer(JobDetails, {"status": "job.state"})
 
 
 class ClaimedJob(NamedTuple):

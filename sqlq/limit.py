@@ -214,6 +214,10 @@ class DeclaredLimits:
         limit = self._limits.get(key)
         return limit.rule if limit is not None and limit.is_plain else None
 
+    def names(self, key: str) -> bool:
+        """Whether a declared limit has this key, or makes it from arguments."""
+        return any(re.fullmatch(_pattern(template), key) for template in self._limits)
+
     def rule_of(self, key: str, rule: Rule | None) -> Rule:
         """Return what the limit of a job says. Raises `EnqueueError` where nobody has said it, or two
         differ."""
@@ -287,6 +291,11 @@ def _check_key(limit: AnyLimit) -> None:
         ) from None
 
 
+def _pattern(template: str) -> str:
+    parts = Formatter().parse(template)
+    return "".join(re.escape(text) + ("" if field is None else "(?s:.+)") for text, field, _, _ in parts)
+
+
 def _fields(template: str) -> Iterator[str]:
     """Yield the names of the arguments that a template takes, without what it asks of them."""
     for _, field, form, _ in Formatter().parse(template):
@@ -299,7 +308,8 @@ def _fields(template: str) -> Iterator[str]:
 class LimitStatus:
     """A key of a limit: what it allows, how many jobs hold a slot (`running`), how many wait in its line and
     since when the oldest could run; with a rate, in how many seconds the next may start. `set_at`: since then
-    an operator's word counts. There may be more in line where it `is_capped`."""
+    an operator's word counts. There may be more in line where it `is_capped`. Its rule `is_known` once a
+    worker has looked at the key."""
 
     key: str
     max_running: int | None
@@ -313,8 +323,11 @@ class LimitStatus:
     oldest_due_at: datetime | None
     next_start_seconds: float | None
     set_at: datetime | None
+    is_known: bool = True
 
     @property
     def says(self) -> str:
         """What the key allows, in words: "5 running, 100/1m"."""
+        if not self.is_known:
+            return "as its jobs say, once a worker looks"
         return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))

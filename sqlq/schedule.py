@@ -41,12 +41,12 @@ _EXAMPLES = 64
 class Schedule:
     """When jobs are enqueued: by a cron expression, every so often, or once at a moment.
 
-    `cron` has five fields, minute hour day month weekday, or six with the second first. It is read in
-    `timezone`, an IANA name, UTC unless given. Where clocks are put forward, a job at a fixed time that is
-    left out comes at once after the gap; where they are put back, it comes once, at the first of the two.
-    What has `*` for its hour, or begins its minutes with `*`, goes by elapsed time. `every` is a duration of
-    1 s or more: its moments are counted from `starts`, or else from 1970 in UTC, so that "1h" is each full
-    hour. `at` is one moment.
+    `cron` has five fields, minute hour day month weekday, or six with the second first; `@hourly`, `@daily`,
+    `@weekly`, `@monthly` and `@yearly` are taken, too. It is read in `timezone`, an IANA name, UTC unless
+    given. Where clocks are put forward, a job at a fixed time that is left out comes at once after the gap;
+    where they are put back, it comes once, at the first of the two. What has `*` for its hour, or begins its
+    minutes with `*`, goes by elapsed time. `every` is a duration of 1 s or more: its moments are counted from
+    `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is one moment.
 
     There are no moments before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
     job is available up to so long after its moment. `catch_up` says what follows an outage: one job for the
@@ -399,12 +399,28 @@ def template(task: str, queue: str, payload: str, options: str) -> NewJob[Any]:
         raise ConfigurationError(f"the options of its job cannot be read: {options[:200]}") from None
 
 
+_NICKNAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""As crontab(5) has them, but for @reboot, which is no time."""
+
+
 def _checked_cron(cron: Any) -> str:
     from cronsim import CronSim, CronSimError
 
-    form = 'five fields, minute hour day month weekday, as in "0 3 * * *"'
+    form = (
+        'five fields, minute hour day month weekday, as in "0 3 * * *", six with the second first, or one of '
+        f"{', '.join(_NICKNAMES)}"
+    )
     if not isinstance(cron, str):
         raise ConfigurationError(f"cron is {cron!r}: it is text of {form}")
+    cron = _NICKNAMES.get(cron.strip().lower(), cron)
     try:
         CronSim(cron, _EPOCH)
     except (CronSimError, ValueError, AssertionError, TypeError) as error:

@@ -25,6 +25,7 @@ from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode, encode_plain
+from sqlq.elsewhere import NameOfAnotherQueue
 from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.flow import Group, Result, Step, results_in
@@ -55,23 +56,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 Isolate = bool | Literal["fresh"]
 """Whether jobs run in a process of their own: kept for the next such job, or for one job alone."""
-
-_ELSEWHERE = ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options")
-"""By these methods of their tasks other queues enqueue."""
-
-
-class _Elsewhere:
-    """A name that a task does not have, and whose error says what to write instead.
-
-    A `__getattr__` would do as well, and make every other look at a task's attributes slower.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, task: Task[..., Any] | None, owner: type) -> Any:
-        whose = "a task" if task is None else f"the task {task.name}"
-        raise AttributeError(f"{whose} has no {self._name!r}: write app.enqueue(task.new(…))")
 
 
 @dataclass(frozen=True)
@@ -141,10 +125,19 @@ class Task(Generic[P, R]):
         if any(value is None for value in (*args, *kwargs.values())):
             self._refuse_none(self._signature.bind(*args, **kwargs).arguments)
         if (conversions := self._conversions) is None:
-            payload = encode(args, kwargs, f"{self.name}: ")
+            payload = self._encoded(args, kwargs)
         else:
-            payload = encode(*conversions.encode(args, kwargs, f"{self.name}: "), f"{self.name}: ")
+            payload = self._encoded(*conversions.encode(args, kwargs, f"{self.name}: "))
         return self._keyed(self._unfilled.with_payload(payload), args, kwargs)
+
+    def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return arguments as a payload. An error names the parameter."""
+        return encode(args, kwargs, f"{self.name}: ", self._positional_names)
+
+    @cached_property
+    def _positional_names(self) -> list[str]:
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [p.name for p in self._signature.parameters.values() if p.kind in positional]
 
     def _keyed(self, job: NewJob[R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[R]:
         """Return a job with the key that its arguments make for the limit of its task."""
@@ -162,6 +155,11 @@ class Task(Generic[P, R]):
 
         >>> app.enqueue(resize.map(["a.png", "b.png"]).then(publish))  # doctest: +SKIP
         """
+        if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+            raise ArgumentsError(
+                f"{self.name}: map takes a list of arguments, one for each job, not {items!r}: write "
+                f"map([{items!r}]) for one job"
+            )
         make: Callable[..., NewJob[R]] = self.new
         return Group([make(item) for item in items])
 
@@ -177,7 +175,7 @@ class Task(Generic[P, R]):
         named = {name: None if name in places else value for name, value in kwargs.items()}
         if (conversions := self._conversions) is not None:
             known, named = conversions.encode(known, named, f"{self.name}: ", but=places)
-        payload = encode(known, named, f"{self.name}: ")
+        payload = self._encoded(known, named)
         return self._keyed(
             replace(self._unfilled.with_payload(payload), results=tuple(results)), args, kwargs
         )
@@ -507,7 +505,9 @@ class Registry(Mapping[str, Task[..., Any]]):
         except KeyError:
             import difflib
 
-            near = difflib.get_close_matches(name, self._found, 3) or sorted(self._tasks)[:3]
+            last = name.rpartition(".")[2]
+            near = [known for known in sorted(self._found) if known.rpartition(".")[2] == last][:3]
+            near = near or difflib.get_close_matches(name, self._found, 3) or sorted(self._tasks)[:3]
             known = (
                 f"; did you mean {' or '.join(near)}?"
                 if near
@@ -525,8 +525,16 @@ class Registry(Mapping[str, Task[..., Any]]):
         return len(self._tasks)
 
 
-for _name in _ELSEWHERE:
-    setattr(Task, _name, _Elsewhere(_name))
+NameOfAnotherQueue.answer(
+    Task,
+    {
+        **dict.fromkeys(
+            ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options"),
+            "app.enqueue(task.new(…))",
+        ),
+        **dict.fromkeys(("message", "s", "si", "signature", "subtask"), "task.new(…)"),
+    },
+)
 
 
 def _defined_at(handler: Callable[..., Any]) -> str:

@@ -202,7 +202,7 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
         ),
         click.Option(
             ["-a", "--app", "app_option"],
-            metavar="MODULE:ATTRIBUTE",
+            metavar="MODULE[:ATTRIBUTE]",
             help=_APP if explain else "Your App; see sqlq --help.",
             expose_value=False,
             callback=take,
@@ -220,22 +220,29 @@ _DATABASE = (
     "database-url in pyproject.toml; and then sqlite:///sqlq.db here."
 )
 _APP = (
-    "Your App with its tasks, as in shop.tasks:app, or a function to call for it, as in shop:create_app(); "
-    "found in the current directory, too. Without it SQLQ_APP counts, and then app in pyproject.toml under "
-    "[tool.sqlq]."
+    "Your App with its tasks, as in shop.tasks:app; a module with one App, as in shop.tasks; or a function "
+    "to call for it, as in shop:create_app(). Found in the current directory, too. Without it SQLQ_APP "
+    "counts, and then app in pyproject.toml under [tool.sqlq]."
 )
 
 
-_PATH = re.compile(r"(?P<module>[^\s:()]+):(?P<attribute>[^\s:()]+)(?P<call>\(\s*\))?")
+_PATH = re.compile(r"(?P<module>[^\s:()]+)(?::(?P<attribute>[^\s:()]+)(?P<call>\(\s*\))?)?")
 
 
 def load_app(path: str, directories: Sequence[Path] = ()) -> App:
-    """Import the App that `module:attribute` names, or call `module:function()` for it; the module may be in
-    one of these directories. Raises `ConfigurationError` saying what stood in the way."""
+    """Import the App that `module:attribute` names, or call `module:function()` for it.
+
+    A module alone stands for the one App in it. It may be in one of these directories. Raises
+    `ConfigurationError` saying what stood in the way.
+    """
     from sqlq.app import App
     from sqlq.errors import ConfigurationError
 
     named = _PATH.fullmatch(path)
+    file = re.match(r"([^\s:]+)\.py(:.*)?$", path)
+    if file is not None:
+        module_path = file[1].removeprefix("./").replace("/", ".") + (file[2] or "")
+        raise click.BadParameter(f"{path!r} names a file: write {module_path}", param_hint="'--app'")
     if named is None:
         raise click.BadParameter(
             f"{path!r} is not of the form module:attribute, as in shop.tasks:app, or module:function(), as "
@@ -252,13 +259,18 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         raise
     except BaseException as error:  # a module may call sys.exit()
         raise ConfigurationError(_why_not_imported(module_name, error)) from error
+    apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
+    others = [f"{module_name}:{name}" for name in apps]
+    hint = f"did you mean {' or '.join(others)}?" if others else "no App is in that module"
+    if attribute is None:
+        if len({id(app) for app in apps.values()}) == 1:
+            return next(iter(apps.values()))
+        raise ConfigurationError(f"--app {path} names a module with {len(apps)} Apps, not one: {hint}")
     found: Any = module
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            apps = [f"{module_name}:{name}" for name, value in vars(module).items() if isinstance(value, App)]
-            hint = f"did you mean {' or '.join(apps)}?" if apps else "no App is in that module"
             raise ConfigurationError(
                 f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
             ) from None
@@ -274,7 +286,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         verb = "that returned" if named["call"] else "that is of type"
         raise ConfigurationError(
             f"--app {path}: {verb} {type(found).__name__}, not a sqlq.App"
-            + ("; name a function that returns the App" if named["call"] else "")
+            + ("; name a function that returns the App" if named["call"] else f"; {hint}")
         )
     return found
 

@@ -16,6 +16,9 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.output import json_option, naming_options, show_json
 
+HELD = 3
+"""The exit code where a live job holds the unique key, and nothing was enqueued."""
+
 
 class _Enqueue(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -69,7 +72,7 @@ def enqueue(
     if not; a UUID, a date and so on is text, and a dataclass an object. Put -- before arguments that begin
     with a dash. Needs an App, so that the task's name, its arguments, their types and its options are
     checked before anything is written; without the App's code at hand, INSERT INTO jobs in SQL does it
-    unchecked.
+    unchecked. Exits with 3 where a live job holds the unique key, and nothing was enqueued.
 
     \b
     sqlq enqueue -a shop.tasks:app shop.tasks.send_receipt 7 --delay 5m
@@ -107,6 +110,8 @@ def enqueue(
             f"nothing enqueued: job {job.id} ({job.task} in queue {job.queue}, {job.state}) holds this "
             "unique key"
         )
+    if not job.created:
+        raise SystemExit(HELD)
 
 
 def _refuse_assignments(args: Sequence[str], values: Sequence[Any], handler: Callable[..., Any]) -> None:

@@ -66,12 +66,16 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
         raise click.UsageError("say what is allowed: --running, --rate or both")
     app = context.app()
     app.limits.check_key(key)
+    known = app.limits.names(key) or any(each.key == key for each in app.admin.limits(key, limit=1))
     with naming_options("running", "rate"):
         found = app.admin.set_limit(key, running=running, rate=rate)
     if as_json:
         show_json(_object(found))
     else:
-        click.echo(f"{plain(key)}: {found.says}, until it is cleared")
+        unknown = (
+            "" if known else "; nothing else is known of this key: no job and no limit of the App has it"
+        )
+        click.echo(f"{plain(key)}: {found.says}, until it is cleared{unknown}")
 
 
 @limit.command("clear")

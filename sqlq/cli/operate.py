@@ -137,8 +137,9 @@ def pause(
         name = plain(each.queue)
         unknown = (
             ""
-            if each.known
-            else "; nothing else is known of a queue of that name: no job is in it, and no worker names it"
+            if each.known or each.queue in context.app().queue_names
+            else "; nothing else is known of a queue of that name: no job is in it, and no worker or task "
+            "names it"
         )
         again = f"{name} is paused already{_now(ending)}"
         click.echo(f"paused {name}{ending}{unknown}" if each.changed else again)

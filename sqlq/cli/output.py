@@ -41,7 +41,11 @@ class Column:
 def console(*, err: bool = False) -> Console:
     from rich.console import Console
 
-    found = Console(stderr=err, highlight=False, markup=False, emoji=False)
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - rich calls this where it has caught the error, and would exit with 1
+
+    found = PipedConsole(stderr=err, highlight=False, markup=False, emoji=False)
     if not found.is_terminal and not os.environ.get("COLUMNS"):
         found.width = UNLIMITED
     return found

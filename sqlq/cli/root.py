@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,10 +36,46 @@ if TYPE_CHECKING:
 
 
 class InOrder(click.Group):
-    """A group that lists its commands in the order in which people meet them."""
+    """A group that lists its commands in the order in which people meet them, and knows those of others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS_ELSEWHERE:
+            raise click.UsageError(f"no such command {cmd_name!r}: {_COMMANDS_ELSEWHERE[cmd_name]}", ctx)
+        return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # the reader of the pipe has seen enough; click would exit with 1
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except click.NoSuchOption as error:
+            command = "" if error.ctx is None else error.ctx.command.name
+            if (advice := _OPTIONS_ELSEWHERE.get(f"{command} {error.option_name}")) is None:
+                raise
+            raise click.UsageError(f"no such option {error.option_name}: {advice}", error.ctx) from None
+
+
+_COMMANDS_ELSEWHERE = {
+    "beat": "sqlq work enqueues what is scheduled, too; see sqlq schedule list",
+    "empty": "sqlq cancel --queue QUEUE ends what waits in a queue",
+    "info": "see sqlq status and sqlq workers",
+    "inspect": "see sqlq workers, sqlq jobs and sqlq doctor",
+    "purge": "sqlq cancel --queue QUEUE ends what waits in a queue, sqlq prune deletes what has ended",
+    "requeue": "write sqlq failed retry",
+    "run": "write sqlq work",
+    "worker": "write sqlq work, or sqlq workers for those that run",
+}
+_OPTIONS_ELSEWHERE = {
+    "cancel --all": "name the jobs by their ids, --task or --queue",
+    "restart --all": "sqlq restart is for all; sqlq workers restart takes names, or --all",
+    "work --burst": "write --drain",
+    "work --loglevel": "write --log-level",
+    "work --pool": "write -c for jobs at a time, -p for processes",
+}
 
 
 @click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -86,6 +123,9 @@ def run(context: Context | None = None) -> NoReturn:
     """Run the command line and exit: 0 for done, 1 when it could not be, 2 for a command line that is
     wrong."""
     commandline.current = context = context or Context()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the locale has not is no reason to end
+            stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(sqlq.main(prog_name=context.name, standalone_mode=False, obj=context) or 0)
     except (click.Abort, KeyboardInterrupt):
@@ -93,9 +133,6 @@ def run(context: Context | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of the pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         from sqlq.cli.problems import explain
 

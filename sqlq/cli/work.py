@@ -454,7 +454,7 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
     from sqlq.errors import SqlqError
 
     try:
-        unknown = app.admin.unknown_queues(queues, {task.queue for task in app.tasks.values()})
+        unknown = app.admin.unknown_queues(queues, app.queue_names)
     except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same, and says it
         log.debug("the names of queues could not be looked up: %s", error)
         return

@@ -461,37 +461,58 @@ COUNTED = 10_000
 
 
 def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
-    """Return keys that begin so, in their order, with what each allows and holds."""
+    """Return keys that begin so, in their order, with what each allows and holds.
+
+    A key that no worker has looked at yet has no row: its jobs alone know it.
+    """
     begins = limits.c.limit_key.startswith(prefix, autoescape=True)
     query = select(limits, now().label("moment")).where(begins).order_by(limits.c.limit_key).limit(most)
-    return [_status(conn, row) for row in conn.execute(query).all()]
+    statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in conn.execute(query).all()}
+    for key in _keys_in_line(conn, prefix, most):
+        if key not in statuses:
+            statuses[key] = status(conn, key) or _status(conn, key, None)
+    return [statuses[key] for key in sorted(statuses)][:most]
 
 
-def _status(conn: Connection, row: Any) -> LimitStatus:
+def _keys_in_line(conn: Connection, prefix: str, most: int) -> Iterator[str]:
+    """Return the keys at which jobs wait, each by one look into the index of the lines."""
+    keys = select(func.min(jobs.c.limit_key)).where(
+        _in_line, jobs.c.limit_key.startswith(prefix, autoescape=True), jobs.c.limit_key > bindparam("last")
+    )
+    key: str | None = ""
+    for _ in range(most):
+        if (key := conn.scalar(keys, {"last": key})) is None:
+            return
+        yield key
+
+
+def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
+    """Return what a key holds, and what its row says, which is None before a worker has looked at the key."""
+
     def counted(*where: Any) -> int:
-        some = select(jobs.c.id).where(jobs.c.limit_key == row.limit_key, *where).limit(COUNTED + 1)
+        some = select(jobs.c.id).where(jobs.c.limit_key == key, *where).limit(COUNTED + 1)
         return int(conn.scalar(select(func.count()).select_from(some.subquery())) or 0)
 
     waiting = counted(_in_line)
-    oldest = select(func.min(jobs.c.due_at)).where(jobs.c.limit_key == row.limit_key, _in_line)
-    due_at = conn.scalar(oldest)
-    starts = row.rate is not None and row.next_free_at is not None
+    oldest = select(func.min(jobs.c.due_at)).where(jobs.c.limit_key == key, _in_line, jobs.c.due_at <= now())
+    starts = row is not None and row.rate is not None and row.next_free_at is not None
     return LimitStatus(
-        row.limit_key,
-        *_rule(row),
+        key,
+        *(UNSAID if row is None else _rule(row)),
         running=counted(jobs.c.blocked_by.is_(None)),
         waiting=min(waiting, COUNTED),
         is_capped=waiting > COUNTED,
-        oldest_due_at=due_at if due_at is not None and due_at <= row.moment else None,
+        oldest_due_at=conn.scalar(oldest),
         next_start_seconds=max(0.0, (row.next_free_at - row.moment).total_seconds()) if starts else None,
-        set_at=row.pinned_at,
+        set_at=None if row is None else row.pinned_at,
+        is_known=row is not None,
     )
 
 
 def status(conn: Connection, key: str) -> LimitStatus | None:
     """Return what a key allows and holds; None where it is not known."""
     row = conn.execute(select(limits, now().label("moment")).where(limits.c.limit_key == key)).one_or_none()
-    return None if row is None else _status(conn, row)
+    return None if row is None else _status(conn, key, row)
 
 
 def pin(conn: Connection, key: str, rule: Rule) -> None:

@@ -36,7 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from sqlq import schedule
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.job import Job, NewJob
 from sqlq.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
 from sqlq.schema.moments import Moment, after, epoch_ms, moment_of, now
@@ -504,7 +504,7 @@ def _locked(conn: Any, schema: str | None, name: str) -> tuple[Row[Any], datetim
         query.with_for_update(), {"wanted": name}, execution_options=_said(schema)
     ).one_or_none()
     if row is None:
-        raise ConfigurationError(_unknown(conn, schema, name))
+        raise ScheduleNotFoundError(_unknown(conn, schema, name))
     return row, _instant(row.moment)
 
 
@@ -539,10 +539,10 @@ def rows(conn: Connection, names: Sequence[str] | None = None) -> Sequence[Row[A
 
 
 def get(conn: Connection, schema: str | None, name: str) -> Row[Any]:
-    """Return one schedule. Raises `ConfigurationError` where there is none of that name."""
+    """Return one schedule. Raises `ScheduleNotFoundError` where there is none of that name."""
     found = rows(conn, [name])
     if not found:
-        raise ConfigurationError(_unknown(conn, schema, name))
+        raise ScheduleNotFoundError(_unknown(conn, schema, name))
     return found[0]
 
 

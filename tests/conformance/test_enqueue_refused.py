@@ -126,8 +126,8 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
     ),
     "an unknown option": (
         lambda bad: bad.with_options(que="mail"),
-        TypeError,
-        "unexpected keyword argument 'que'",
+        EnqueueError,
+        "set takes no que: it takes queue",
     ),
     "an unknown option of a task": (
         lambda bad: cast(Any, bad.app).task(que="mail"),

@@ -27,6 +27,7 @@ from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
 from sqlq.store import cluster, counts, endings, jobs, progress
+from sqlq.testing import drain
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -598,3 +599,47 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
         desk("result", str(waits), "--timeout", "10ms")
     with pytest.raises(click.UsageError, match=r"^--timeout is 'soon': give a duration such as"):
         desk("result", str(waits), "--timeout", "soon")
+
+
+# -- where it is shown ---------------------------------------------------------------------------------------
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    "words", [("show", "1"), ("show", "1", "--json"), ("failed", "show", "1"), ("jobs",)]
+)
+def test_a_job_is_shown_in_a_locale_without_its_characters(
+    sqlq_: Command, app: sqlq.App, words: tuple[str, ...]
+) -> None:
+    _fail_strangely(app)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert "strange" in sqlq_.ok(*words, env=ascii_only)
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    "words", ["show 1", "show 1 --json", "failed show 1", "jobs --json", "status --json"]
+)
+def test_a_command_exits_with_0_when_its_reader_has_seen_enough(
+    sqlq_: Command, app: sqlq.App, words: str
+) -> None:
+    _fail_strangely(app)
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m sqlq {words} | head -n 1"],
+        cwd=sqlq_.directory,
+        env=sqlq_.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
+
+
+def _fail_strangely(app: sqlq.App) -> None:
+    @app.task(name="strange \ufffd", max_attempts=1)
+    def strange() -> None:
+        raise ValueError("\ufffd and more\n" * 5_000)
+
+    app.enqueue(strange.new())
+    assert drain(app).failed == 1

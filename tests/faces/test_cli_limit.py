@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from sqlalchemy import text
 
@@ -107,6 +109,36 @@ def test_the_command_lists_sets_and_clears(sqlq_: Command, app: sqlq.App, call: 
     assert (found["says"], found["max_running"], found["waiting"]) == ("7 running, 100/1m", 7, 3)
     assert found["set_at"] is not None
     assert sqlq_.ok("limit", "clear", "stripe").startswith("stripe: 7 running, 100/1m, until a job")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+def test_the_list_shows_keys_of_blocked_jobs_before_any_worker_ran(
+    sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]
+) -> None:
+    keyed = app.task(name="keyed", limit=sqlq.Limit("key:{n}", running=1))(one_number)
+    app.enqueue_many([keyed.new(n % 2) for n in range(3)])
+    lines = sqlq_.ok("limit", "list").splitlines()
+    assert [line.split()[0] for line in lines] == ["key", "key:0", "key:1"]
+    (line,) = sqlq_("limit", "list", "key:1", "--json").json()
+    assert (line["waiting"], line["running"], line["is_known"]) == (1, 0, False)
+    limits.look(app.database)
+    (line,) = sqlq_("limit", "list", "key:1", "--json").json()
+    assert (line["max_running"], line["is_known"]) == (1, True)
+
+
+def one_number(n: int) -> None: ...
+
+
+def test_a_key_that_nothing_else_names_is_said(sqlq_: Command) -> None:
+    module = "import sqlq\napp = sqlq.App()\n" + "".join(
+        f"app.limit({key!r}, running=2)\n" for key in ("stripe", "account:{id}")
+    )
+    (sqlq_.directory / "limited.py").write_text(module)
+    run = partial(sqlq_.ok, "-a", "limited", "limit", "set")
+    unknown = "nothing else is known of this key"
+    assert unknown in run("strpe", "--running", "2")
+    for key in ("stripe", "account:7", "strpe"):
+        assert unknown not in run(key, "--running", "3")
 
 
 def test_mistakes_are_one_sentence(sqlq_: Command) -> None:

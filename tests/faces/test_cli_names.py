@@ -120,6 +120,43 @@ def test_what_is_no_factory(bare: Command, path: str) -> None:
     assert WRONG_FACTORIES[path] in bare("status", "-a", path).sentence()
 
 
+# -- paths to an App -----------------------------------------------------------------------------------------
+
+PATHS = {
+    "one": ("app = sqlq.App()\nsame = app", None),
+    "one.py:app": ("app = sqlq.App()", "'one.py:app' names a file: write one:app"),
+    "./one.py": ("app = sqlq.App()", "'./one.py' names a file: write one"),
+    "two": ("a, b = sqlq.App(), sqlq.App()", "a module with 2 Apps, not one: did you mean two:a or two:b?"),
+    "none": ("", "a module with 0 Apps, not one: no App is in that module"),
+    "other:number": ("number, app = 3, sqlq.App()", "of type int, not a sqlq.App; did you mean other:app?"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
+    source, said = PATHS[path]
+    (bare.directory / f"{re.sub(r'[./]|py', '', path.partition(':')[0])}.py").write_text(
+        f"import sqlq\n{source}\n"
+    )
+    done = bare("migrate", "-a", path)
+    assert (done.code == 0) is (said is None), done.err
+    assert (said or "") in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("purge",), "sqlq cancel --queue QUEUE ends what waits"),
+        (("worker",), "write sqlq work"),
+        (("work", "--burst"), "no such option --burst: write --drain"),
+        (("cancel", "--all"), "name the jobs by their ids, --task or --queue"),
+    ],
+)
+def test_a_command_of_another_queue_names_ours(bare: Command, words: tuple[str, ...], advice: str) -> None:
+    assert advice in bare(*words).misuse()
+
+
 # -- commands that can be pasted -----------------------------------------------------------------------------
 
 

@@ -132,8 +132,17 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     assert (
         said
         == "paused mail\npaused nope; nothing else is known of a queue of that name: no job is in it, and "
-        "no worker names it\n"
+        "no worker or task names it\n"
     )
+    assert sqlq_.shop("pause", "mail", "empty").out.count("nothing else is known") == 1
+    (sqlq_.directory / "other.py").write_text(
+        "import sqlq\napp = sqlq.App(queues={'slow': {}})\n\n@app.task(queue='bulk')\ndef t(): ...\n"
+    )
+    assert (
+        sqlq_.ok("-a", "other", "pause", "slow", "bulk", "--for", "1m")
+        == "paused bulk for 1m\npaused slow for 1m\n"
+    )
+    sqlq_.ok("resume", "slow", "bulk", "empty")
     assert sqlq_("pause", "mail", "--json").json() == [{"queue": "mail", "paused": False, "known": True}]
     sqlq_.work("-q", "mail")
     assert app.get(id).state == "available"

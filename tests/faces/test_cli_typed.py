@@ -72,18 +72,18 @@ def test_options_that_travel_with_a_job(typed: Command, app: sqlq.App) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("7", LINE), "typed.order: args[0] does not fit its annotation: expected uuid, got int"),
+        (("7", LINE), "typed.order: id does not fit its annotation: expected uuid, got int"),
         (
             (ID, '{"sku": "tea"}'),
-            "typed.order: args[1] does not fit its annotation: object missing required field due",
+            "typed.order: line does not fit its annotation: object missing required field due",
         ),
         (
             (ID, LINE.replace("31", "32")),
-            "typed.order: args[1].due does not fit its annotation: invalid RFC3339",
+            "typed.order: line.due does not fit its annotation: invalid RFC3339",
         ),
         (
             (ID, LINE.replace("}", ', "dew": 1}')),
-            "typed.order: args[1] does not fit its annotation: it has the unknown",
+            "typed.order: line does not fit its annotation: it has the unknown",
         ),
     ],
 )

@@ -313,35 +313,35 @@ def test_whatever_is_annotated_arrives_equal(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("hint", "value", "message"),
     [
-        (UUID, "7", r"args\[0\] does not fit its annotation: invalid UUID"),
-        (UUID, 7, r"args\[0\] does not fit its annotation: expected uuid, got int"),
-        (date, datetime(2030, 1, 1), r"args\[0\] does not fit its annotation: invalid RFC3339 encoded date"),
+        (UUID, "7", r"value does not fit its annotation: invalid UUID"),
+        (UUID, 7, r"value does not fit its annotation: expected uuid, got int"),
+        (date, datetime(2030, 1, 1), r"value does not fit its annotation: invalid RFC3339 encoded date"),
         (datetime, date(2030, 1, 1), "invalid RFC3339 encoded datetime"),
-        (Color, "green", r"args\[0\] does not fit its annotation: none of the values it may have$"),
-        (Path, 7, r"args\[0\] does not fit its annotation: expected the text of a path, got int"),
-        (list[UUID], [ID, "x"], r"args\[0\]\[1\] does not fit its annotation: invalid UUID"),
-        (dict[str, date], {"a": "x"}, r"args\[0\]\[…\] does not fit"),
-        (dict[UUID, int], {"a": 7}, r"args\[0\] has a key that does not fit its annotation: invalid UUID"),
-        (Order, {"id": str(ID)}, "args.0. does not fit its annotation: object missing required field placed_at"),
-        (list[Order], [Order(ID, datetime(2030, 1, 1), [Line("a", "x")])], r"args\[0\]\[0\]\.lines\[0\]\.price does"),  # type: ignore[arg-type]
-        (Order, Line("a", Decimal(1)), r"args\[0\] does not fit its annotation: object missing required field"),
-        (Order, BigOrder(ID, datetime(2030, 1, 1)), r"args\[0\] is a BigOrder, and would arrive as a Order"),
-        (Line, {"sku": "a", "price": "1", "cuont": 3}, r"args\[0\] .* it has the unknown field cuont"),
+        (Color, "green", r"value does not fit its annotation: none of the values it may have$"),
+        (Path, 7, r"value does not fit its annotation: expected the text of a path, got int"),
+        (list[UUID], [ID, "x"], r"value\[1\] does not fit its annotation: invalid UUID"),
+        (dict[str, date], {"a": "x"}, r"value\[…\] does not fit"),
+        (dict[UUID, int], {"a": 7}, r"value has a key that does not fit its annotation: invalid UUID"),
+        (Order, {"id": str(ID)}, "value does not fit its annotation: object missing required field placed_at"),
+        (list[Order], [Order(ID, datetime(2030, 1, 1), [Line("a", "x")])], r"value\[0\]\.lines\[0\]\.price does"),  # type: ignore[arg-type]
+        (Order, Line("a", Decimal(1)), r"value does not fit its annotation: object missing required field"),
+        (Order, BigOrder(ID, datetime(2030, 1, 1)), r"value is a BigOrder, and would arrive as a Order"),
+        (Line, {"sku": "a", "price": "1", "cuont": 3}, r"value .* it has the unknown field cuont"),
         (Address, {"street": "a", "since": date.today(), "x": 1}, "it has the unknown field x"),  # noqa: DTZ011
         (Parcel, {"weightKg": "1", "x": 1}, "it has the unknown field x"),
-        (Strict, {"at": "2030-01-01T00:00:00", "Size": "3"}, r"args\[0\]\.Size does not fit its annotation: Input should be"),
-        (list[Customer], [{"id": str(ID)}], r"args\[0\]\[0\]\.born does not fit its annotation: Field required"),
-        (Positive, {"number": -1}, r"args\[0\] does not fit its annotation: the number is negative"),
-        (list[Positive], [{"number": 0}], r"args\[0\] cannot be read as annotated: KeyError: 'zero'"),
-        (tuple[int, date], (1,), r"args\[0\] does not fit its annotation: expected array of length 2, got 1"),
-        (bytes, "text", r"args\[0\] is text, and is annotated as bytes: pass bytes"),
-        (list[UUID], {ID}, r"args\[0\] is a set, and would arrive as a list"),
-        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [ID]}), r"args\[0\]\.extra\['by'\]\[0\] is a UUID, and would arrive as a str"),
-        (set[Any], {ID}, r"args\[0\] holds a UUID"),
-        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [Mailer()]}), r"args\[0\]\.extra\['by'\]\[0\] is <.*Mailer object .* of type Mailer, which is not JSON: pass an id"),
-        (Box[Any], Box({(1, 2): 3}), r"args\[0\]\.inside has keys that cannot be text"),
-        (Box[float], Box(float("nan")), r"args\[0\]\['inside'\] is nan, which JSON does not have"),
-        (Box[str], Box("a\0"), r"args\[0\]\['inside'\] holds a NUL"),
+        (Strict, {"at": "2030-01-01T00:00:00", "Size": "3"}, r"value\.Size does not fit its annotation: Input should be"),
+        (list[Customer], [{"id": str(ID)}], r"value\[0\]\.born does not fit its annotation: Field required"),
+        (Positive, {"number": -1}, r"value does not fit its annotation: the number is negative"),
+        (list[Positive], [{"number": 0}], r"value cannot be read as annotated: KeyError: 'zero'"),
+        (tuple[int, date], (1,), r"value does not fit its annotation: expected array of length 2, got 1"),
+        (bytes, "text", r"value is text, and is annotated as bytes: pass bytes"),
+        (list[UUID], {ID}, r"value is a set, and would arrive as a list"),
+        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [ID]}), r"value\.extra\['by'\]\[0\] is a UUID, and would arrive as a str"),
+        (set[Any], {ID}, r"value holds a UUID"),
+        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [Mailer()]}), r"value\.extra\['by'\]\[0\] is <.*Mailer object .* of type Mailer, which is not JSON: pass an id"),
+        (Box[Any], Box({(1, 2): 3}), r"value\.inside has keys that cannot be text"),
+        (Box[float], Box(float("nan")), r"value\['inside'\] is nan, which JSON does not have"),
+        (Box[str], Box("a\0"), r"value\['inside'\] holds a NUL"),
         (datetime, datetime(1850, 1, 1, tzinfo=timezone(timedelta(seconds=1172))), "would arrive as a datetime"),
         (UUID, None, "value is None, but it is annotated as never None"),
     ],
@@ -356,7 +356,7 @@ def test_what_does_not_fit_is_refused_by_its_path(hint: Any, value: Any, message
 def test_a_value_that_holds_itself_is_refused() -> None:
     node = Node(date(2030, 1, 1))
     node.next = node
-    with pytest.raises(ArgumentsError, match=r"args\[0\] is nested too deep, or contains itself"):
+    with pytest.raises(ArgumentsError, match=r"value is nested too deep, or contains itself"):
         task_of(Node).new(node)
     deep = functools.reduce(
         lambda inner, _: {"at": "2030-01-01", "next": inner}, range(90_000), cast("Any", None)
@@ -465,7 +465,7 @@ def test_an_annotation_of_no_use_refuses_no_json_and_says_why_it_refuses_the_res
     with pytest.raises(ArgumentsError) as refusal:
         task_of(hint).new([ID])
     assert str(refusal.value).startswith(
-        f"shop.take: args[0][0] is {ID!r} of type UUID, which is not JSON: its annotation is of no use here: "
+        f"shop.take: value[0] is {ID!r} of type UUID, which is not JSON: its annotation is of no use here: "
     )
     assert why in str(refusal.value)
 
@@ -552,17 +552,17 @@ def test_a_default_is_the_handlers_own() -> None:
 @pytest.mark.parametrize(
     ("hint", "form", "message"),
     [
-        (Line, {"sku": "a"}, r"args\[0\] does not fit its annotation: object missing required field price"),
+        (Line, {"sku": "a"}, r"value does not fit its annotation: object missing required field price"),
         (Line, {"sku": "a", "cost": "1"}, "object missing required field price"),
-        (Line, {"sku": "a", "price": "1", "gift": True}, r"args\[0\] does not fit .*: it has the unknown field gift"),
-        (Order, {"id": str(ID), "placed_at": "2030-01-01T00:00:00", "lines": [{"sku": "a", "price": "1", "gift": 1}]}, r"args\[0\]\.lines\[0\] .* unknown field gift"),
+        (Line, {"sku": "a", "price": "1", "gift": True}, r"value does not fit .*: it has the unknown field gift"),
+        (Order, {"id": str(ID), "placed_at": "2030-01-01T00:00:00", "lines": [{"sku": "a", "price": "1", "gift": 1}]}, r"value\.lines\[0\] .* unknown field gift"),
         (Address, {"street": "a", "since": "2030-01-01", "city": "b"}, "it has the unknown field city"),
         (Parcel, {"weightKg": "1", "weight_g": 1}, "it has the unknown field weight_g"),
-        (Strict, {"at": "2030-01-01T00:00:00", "Size": 3, "color": "red"}, r"args\[0\]\.color .*: Extra inputs are not permitted"),
-        (Customer, {"id": str(ID)}, r"args\[0\]\.born does not fit its annotation: Field required"),
+        (Strict, {"at": "2030-01-01T00:00:00", "Size": 3, "color": "red"}, r"value\.color .*: Extra inputs are not permitted"),
+        (Customer, {"id": str(ID)}, r"value\.born does not fit its annotation: Field required"),
         (Point, ["1", "2", "3"], "expected array of"),
         (Color, "green", "none of the values it may have"),
-        (Cat | Dog, {"type": "Cow", "born": "2020-01-01"}, r"args\[0\]\.type does not fit its annotation: not the tag of"),
+        (Cat | Dog, {"type": "Cow", "born": "2020-01-01"}, r"value\.type does not fit its annotation: not the tag of"),
     ],
 )  # fmt: skip
 def test_fields_of_another_release_are_for_another_worker(hint: Any, form: Any, message: str) -> None:
@@ -587,9 +587,7 @@ def test_fields_of_another_release_are_for_another_worker(hint: Any, form: Any, 
     ],
 )
 def test_a_value_that_is_no_such_thing_is_for_no_worker(hint: Any, form: Any) -> None:
-    with pytest.raises(
-        ArgumentsError, match=r"^shop.take: args\[0\].* (does not fit|cannot be read)"
-    ) as refusal:
+    with pytest.raises(ArgumentsError, match=r"^shop.take: value.* (does not fit|cannot be read)") as refusal:
         task_of(hint).arguments(json.dumps({"args": [form]}))
     assert not isinstance(refusal.value, MisfitError)
     if form is not None:  # which has a sentence of its own there

@@ -220,6 +220,7 @@ def test_a_clock_that_is_put_back_decides_nothing_again() -> None:
     [
         ({"cron": "61 * * * *"}, "cron is '61 \\* \\* \\* \\*' \\(bad minute\\): it has five fields"),
         ({"cron": "0 3"}, "wrong number of fields"),
+        ({"cron": "@reboot"}, "or one of @hourly, @daily, @midnight, @weekly"),
         ({"cron": 3}, "cron is 3: it is text"),
         ({"cron": "0 0 30 2 *"}, "bad day-of-month"),
         ({}, "says no moment: give cron="),
@@ -316,3 +317,11 @@ def test_declarations_are_checked_where_they_stand() -> None:
         app.schedule("n" * 256, task.new(1), cron="0 3 * * *")
     with pytest.raises(ConfigurationError, match="service is '': it must be text that is not blank"):
         sqlq.App(service="")
+
+
+@pytest.mark.parametrize(
+    ("nickname", "cron"),
+    [("@hourly", "0 * * * *"), (" @Daily ", "0 0 * * *"), ("@weekly", "0 0 * * 0"), ("@yearly", "0 0 1 1 *")],
+)
+def test_a_nickname_stands_for_its_cron_expression(nickname: str, cron: str) -> None:
+    assert Schedule(nickname) == Schedule(cron)

@@ -628,5 +628,5 @@ def annotated(day: date, number: int) -> None: ...
 def test_what_annotations_convert_is_not_plain() -> None:
     task = make_task(annotated, name="annotated")
     assert task.new(date(2026, 1, 31), 7).payload == '{"args": ["2026-01-31", 7]}'
-    with pytest.raises(ArgumentsError, match=r"args\[0\] does not fit"):
+    with pytest.raises(ArgumentsError, match="does not fit"):
         make_task(annotated, name="annotated").new("no day", 7)  # type: ignore[arg-type]

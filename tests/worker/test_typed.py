@@ -135,7 +135,7 @@ def test_a_value_that_does_not_fit_fails_with_the_sentence_that_new_would_have_s
     with pytest.raises(ArgumentsError) as refusal:
         task.new(bad)
     assert failed.message == str(refusal.value)
-    assert "args[0].lines[0].price does not fit its annotation" in str(refusal.value)
+    assert "order.lines[0].price does not fit its annotation" in str(refusal.value)
     assert app.get(behind.id).state == "finished"
     assert ran == [ORDER]
 
@@ -192,7 +192,7 @@ def test_a_job_that_no_release_takes_fails_after_a_day(app: sqlq.App, engine: En
     assert drain(app).failed == 1
     failed = app.get(id)
     assert (failed.reason, failed.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
-    assert "t: args[0] does not fit its annotation: it has the unknown field note" in str(failed.message)
+    assert "t: order does not fit its annotation: it has the unknown field note" in str(failed.message)
 
 
 def test_no_value_appears_in_the_logs(

@@ -1,0 +1,79 @@
+"""Names and values of other job queues: each mistake is answered with what to write here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, UnknownTaskError
+
+app = sqlq.App("sqlite:///nowhere.db")
+
+
+@app.task(name="shop.send_receipt")
+def send_receipt(order_id: int) -> None: ...
+
+
+@app.task(name="shop.send_note")
+def send_note(order_id: int) -> None: ...
+
+
+JOB: Any = sqlq.Job(1, "mail", "shop.send_receipt", sqlq.State.AVAILABLE, created=True)
+TASK: Any = send_receipt
+APP: Any = app
+
+
+@pytest.mark.parametrize(
+    ("look", "said"),
+    [
+        (lambda: TASK.s, r"^the task shop.send_receipt has no 's': write task.new\(…\)$"),
+        (
+            lambda: TASK.delay,
+            r"^the task shop.send_receipt has no 'delay': write app.enqueue\(task.new\(…\)\)$",
+        ),
+        (lambda: APP.send_task, r"^App has no 'send_task': write app.enqueue\(app.named\(name\).new\(…\)\)$"),
+        (lambda: JOB.wait, r"^Job has no 'wait': write app.wait\(\[job\]\)$"),
+        (lambda: JOB.get, r"^Job has no 'get': write app.result\(job"),
+        (lambda: JOB.result, r"^Job has no 'result': write app.result\(job"),
+        (lambda: JOB.status, r"^Job has no 'status': write job.state"),
+        (lambda: JOB.nothing, "has no attribute 'nothing'"),
+    ],
+)
+def test_an_attribute_of_another_queue_names_ours(look: Callable[[], Any], said: str) -> None:
+    with pytest.raises(AttributeError, match=said):
+        look()
+    assert not hasattr(JOB, "wait")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: TASK.map(5), ArgumentsError, "map takes a list of arguments, one for each job, not 5"),
+        (lambda: TASK.map("abc"), ArgumentsError, "one for each job, not 'abc'"),
+        (lambda: TASK.new(1).set(eta=3), EnqueueError, "eta is available_at here"),
+        (lambda: TASK.new(object()), ArgumentsError, "^shop.send_receipt: order_id is <object"),
+        (
+            lambda: TASK.new(1).set(queue=" mail"),
+            EnqueueError,
+            "queue is ' mail': leave out blanks at its ends",
+        ),
+        (lambda: TASK.new(1).set(queue="a\nb"), EnqueueError, "line breaks and control characters"),
+        (lambda: APP.list(limit="5"), ConfigurationError, "limit is '5': it must be a whole number"),
+        (lambda: APP.list(queue=5), ConfigurationError, "queue is 5: it must be text"),
+        (lambda: APP.admin.flows(limit=0), ConfigurationError, "limit is 0: it must be a whole number"),
+        (lambda: APP.tasks.find("send_receipt"), UnknownTaskError, "did you mean shop.send_receipt[?]"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_in_one_sentence(
+    call: Callable[[], Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_an_app_shows_its_tasks_and_database_without_its_password() -> None:
+    shown = repr(sqlq.App("postgresql+psycopg://ann:secret@host/shop"))
+    assert shown == "<sqlq.App 0 tasks, postgresql+psycopg://ann:***@host/shop>"
