@@ -23,6 +23,18 @@ class CommandLine(Protocol):
     def options(self, *, needs_app: bool) -> list[str]:
         """Return the options that name the same App and database in another command."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of role that may do what it does, one of `KINDS`."""
+
+
+KINDS = (
+    *("producer", "untrusted-producer", "replacing-producer"),
+    *("worker", "operator", "reader", "keys"),
+)
+"""The kinds of roles of PostgreSQL, each by what it does; `store.rights` has their rights."""
+OWNER = "owner"
+"""The kind that no GRANT makes: the role that has migrated."""
 
 current: CommandLine | None = None
 """None in programs other than `sqlq`."""
@@ -64,6 +76,15 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     variables |= {"SQLQ_SCHEMA": schema} if schema else {}
     before = [f"{variable}={shlex.quote(value or '')}" for variable, value in variables.items()]
     return " ".join([*before, name, words, *options])
+
+
+def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str | None = None) -> str:
+    """Return what mends that a role lacks rights: one command, whichever of them it lacks."""
+    kind = kind or ("producer" if current is None else current.kind)
+    if kind == OWNER:
+        return "connect as the role that owns the tables, or may create them"
+    grants = command(f"grants {word(role)} --as {kind}", url, schema=schema)
+    return f"the owner of the tables mends it by what `{grants}` prints"
 
 
 def word(name: str) -> str:

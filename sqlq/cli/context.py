@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sqlq.commandline import OWNER
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -38,6 +40,8 @@ class Context:
     """How the command line is called."""
     program: Sequence[str] = (sys.executable, "-m", "sqlq")
     """What starts it again, before its arguments."""
+    kind: str = "operator"
+    """The kind of role that may do what the command does; see `commandline.KINDS`."""
     _app: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
@@ -191,6 +195,8 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
         context = ctx.find_object(Context)
         if context is not None and value is not None and option.name is not None:
             context.choose(option.name, value)
+        if context is not None:
+            context.kind = _kind(ctx)
 
     own = (
         click.Option(
@@ -213,6 +219,18 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
         for each in command.commands.values():
             takes_context(each, explain=False)
 
+
+def _kind(ctx: click.Context) -> str:
+    """Return the kind of role that a command is for."""
+    last, first = str(ctx.info_name), None
+    while ctx.parent is not None:
+        first, ctx = str(ctx.info_name), ctx.parent
+    return _KINDS.get(str(first)) or ("reader" if last in _LOOK else "operator")
+
+
+_KINDS = {"enqueue": "producer", "work": "worker", "keys": "keys", "migrate": OWNER, "grants": OWNER}
+_LOOK = ("status", "jobs", "show", "result", "workers", "list", "doctor", "metrics")
+"""The commands that only look, by their last words."""
 
 _DATABASE = (
     "The database: postgresql://user:password@host/name or sqlite:///file.db. Without it the App's own "

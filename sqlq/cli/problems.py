@@ -61,11 +61,11 @@ _MENDS = (
 
 
 def _of_database(error: DBAPIError, context: Context) -> str:
-    from sqlq.store.health import missing_grant, role_in
+    from sqlq.store.health import missing_grant
 
     said = str(error.orig or error)
     reason = _reason(said)
-    if grant := missing_grant(error, role_in(context.app().database.engine.url)):
+    if grant := missing_grant(error, context.app().database.engine.url, context.kind):
         return f"{context.shown_url()}: {reason}; {grant}"
     for pattern, mend in _MENDS:
         if found := re.search(pattern, said):
