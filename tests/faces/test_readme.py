@@ -59,7 +59,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 import sqlq
 from sqlq.cli.context import Context
-from sqlq.cli.root import sqlq as command
+from sqlq.cli.root import sqlq as sqlq_command
 from sqlq.doctor import Doctor
 from sqlq.endings import settlement
 from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
@@ -1177,7 +1177,7 @@ KINDS = dict(re.findall(r"^sqlq grants (\w+) --as ([\w-]+) --apply$", block("sh"
 
 def grant(url: str, role: str, kind: str) -> None:
     """Run the command that gives a role its rights, as the role in a URL."""
-    command.main(
+    sqlq_command.main(
         ["grants", role, "--as", kind, "--apply", "-d", url],
         standalone_mode=False,
         obj=(context := Context()),

@@ -259,13 +259,13 @@ def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_li
 @pytest.mark.parametrize(
     ("url", "role"),
     [
-        ("postgresql://Bob%20B@db/shop", '"Bob B"'),
-        ("postgresql://user@db/shop", '"user"'),
-        ("postgresql://a%25b@db/shop", '"a%b"'),
+        ("postgresql://Bob%20B@db/shop", "Bob B"),
+        ("postgresql://user@db/shop", "user"),
+        ("postgresql://a%25b@db/shop", "a%b"),
         ("postgresql://app@/shop?user=eve", "eve"),
         ("postgresql://app@db/shop?options=-c%20role%3Downer", "owner"),
-        (r"postgresql://app@db/shop?options=-c%20a%3Db%20-crole%3DThe%5C%20owner", '"The owner"'),
-        ("postgresql:///shop", "the role that connects"),
+        (r"postgresql://app@db/shop?options=-c%20a%3Db%20-crole%3DThe%5C%20owner", "The owner"),
+        ("postgresql:///shop", "ROLE"),
     ],
 )
 def test_a_grant_names_the_role_that_lacks_it(url: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
