@@ -195,8 +195,10 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
         context = ctx.find_object(Context)
         if context is not None and value is not None and option.name is not None:
             context.choose(option.name, value)
-        if context is not None:
-            context.kind = _kind(ctx)
+        words = ctx.command_path.removeprefix(ctx.find_root().command_path).split()
+        if context is not None and words:
+            looks = words[-1] in _LOOK
+            context.kind = _KINDS.get(words[0], "reader" if looks else "operator")
 
     own = (
         click.Option(
@@ -218,14 +220,6 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
     if isinstance(command, click.Group):
         for each in command.commands.values():
             takes_context(each, explain=False)
-
-
-def _kind(ctx: click.Context) -> str:
-    """Return the kind of role that a command is for."""
-    last, first = str(ctx.info_name), None
-    while ctx.parent is not None:
-        first, ctx = str(ctx.info_name), ctx.parent
-    return _KINDS.get(str(first)) or ("reader" if last in _LOOK else "operator")
 
 
 _KINDS = {"enqueue": "producer", "work": "worker", "keys": "keys", "migrate": OWNER, "grants": OWNER}

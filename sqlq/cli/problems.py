@@ -32,7 +32,7 @@ def explain(error: Exception, context: Context) -> str | None:
 
 _MENDS = (
     (r'database "(?P<name>[^"]*)" does not exist', "create it first, as with createdb {name}"),
-    (r'role "(?P<name>[^"]*)" does not exist', "check the user in the URL"),
+    (r'role "(?P<name>[^"]*)" does not exist', "create it, as with createuser, or check the user in the URL"),
     (
         r"password authentication failed|no password supplied|no pg_hba\.conf entry",
         "check the user and password in the URL",

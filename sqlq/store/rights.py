@@ -6,9 +6,6 @@ command.
 
 from __future__ import annotations
 
-from itertools import product
-from typing import NamedTuple
-
 from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
@@ -21,16 +18,6 @@ from sqlq.store.rows import COLUMNS
 QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
 TABLES = (*(table.name for table in metadata.tables.values()), *views.NAMES, version.TABLE)
 
-
-class Rights(NamedTuple):
-    """Rights on tables, or on these columns of theirs alone."""
-
-    rights: str
-    tables: str
-    columns: str = ""
-
-
-_EVERY = "SELECT, INSERT, UPDATE, DELETE"
 _PLAIN = (
     "queue, task, payload, priority, max_attempts, available_at, start_by, timeout_ms, retention_ms, "
     "backoff, headers, label"
@@ -39,52 +26,48 @@ _PLAIN = (
 _SAID = sorted({*COLUMNS, "available_at", "start_by", "flow_id", "limit_key", "blocked_by", "due_at"})
 """All that an enqueue writes. Its id, its attempts and who runs it are no producer's to say."""
 _ENQUEUES = (
-    Rights("SELECT", "sqlq_version"),
-    Rights("SELECT", "jobs, finished_jobs, failed_jobs"),
-    Rights("INSERT", "jobs", ", ".join(_SAID)),
-    Rights("SELECT", "sqlq_flows, sqlq_wakes", "id"),
-    Rights("SELECT", "sqlq_edges", "place"),
-    Rights("INSERT", "sqlq_flows", "name"),
-    Rights("INSERT", "sqlq_edges", "job_id, depends_on, on_outcome, place"),
-    Rights("INSERT", "sqlq_wakes", "at, limit_key, max_running, rate, period_ms, in_order, holds"),
+    "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
+    f"INSERT ({', '.join(_SAID)}) ON jobs",
+    "SELECT (id), INSERT (name) ON sqlq_flows",
+    "SELECT (place), INSERT (job_id, depends_on, on_outcome, place) ON sqlq_edges",
+    "SELECT (id), INSERT (at, limit_key, max_running, rate, period_ms, in_order, holds) ON sqlq_wakes",
 )
 _LOOKS = (
-    Rights("SELECT", "jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits"),
-    Rights("SELECT", "sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_version, job_states, queue_stats"),
+    "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits",
+    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_version, job_states, queue_stats",
 )
-RIGHTS: dict[str, tuple[Rights, ...]] = {
+RIGHTS = {
     "producer": _ENQUEUES,
     "untrusted-producer": (
-        Rights("SELECT", "sqlq_version"),
-        Rights("SELECT", "jobs", "id, available_at"),
-        Rights("INSERT", "jobs", _PLAIN),
+        f"SELECT (id, available_at), INSERT ({_PLAIN}) ON jobs",
+        "SELECT ON sqlq_version",
     ),
-    "replacing-producer": (*_ENQUEUES, Rights("UPDATE", "jobs", ", ".join(REPLACED))),
+    "replacing-producer": (*_ENQUEUES, f"UPDATE ({', '.join(REPLACED)}) ON jobs"),
     "worker": (
-        Rights("SELECT", "sqlq_version"),
-        Rights("SELECT, UPDATE", "sqlq_queues"),
-        Rights("SELECT, INSERT, UPDATE", "sqlq_schedules"),
-        Rights("SELECT, INSERT, DELETE", "sqlq_flows, sqlq_edges"),
-        Rights(_EVERY, "jobs, finished_jobs, failed_jobs, sqlq_workers, sqlq_limits, sqlq_wakes"),
+        "SELECT ON sqlq_version",
+        "SELECT, UPDATE ON sqlq_queues",
+        "SELECT, INSERT, UPDATE ON sqlq_schedules",
+        "SELECT, INSERT, DELETE ON sqlq_flows, sqlq_edges",
+        "SELECT, INSERT, UPDATE, DELETE ON jobs, finished_jobs, failed_jobs",
+        "SELECT, INSERT, UPDATE, DELETE ON sqlq_workers, sqlq_limits, sqlq_wakes",
     ),
     "operator": (
         *_LOOKS,
-        Rights("INSERT, UPDATE, DELETE", "jobs, finished_jobs, sqlq_schedules"),
-        Rights("UPDATE, DELETE", "failed_jobs"),
-        Rights("DELETE", "sqlq_flows, sqlq_edges"),
-        Rights("UPDATE", "sqlq_workers"),
-        Rights("INSERT, UPDATE", "sqlq_queues, sqlq_limits"),
-        Rights("SELECT, INSERT", "sqlq_wakes"),
+        "INSERT, UPDATE, DELETE ON jobs, finished_jobs, sqlq_schedules",
+        "UPDATE, DELETE ON failed_jobs",
+        "DELETE ON sqlq_flows, sqlq_edges",
+        "UPDATE ON sqlq_workers",
+        "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
+        "SELECT, INSERT ON sqlq_wakes",
     ),
     "reader": _LOOKS,
     "keys": (
-        Rights("SELECT", "sqlq_version"),
-        Rights("SELECT", "jobs, failed_jobs, finished_jobs, sqlq_schedules"),
-        Rights("UPDATE", "jobs, failed_jobs, finished_jobs, sqlq_schedules", "payload"),
-        Rights("UPDATE", "finished_jobs", "result"),
+        "SELECT ON sqlq_version, jobs, failed_jobs, finished_jobs, sqlq_schedules",
+        "UPDATE (payload) ON jobs, failed_jobs, finished_jobs, sqlq_schedules",
+        "UPDATE (result) ON finished_jobs",
     ),
 }
-"""By the kinds of roles. The wakes of `operator` are for limits, and its keys for `sqlq keys`."""
+"""By the kinds of roles, of `commandline.KINDS`."""
 
 
 def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list[str]:
@@ -94,36 +77,23 @@ def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list
     said = [f"REVOKE ALL ON {every} FROM {to}"] if only else []
     said.append(f"GRANT USAGE ON SCHEMA {place} TO {to}")
     for each in RIGHTS[kind]:
-        columns = f" ({each.columns})" if each.columns else ""
-        rights = ", ".join(right + columns for right in each.rights.split(", "))
-        tables = ", ".join(f"{place}.{name}" for name in each.tables.split(", "))
-        said.append(f"GRANT {rights} ON {tables} TO {to}")
+        rights, tables = each.split(" ON ")
+        on = ", ".join(f"{place}.{name}" for name in tables.split(", "))
+        said.append(f"GRANT {rights} ON {on} TO {to}")
     return said
 
 
 def apply(conn: Connection, kind: str, role: str, schema: str, *, only: bool = False) -> None:
-    """Run them in one transaction. Raises `ConfigurationError` for a role that does not exist, and where the
-    role that connects may not give these rights, of which PostgreSQL only warns."""
-    if not conn.scalar(text("SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = :role"), {"role": role}):
-        raise ConfigurationError(f"there is no role {role!r}: create it first, as with createuser")
+    """Run them. Raises `ConfigurationError` unless the role that connects owns the tables: of what it may not
+    grant PostgreSQL only warns."""
+    if conn.scalar(_ANOTHERS, {"schema": schema, "names": [*TABLES]}):  # guard: grants-are-the-owners
+        raise ConfigurationError(f"only the owner of the tables in {schema} grants rights: connect as it")
     for statement in statements(kind, role, schema, only=only):
         conn.execution_options(no_parameters=True).exec_driver_sql(statement)
-    for rights, tables, columns in RIGHTS[kind]:
-        for right, table, column in product(*(each.split(", ") for each in (rights, tables, columns))):
-            asked = {
-                "role": role,
-                "table": f"{QUOTER.quote(schema)}.{table}",
-                "right": right,
-                "column": column,
-            }
-            # guard: grants-are-looked-at
-            if not conn.scalar(_HAS_COLUMN if column else _HAS, asked):
-                raise ConfigurationError(
-                    f"{right} on {table} was not granted to {role!r}: connect as the role that owns it"
-                )
 
 
-_HAS = text("SELECT pg_catalog.has_table_privilege(CAST(:role AS name), CAST(:table AS text), :right)")
-_HAS_COLUMN = text(
-    "SELECT pg_catalog.has_column_privilege(CAST(:role AS name), CAST(:table AS text), :column, :right)"
+_ANOTHERS = text(
+    "SELECT true FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE n.nspname = :schema AND c.relname = ANY(:names)"
+    " AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') LIMIT 1"
 )

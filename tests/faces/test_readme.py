@@ -26,7 +26,6 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -1413,6 +1412,15 @@ def fill_sealed(owner: Engine) -> None:
     assert (drained.completed, drained.failed) == (1, 1)
 
 
+def rights_of(kind: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each right of a kind of role: its name, the columns it is for, none for all, and the table."""
+    for each in rights.RIGHTS[kind]:
+        said, tables = each.split(" ON ")
+        for right, columns in re.findall(r"([A-Z]+)(?: \((.+?)\))?", said):
+            for table in tables.split(", "):
+                yield right, columns.split(", ") if columns else [], table
+
+
 def is_refused(flow: Callable[[str], None], url: str) -> bool:
     try:
         flow(url)
@@ -1553,9 +1561,8 @@ class TestGrants:
         flows |= {"shop_worker": work_as, "shop_operator": operate_as}
         flows |= {"shop_reader": look_as, "shop_keys": rotate_as}
         name = make_url(urls[role]).username
-        for each in rights.RIGHTS[KINDS[role]]:
-            words = (each.rights.split(", "), each.tables.split(", "), each.columns.split(", "))
-            for right, table, column in product(*words):
+        for right, columns, table in rights_of(KINDS[role]):
+            for column in columns or [""]:
                 what = f"{right} ({column}) ON {table}" if column else f"{right} ON {table}"
                 with owner.begin() as conn:
                     conn.exec_driver_sql(f"REVOKE {what} FROM {name}")
