@@ -60,7 +60,7 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     database than the command line's, `url` and `schema` say where; a password is masked there, as in all
     messages, and the variable named that can hold it.
     """
-    from sqlq.settings import shown
+    from sqlq.settings import has_secret, shown
 
     if current is not None and (url is None or _same(current.url(), url)):
         schema = os.environ.get("SQLQ_SCHEMA")
@@ -69,7 +69,7 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     else:
         name = "sqlq"
         named = None if url is None else shown(url)
-        hidden = url is not None and url.password is not None
+        hidden = url is not None and has_secret(url)
         options = ["-a", "module:attribute"] if needs_app else []
         options += [] if named is None or hidden else ["-d", shlex.quote(named)]
         variables = {"SQLQ_DATABASE_URL": named} if hidden else {}

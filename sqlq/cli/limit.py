@@ -64,7 +64,7 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
     """
     if running is None and rate is None:
         raise click.UsageError("say what is allowed: --running, --rate or both")
-    app = context.app()
+    app = context.app(needs_code=True)
     app.limits.check_key(key)
     with naming_options("running", "rate"):
         found = app.admin.set_limit(key, running=running, rate=rate)
@@ -84,7 +84,7 @@ def clear(context: Context, key: str, as_json: bool) -> None:
     That is what the App declares for this key. Of a key that is made from arguments the next job that is
     enqueued says it; until then what was set counts.
     """
-    app = context.app()
+    app = context.app(needs_code=True)
     app.limits.check_key(key)
     found = app.admin.clear_limit(key, app.limits.declared(key))
     if as_json:

@@ -1227,7 +1227,13 @@ def enqueue_as(url: str) -> None:
 
 def enqueue_plainly_as(url: str) -> None:
     """Enqueue with all that a plain job can say, one at a time and several."""
-    said = {"priority": 3, "timeout": "5s", "max_attempts": 2, "backoff": "1s", "retention": "1h"}
+    said: dict[str, Any] = {
+        "priority": 3,
+        "timeout": "5s",
+        "max_attempts": 2,
+        "backoff": "1s",
+        "retention": "1h",
+    }
     said |= {"headers": {"a": 1}, "label": "l", "expires": "1h"}
     with closing(sqlq.App(url)) as app:
         new = app.task(name="shop.note")(lambda text: text).new("a")
@@ -1251,7 +1257,11 @@ def replace_as(url: str) -> None:
     enqueue_all_as(url)
     with closing(sqlq.App(url)) as app:
         task = app.task(name="shop.note")(lambda text: text)
-        for options in ({"on_conflict": "replace"}, {"on_conflict": "postpone", "at_most": "2h"}):
+        ways: list[dict[str, Any]] = [
+            {"on_conflict": "replace"},
+            {"on_conflict": "postpone", "at_most": "2h"},
+        ]
+        for options in ways:
             key = str(uuid4())
             for _ in range(2):
                 app.enqueue(task.new("a").set(unique_key=key, delay="1h", **options))
