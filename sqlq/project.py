@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,18 @@ def _is_a_strangers(file: Path) -> bool:
     for path in (file.parent.resolve(), file, file.resolve()):
         owner = path.lstat().st_uid
         if str(owner) not in mine:  # guard: a-strangers-project-is-passed-over
-            if file not in _PASSED_OVER:
-                _PASSED_OVER.add(file)
-                log.warning(_PASSES_OVER, file, path, owner)
+            _say_once(file, path, owner)
             return True
     return False
 
 
-_PASSED_OVER: set[Path] = set()
-_PASSES_OVER = (
-    "[tool.sqlq] in %s is passed over: %s belongs to another user (uid %d); chown it, or name the App and "
-    "the database by -a and -d, or by SQLQ_APP and SQLQ_DATABASE_URL"
-)
+@cache
+def _say_once(file: Path, path: Path, owner: int) -> None:
+    log.warning(
+        "[tool.sqlq] in %s is passed over: %s belongs to another user (uid %d); chown it, or name App and "
+        "database by -a and -d, or by SQLQ_APP and SQLQ_DATABASE_URL",
+        *(file, path, owner),
+    )
 
 
 def _read(file: Path, written: bytes) -> Project | None:

@@ -202,7 +202,7 @@ def listen_url(argument: str | URL | None = None) -> URL | None:
 
 def masked(url: URL) -> str:
     """Return the URL as it may be shown: without its password, nor secrets among its parameters."""
-    for name in filter(_SECRET.search, url.query):
+    for name in filter(_SECRET.search, url.query):  # guard: secrets-among-parameters-are-masked
         url = url.update_query_dict({name: _MASK})
     return url.render_as_string(hide_password=True).replace(quote_plus(_MASK), _MASK)
 

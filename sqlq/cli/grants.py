@@ -36,8 +36,7 @@ def grants(context: Context, role: str, kind: str, only: bool, applies: bool) ->
         )
     schema = database.requested_schema or database.schema or ""
     if not applies:
-        for statement in rights.statements(kind, role, schema, only=only):
-            click.echo(f"{statement};")
+        click.echo(";\n".join(rights.statements(kind, role, schema, only=only)) + ";")
         return
     database.require_tables()
     with database.begin() as conn:

@@ -238,6 +238,7 @@ GUARDS = [
     Guard("nothing-steers-a-terminal", r"\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff", "", "tests/faces/test_cli_jobs.py::test_nothing_in_a_row_steers_the_terminal[sqlite]"),
     Guard("a-strangers-project-is-passed-over", "str(owner) not in mine", "False", "tests/unit/test_project.py::test_what_another_user_owns_is_passed_over[the file]"),
     Guard("a-database-needs-no-code", "self.app_path if needs_code or self.database_url is None else self.app_option", "self.app_path", "tests/faces/test_cli_names.py::test_with_a_database_alone_no_code_is_imported"),
+    Guard("secrets-among-parameters-are-masked", "filter(_SECRET.search, url.query)", "()", "tests/unit/test_settings.py::test_no_spelling_of_a_password_is_shown"),
     Guard("grants-are-the-owners", "if conn.scalar", "if False and conn.scalar", "tests/faces/test_grants.py::test_only_the_owner_may_apply_them[postgresql]"),
     Guard("a-role-that-is-taken-is-granted", None, "taken = []", "tests/unit/test_settings.py::test_a_grant_names_the_role_that_lacks_it"),
     Guard("no-revision-is-a-sentence", None, "raise", "tests/faces/test_cli.py::test_migrate_refuses_an_unknown_revision[sqlite]"),

@@ -108,7 +108,7 @@ def test_what_another_user_owns_is_passed_over(
     assert said.startswith(
         f"[tool.sqlq] in {file} is passed over: {path} belongs to another user (uid 65534)"
     )
-    assert "chown it, or name the App and the database by -a and -d" in said
+    assert "chown it, or name App and database by -a and -d" in said
 
 
 @needs_root
