@@ -23,6 +23,18 @@ class CommandLine(Protocol):
     def options(self, *, needs_app: bool) -> list[str]:
         """Return the options that name the same App and database in another command."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of role that may do what it does, one of `KINDS`."""
+
+
+KINDS = (
+    *("producer", "untrusted-producer", "replacing-producer"),
+    *("worker", "operator", "reader", "keys"),
+)
+"""The kinds of roles of PostgreSQL, each by what it does; `store.rights` has their rights."""
+OWNER = "owner"
+"""The kind that no GRANT makes: the role that has migrated."""
 
 current: CommandLine | None = None
 """None in programs other than `sqlq`."""
@@ -48,7 +60,7 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     database than the command line's, `url` and `schema` say where; a password is masked there, as in all
     messages, and the variable named that can hold it.
     """
-    from sqlq.settings import shown
+    from sqlq.settings import has_secret, shown
 
     if current is not None and (url is None or _same(current.url(), url)):
         schema = os.environ.get("SQLQ_SCHEMA")
@@ -57,13 +69,22 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     else:
         name = "sqlq"
         named = None if url is None else shown(url)
-        hidden = url is not None and url.password is not None
+        hidden = url is not None and has_secret(url)
         options = ["-a", "module:attribute"] if needs_app else []
         options += [] if named is None or hidden else ["-d", shlex.quote(named)]
         variables = {"SQLQ_DATABASE_URL": named} if hidden else {}
     variables |= {"SQLQ_SCHEMA": schema} if schema else {}
     before = [f"{variable}={shlex.quote(value or '')}" for variable, value in variables.items()]
     return " ".join([*before, name, words, *options])
+
+
+def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str | None = None) -> str:
+    """Return what mends that a role lacks rights: one command, whichever of them it lacks."""
+    kind = kind or ("producer" if current is None else current.kind)
+    if kind == OWNER:
+        return "connect as the role that owns the tables, or may create them"
+    grants = command(f"grants {word(role)} --as {kind}", url, schema=schema)
+    return f"the owner of the tables mends it by what `{grants}` prints"
 
 
 def word(name: str) -> str:

@@ -98,7 +98,7 @@ class Doctor:
         said = health.refusal(error)
         if "malformed" in said:
             return to_do(about, f"the file is damaged: {said}", DAMAGED)
-        grant = health.missing_grant(error, health.role_in(self._database.engine.url))
+        grant = health.missing_grant(error, self._database.engine.url, "reader")
         return check(about, f"could not look: {said}", grant)
 
     @cached_property

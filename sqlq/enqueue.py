@@ -19,7 +19,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.borrowed import Borrowed, Place
@@ -40,7 +40,7 @@ from sqlq.session import (
     note_write,
 )
 from sqlq.settings import in_memory, masked
-from sqlq.store import cluster, flows, jobs
+from sqlq.store import cluster, flows, health, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Dialect
 
@@ -123,7 +123,7 @@ class Enqueuer:
             return insert(conn, schema)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
-                _say_why(said, jobs.DIALECTS[conn.dialect.name])
+                _say_why(said, jobs.DIALECTS[conn.dialect.name], conn.engine.url)
             raise
 
     def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:
@@ -186,7 +186,7 @@ class Enqueuer:
         try:
             done = self._database.run(lambda conn: insert(conn, schema))
         except DBAPIError as error:
-            _say_why(error, self._database.dialect)
+            _say_why(error, self._database.dialect, self._database.engine.url)
             raise
         self._hints.send()
         return done
@@ -200,11 +200,12 @@ class Enqueuer:
                 return jobs.inserted(new, row)
             except DBAPIError as error:
                 if not database.dialect.has_no_room(error):  # guard: job-without-its-hint
+                    _say_why(error, database.dialect, database.engine.url)
                     raise  # else the hint was refused, and with it the job, which does not depend on it
         try:
             (row,) = database.run_statement(statement, parameters)
         except DBAPIError as error:
-            _say_why(error, database.dialect)
+            _say_why(error, database.dialect, database.engine.url)
             raise
         self._hints.send()
         return jobs.inserted(new, row)
@@ -373,11 +374,14 @@ def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[
     return done
 
 
-def _say_why(error: BaseException, dialect: Dialect) -> None:
-    """Raise `EnqueueError` where there is more to say of a refused write than the database does."""
+def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
+    """Raise `EnqueueError` where there is more to say of a refused write than the database does; to one that
+    lacks a right, add how to get it."""
     why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error
+    if (mend := health.missing_grant(error, url, "producer")) is not None:
+        error.add_note(mend)
 
 
 def check_new(new: Sequence[NewJob]) -> None:

@@ -14,12 +14,17 @@ max-attempts = 10
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlq.errors import ConfigurationError
+
+log = logging.getLogger("sqlq")
 
 TABLE = "[tool.sqlq]"
 DEFAULTS, QUEUES = "tool.sqlq.defaults", "tool.sqlq.queues"
@@ -31,7 +36,7 @@ class Project:
 
     file: Path
     app: str | None = None
-    database_url: str | None = None
+    database_url: str | None = field(default=None, repr=False)
     retention: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -41,7 +46,8 @@ def find(start: Path | None = None) -> Project | None:
     """Return what the nearest pyproject.toml with a table [tool.sqlq] says, from a directory (the current
     one) upwards; None where there is none.
 
-    Raises `ConfigurationError` for such a file that cannot be read as TOML, and for a key or value that is
+    A file of another user is passed over, and one line is logged: it would say which code runs here. Raises
+    `ConfigurationError` for a file with the table that cannot be read as TOML, and for a key or value that is
     not known.
     """
     try:
@@ -54,9 +60,32 @@ def find(start: Path | None = None) -> Project | None:
             written = file.read_bytes()
         except OSError:  # not there, or not for this user to see
             continue
-        if TABLE[:-1].encode() in written and (found := _read(file, written)) is not None:
+        if TABLE[:-1].encode() not in written or _is_a_strangers(file):
+            continue
+        if (found := _read(file, written)) is not None:
             return found
     return None
+
+
+def _is_a_strangers(file: Path) -> bool:
+    """Whether anybody but this user and root owns a file, a link to it, or the directory where it lies."""
+    user = getattr(os, "geteuid", lambda: 0)()
+    mine = {"0", str(user), os.environ.get("SUDO_UID") if user == 0 else None}
+    for path in (file.parent.resolve(), file, file.resolve()):
+        owner = path.lstat().st_uid
+        if str(owner) not in mine:  # guard: a-strangers-project-is-passed-over
+            _say_once(file, path, owner)
+            return True
+    return False
+
+
+@cache
+def _say_once(file: Path, path: Path, owner: int) -> None:
+    log.warning(
+        "[tool.sqlq] in %s is passed over: %s belongs to another user (uid %d); chown it, or name App and "
+        "database by -a and -d, or by SQLQ_APP and SQLQ_DATABASE_URL",
+        *(file, path, owner),
+    )
 
 
 def _read(file: Path, written: bytes) -> Project | None:

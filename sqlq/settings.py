@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -140,6 +141,8 @@ def supported(url: URL) -> URL:
                 if name not in _ASYNCPG_ONLY
             }
         )
+    if isinstance(password := url.query.get("password"), str):  # where drivers mask it, and let it count
+        url = url.set(password=password).difference_update_query(["password"])
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     if backend not in ("postgresql", "sqlite"):
@@ -198,8 +201,20 @@ def listen_url(argument: str | URL | None = None) -> URL | None:
 
 
 def masked(url: URL) -> str:
-    """Return the URL as it may be shown: without its password."""
-    return url.render_as_string(hide_password=True)
+    """Return the URL as it may be shown: without its password, nor secrets among its parameters."""
+    for name in filter(_SECRET.search, url.query):  # guard: secrets-among-parameters-are-masked
+        url = url.update_query_dict({name: _MASK})
+    return url.render_as_string(hide_password=True).replace(quote_plus(_MASK), _MASK)
+
+
+def has_secret(url: URL) -> bool:
+    """Whether what `masked` returns is not the whole URL."""
+    return masked(url) != url.render_as_string(hide_password=False)
+
+
+_SECRET = re.compile("pass|secret|token|scram", re.IGNORECASE)
+"""Parameters of drivers: password, sslpassword, passfile, oauth_client_secret, scram_client_key."""
+_MASK = "***"
 
 
 def shown(url: URL) -> str:

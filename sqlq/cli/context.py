@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sqlq.commandline import OWNER
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class Context:
     """The options of one run of `sqlq` that name the App and the database."""
 
-    database_url: str | None = None
+    database_url: str | None = field(default=None, repr=False)
     """What -d says."""
     app_option: str | None = None
     """What -a says."""
@@ -38,6 +40,8 @@ class Context:
     """How the command line is called."""
     program: Sequence[str] = (sys.executable, "-m", "sqlq")
     """What starts it again, before its arguments."""
+    kind: str = "operator"
+    """The kind of role that may do what the command does; see `commandline.KINDS`."""
     _app: App | None = field(default=None, repr=False)
 
     # -- what names them -------------------------------------------------------------------------------------
@@ -94,14 +98,14 @@ class Context:
         from sqlalchemy.exc import ArgumentError
 
         from sqlq.errors import SqlqError
-        from sqlq.settings import database_url, masked
+        from sqlq.settings import database_url, has_secret, masked
 
         if self.database_url is not None:
             try:
                 url = make_url(self.database_url)
             except (ArgumentError, ValueError):
                 return None
-            return shlex.quote(self.database_url if url.password is None else masked(url))
+            return shlex.quote(masked(url) if has_secret(url) else self.database_url)
         variable = os.environ.get("SQLQ_DATABASE_URL")
         if not variable:
             return None
@@ -111,18 +115,21 @@ class Context:
             return None
         if self.url() not in (None, url):  # the App names a database of its own
             return None
-        return shlex.quote(variable) if url.password is None else '"$SQLQ_DATABASE_URL"'
+        return '"$SQLQ_DATABASE_URL"' if has_secret(url) else shlex.quote(variable)
 
     # -- the App ---------------------------------------------------------------------------------------------
 
-    def app(self) -> App:
+    def app(self, *, needs_code: bool = False) -> App:
         """Return the App that is named, else one without tasks; in either case on the database of -d, if
-        given.
+        given. With -d and without -a the App's module is imported only for a command that `needs_code`: its
+        tasks, keys or hooks.
 
         Raises `ConfigurationError` for an App that cannot be imported and for a URL that cannot be used.
         """
         if self._app is None:
-            self._app = self._make_app()
+            # guard: a-database-needs-no-code
+            path = self.app_path if needs_code or self.database_url is None else self.app_option
+            self._app = self._make_app(path)
         return self._app
 
     def app_with_tasks(self, why: str) -> App:
@@ -131,7 +138,7 @@ class Context:
         from sqlq.errors import ConfigurationError
 
         self.require_app(why)
-        app = self.app()
+        app = self.app(needs_code=True)
         if not app.tasks:
             raise ConfigurationError(
                 f"the App {self.app_path} has no tasks: import the modules that define them in the one that "
@@ -147,11 +154,10 @@ class Context:
                 "with SQLQ_APP, or in pyproject.toml under [tool.sqlq]"
             )
 
-    def _make_app(self) -> App:
+    def _make_app(self, path: str | None) -> App:
         from sqlq.app import App
         from sqlq.settings import database_url
 
-        path = self.app_path
         if self.database_url is None:
             return App() if path is None else load_app(path, self._directories())
         if path is None:
@@ -191,6 +197,10 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
         context = ctx.find_object(Context)
         if context is not None and value is not None and option.name is not None:
             context.choose(option.name, value)
+        words = ctx.command_path.removeprefix(ctx.find_root().command_path).split()
+        if context is not None and words:
+            looks = words[-1] in _LOOK
+            context.kind = _KINDS.get(words[0], "reader" if looks else "operator")
 
     own = (
         click.Option(
@@ -214,6 +224,10 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
             takes_context(each, explain=False)
 
 
+_KINDS = {"enqueue": "producer", "work": "worker", "keys": "keys", "migrate": OWNER, "grants": OWNER}
+_LOOK = ("status", "jobs", "show", "result", "workers", "list", "doctor", "metrics")
+"""The commands that only look, by their last words."""
+
 _DATABASE = (
     "The database: postgresql://user:password@host/name or sqlite:///file.db. Without it the App's own "
     "counts, where an App is named; without an App, or where the App names none, SQLQ_DATABASE_URL; then "
@@ -222,7 +236,8 @@ _DATABASE = (
 _APP = (
     "Your App with its tasks, as in shop.tasks:app; a module with one App, as in shop.tasks; or a function "
     "to call for it, as in shop:create_app(). Found in the current directory, too. Without it SQLQ_APP "
-    "counts, and then app in pyproject.toml under [tool.sqlq]."
+    "counts, and then app in pyproject.toml under [tool.sqlq]; with -d, only for commands "
+    "that need its code."
 )
 
 

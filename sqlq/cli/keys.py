@@ -128,7 +128,7 @@ def rotate(context: Context, finished: bool, plain: bool, as_json: bool) -> None
 def _rotation(context: Context) -> Rotation:
     from sqlq.rotation import Rotation
 
-    return Rotation(context.app().database)
+    return Rotation(context.app(needs_code=True).database)
 
 
 def _object(done: Rotated, word: str) -> dict[str, object]:

@@ -64,7 +64,7 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
     """
     if running is None and rate is None:
         raise click.UsageError("say what is allowed: --running, --rate or both")
-    app = context.app()
+    app = context.app(needs_code=True)
     app.limits.check_key(key)
     known = app.limits.names(key) or any(each.key == key for each in app.admin.limits(key, limit=1))
     with naming_options("running", "rate"):
@@ -88,7 +88,7 @@ def clear(context: Context, key: str, as_json: bool) -> None:
     That is what the App declares for this key. Of a key that is made from arguments the next job that is
     enqueued says it; until then what was set counts.
     """
-    app = context.app()
+    app = context.app(needs_code=True)
     app.limits.check_key(key)
     found = app.admin.clear_limit(key, app.limits.declared(key))
     if as_json:

@@ -32,7 +32,7 @@ def explain(error: Exception, context: Context) -> str | None:
 
 _MENDS = (
     (r'database "(?P<name>[^"]*)" does not exist', "create it first, as with createdb {name}"),
-    (r'role "(?P<name>[^"]*)" does not exist', "check the user in the URL"),
+    (r'role "(?P<name>[^"]*)" does not exist', "create it, as with createuser, or check the user in the URL"),
     (
         r"password authentication failed|no password supplied|no pg_hba\.conf entry",
         "check the user and password in the URL",
@@ -61,11 +61,11 @@ _MENDS = (
 
 
 def _of_database(error: DBAPIError, context: Context) -> str:
-    from sqlq.store.health import missing_grant, role_in
+    from sqlq.store.health import missing_grant
 
     said = str(error.orig or error)
     reason = _reason(said)
-    if grant := missing_grant(error, role_in(context.app().database.engine.url)):
+    if grant := missing_grant(error, context.app().database.engine.url, context.kind):
         return f"{context.shown_url()}: {reason}; {grant}"
     for pattern, mend in _MENDS:
         if found := re.search(pattern, said):

@@ -79,7 +79,7 @@ def replay(
     sqlq replay --task shop.send_receipt --from 2h --dry-run
     """
     require_named("jobs", "--task, --queue, --from or --to", ids, task, queue, since, until)
-    app = context.app()
+    app = context.app(needs_code=True)
     options: dict[str, Any] = {"task": task, "queue": queue, "state": state, "rate": rate, "again": again}
     options |= {"since": _time(since, "--from"), "until": _time(until, "--to")}
     options |= {"args": _json_array(args)} if args is not None else {}

@@ -17,6 +17,7 @@ from sqlq.cli.doctor import doctor
 from sqlq.cli.enqueue import enqueue
 from sqlq.cli.failed import failed
 from sqlq.cli.flow import flow
+from sqlq.cli.grants import grants
 from sqlq.cli.health import health
 from sqlq.cli.jobs import jobs, show
 from sqlq.cli.keys import keys
@@ -110,6 +111,7 @@ for command in (
     prune,
     schedule,
     keys,
+    grants,
     doctor,
     health,
     metrics,

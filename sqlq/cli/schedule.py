@@ -331,7 +331,7 @@ def _switched(name: str, word: str, *, as_json: bool, changed: bool = True, else
 @click.pass_obj
 def run(context: Context, name: str, as_json: bool) -> None:
     """Enqueue a job of a schedule now, beside its moments."""
-    job = context.app().schedules.run(name)
+    job = context.app(needs_code=True).schedules.run(name)
     if as_json:
         show_json({"id": job.id, "queue": job.queue, "task": job.task, "created": job.created})
     elif job.created:
@@ -354,7 +354,7 @@ def backfill(context: Context, name: str, since: str, until: str, as_json: bool)
     begin, end = _moment(since, "--from"), _moment(until, "--to")
     if end <= begin:
         raise click.UsageError(f"--to {until} is not after --from {since}: there is no moment between them")
-    made = context.app().schedules.backfill(name, begin, end)
+    made = context.app(needs_code=True).schedules.backfill(name, begin, end)
     ids = [job.id for job in made if job.created]
     if as_json:
         show_json({"schedule": name, "ids": ids})

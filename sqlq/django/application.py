@@ -262,6 +262,7 @@ class InProject:
     """How messages name commands in a Django project's processes; see `sqlq.commandline`."""
 
     name = "python manage.py sqlq"
+    kind = "producer"
 
     def url(self) -> URL | None:
         """Return where the project's App is, if it has been made."""

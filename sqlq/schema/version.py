@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, Engine, text
 
 from sqlq import settings
-from sqlq.commandline import command
+from sqlq.commandline import command, granting
 from sqlq.errors import ConfigurationError, SchemaVersionError
 
 HEAD: Final = "0001"
@@ -65,11 +65,11 @@ def find(connection: Connection, schema: str | None) -> Found | None:
         return None
     table = qualified(connection, schema, TABLE)
     if not readable:
-        role = connection.execute(text("SELECT quote_ident(current_user)")).scalar()
-        place = connection.dialect.identifier_preparer.quote_schema(schema or "")
+        role = connection.execute(text("SELECT current_user")).scalar_one()
+        named = None if schema == connection.dialect.default_schema_name else schema
         raise SchemaVersionError(
             f"the role that connects to {database(connection, schema)} may not read {table}: "
-            f"GRANT USAGE ON SCHEMA {place} TO {role}; GRANT SELECT ON {table} TO {role}"
+            + granting(role, connection.engine.url, schema=named)
         )
     # All columns, since naming one that is not there would fail in the database.
     row = connection.execute(text(f"SELECT * FROM {table}")).mappings().first()

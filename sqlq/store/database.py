@@ -99,10 +99,10 @@ class Address:
     """Where an App's database is: a URL, or a caller's engine beside which to connect; the schema asked for;
     and the URL for LISTEN, if it is another."""
 
-    url: URL | None
-    engine: Engine | AsyncEngine | None
+    url: URL | None = field(repr=False)
+    engine: Engine | AsyncEngine | None = field(repr=False)
     schema: str | None
-    listen_url: URL | None = None
+    listen_url: URL | None = field(default=None, repr=False)
     is_test: bool = False
     """Whether the App is there for the length of a test."""
     gate: Gate = field(default_factory=Gate, compare=False, repr=False)

@@ -141,6 +141,9 @@ _FORGOTTEN = (
     *("unknown_since", "cancel_requested_at"),
 )
 """What the other had come to."""
+_COUNTED = ("attempts", "releases", "losses")
+REPLACED = (*_REPLACED, *_COUNTED, *_FORGOTTEN, "available_at")
+"""What an enqueue writes into the row of a job that it replaces or postpones."""
 
 
 def claimed_columns(dialect: Any) -> str:
@@ -199,7 +202,7 @@ class Dialect:
         The id, the token and the moment of its creation stay: a worker that held the job matches nothing.
         """
         values = {name: statement.excluded[name] for name in _REPLACED}
-        values |= {name: literal(0) for name in ("attempts", "releases", "losses")}
+        values |= {name: literal(0) for name in _COUNTED}
         values |= {name: null() for name in _FORGOTTEN}
         if at_most_ms is not None:
             latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, BigInteger, Connection, bindparam, func, literal, select, text
-from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.commandline import granting
 from sqlq.schema.moments import after, now
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs, metadata
 from sqlq.store import cluster, counts
@@ -337,53 +337,33 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
     return sorted(found, key=lambda unknown: -unknown.seconds)
 
 
-LOOKED_INTO = (
-    *("jobs", "finished_jobs", "failed_jobs", "sqlq_flows", "sqlq_edges", "sqlq_limits"),
-    *("sqlq_workers", "sqlq_queues", "sqlq_schedules", "sqlq_version"),
-)
-"""What the commands that only look read."""
-_QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
-_DENIED = re.compile(r"permission denied for (?:(schema)|relation|table|view) (.+)")
+_DENIED = re.compile(r"permission denied for (?:schema|relation|table|view) ")
 _TAKES_ROLE = re.compile(r"-c\s*role=((?:\\.|\S)+)")
 """As libpq reads options, which escapes spaces."""
-_PRIVILEGES = {
-    "INSERT": r"\bINSERT INTO {table}",
-    "UPDATE": r"\bUPDATE {table}|\bFOR (?:NO KEY )?UPDATE\b",
-    "DELETE": r"\bDELETE FROM {table}",
-}
 
 
-def missing_grant(error: BaseException, role: str) -> str | None:
-    """Return the whole GRANT statement that a role needs to be let do what PostgreSQL denied; None for any
-    other error.
+def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
+    """Return what gives the role in a URL the rights that PostgreSQL denied it; None for any other error.
 
-    To read is granted for all tables at once that the commands which look read: else each command would name
-    the next one.
+    That is all that a role of its kind needs: else each command would name one right after the other.
     """
-    if not isinstance(error, DBAPIError) or not (found := _DENIED.search(str(error.orig))):
+    if not isinstance(error, DBAPIError) or not _DENIED.search(str(error.orig)):
         return None
-    if found[1]:
-        return f"GRANT USAGE ON SCHEMA {_QUOTER.quote(found[2])} TO {role}"
-    name, statement = found[2].strip('"'), error.statement or ""
-    table = rf'(?:(?P<schema>"[^"]+"|\w+)\.)?"?{re.escape(name)}\b'
-    place = re.search(table, statement)
-    schema = f"{place['schema']}." if place and place["schema"] else ""
-    wanted = [word for word, how in _PRIVILEGES.items() if re.search(how.format(table=table), statement)]
-    names = (name,) if wanted or name not in LOOKED_INTO else LOOKED_INTO
-    return f"GRANT {', '.join(['SELECT', *wanted])} ON {', '.join(schema + each for each in names)} TO {role}"
+    if kind == "producer" and "DO UPDATE" in (error.statement or ""):
+        kind = "replacing-producer"
+    return granting("ROLE" if url is None else role_in(url), url, kind=kind)
 
 
 def role_in(url: URL) -> str:
-    """Return the role that a URL connects as, quoted for SQL; in words where neither it nor the environment
-    names one."""
+    """Return the role that a URL connects as; "ROLE" where neither it nor the environment names one."""
     given = {name: value for name, value in url.query.items() if isinstance(value, str)}
     taken = _TAKES_ROLE.findall(given.get("options", ""))  # guard: a-role-that-is-taken-is-granted
     role = taken[-1].replace("\\ ", " ").replace("\\\\", "\\") if taken else None
     role = role or given.get("user") or url.username or os.environ.get("PGUSER")
     try:
-        return _QUOTER.quote(role or getpass.getuser())
+        return role or getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in containers
-        return "the role that connects"
+        return "ROLE"
 
 
 def refusal(error: BaseException) -> str:

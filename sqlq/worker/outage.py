@@ -81,7 +81,7 @@ class Outage:
                 )
 
     def _speak_of_refusal(self, error: BaseException) -> None:
-        grant = missing_grant(error, "the role in the worker's URL")
+        grant = missing_grant(error, kind="worker")
         with Outage._lock:
             # guard: what-is-refused-is-told
             if Outage._is_to_be_said(self._doing):

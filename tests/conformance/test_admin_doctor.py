@@ -19,7 +19,7 @@ from sqlq.doctor import Doctor
 from sqlq.filecheck import filesystem
 from sqlq.findings import Finding, Verdict
 from sqlq.outcome import ErrorText, Failed, Released, Settlement
-from sqlq.store import cluster, counts, endings, health, jobs
+from sqlq.store import cluster, counts, endings, health, jobs, rights
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -447,9 +447,11 @@ def test_what_a_role_may_not_see_is_said_to_be_unseen(
         *("schedules", "limits", "flows", "seals", "failed"),
     }
     assert {finding.verdict for finding in unseen.values()} == {Verdict.CHECK}
-    (grant,) = {finding.remedy for finding in unseen.values()}
+    (remedy,) = {finding.remedy for finding in unseen.values()}
+    role = str(app.database.engine.url.username)
+    assert f"sqlq grants {role} --as reader` prints" in str(remedy)
     with engine.begin() as conn:
-        conn.exec_driver_sql(str(grant))
+        rights.apply(conn, "reader", role, "public")
     again = Doctor(app.database).examine()
     assert not [finding for finding in again if finding.said.startswith("could not look: ")]
     assert {finding.check for finding in found if finding.verdict is Verdict.OK} > {

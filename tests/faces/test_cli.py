@@ -55,6 +55,7 @@ finally:
         "prune",
         "schedule",
         "keys",
+        "grants",
         "doctor",
         "health",
         "metrics",

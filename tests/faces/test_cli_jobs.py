@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import click
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
 from sqlq.cli.context import Context
@@ -461,45 +460,6 @@ def looking(id: int) -> list[tuple[str, ...]]:
         ("doctor",),
         ("migrate", "--check"),
     ]
-
-
-@on_postgresql
-def test_a_role_that_lacks_a_right_is_told_the_whole_grant(
-    desk: Desk, database_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    id = desk.end(BOOM)
-    waiting = desk.enqueue()
-    owner = create_engine(database_url, poolclass=NullPool)
-    role = f"looks {uuid4().hex[:12]}"
-    with owner.begin() as conn:
-        conn.exec_driver_sql(f"""CREATE ROLE "{role}" LOGIN PASSWORD 'x'""")
-    poor = Desk(
-        make_url(database_url).set(username=role, password="x").render_as_string(hide_password=False), capsys
-    )
-
-    def grant(*args: str) -> None:
-        said = poor.sentence(*args)
-        assert "\n" not in said
-        with owner.begin() as conn:
-            conn.exec_driver_sql(said[said.index("GRANT") :])
-
-    try:
-        grant("status")  # the revision of the tables
-        grant("status")  # all that is looked into
-        for arguments in looking(id):
-            if arguments[-1] == "--exact":  # counts by the view
-                grant(*arguments)
-            poor.look(*arguments)
-        said = poor.sentence("failed", "forget", str(id))
-        assert said.endswith(f'; GRANT SELECT, UPDATE, DELETE ON public.failed_jobs TO "{role}"')
-        for _ in range(3):  # it locks the job, puts it among the finished ones, and deletes it
-            grant("cancel", str(waiting))
-        poor("cancel", str(waiting))
-        assert desk.app.get(waiting).state == "cancelled"
-    finally:
-        poor.app.close()
-        with owner.begin() as conn:
-            conn.exec_driver_sql(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
 def obey_permissions() -> None:

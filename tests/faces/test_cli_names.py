@@ -3,11 +3,13 @@ in messages, which can be pasted."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from tests.faces.command import Command
 
@@ -66,6 +68,62 @@ def test_a_wrong_pyproject_is_one_sentence(bare: Command) -> None:
     (bare.directory / "pyproject.toml").write_text("[tool.sqlq]\napplication = 'shop:app'\n")
     said = bare("status").sentence()
     assert said.startswith(f"{bare.directory / 'pyproject.toml'}: [tool.sqlq] has no key 'application'")
+
+
+STRANGE = """
+import pathlib, sqlq
+pathlib.Path("ran").touch()
+app = sqlq.App()
+"""
+NEEDING_NO_CODE = (
+    "migrate",
+    "migrate --check",
+    "status",
+    "jobs",
+    "doctor",
+    "workers",
+    "failed list",
+    "failed retry --all",
+    "flow list",
+    "limit list",
+    "schedule list",
+    "pause mail",
+    "resume mail",
+    "cancel --queue mail",
+    "prune --finished 1d",
+    "metrics",
+)
+
+
+def test_with_a_database_alone_no_code_is_imported(bare: Command) -> None:
+    ran = bare.directory / "ran"
+    (bare.directory / "pyproject.toml").write_text('[tool.sqlq]\napp = "strange:app"\n')
+    (bare.directory / "strange.py").write_text(STRANGE)
+    for words in NEEDING_NO_CODE:
+        done = bare(*words.split(), "-d", "sqlite:///a.db", env={"SQLQ_APP": "strange:app"})
+        assert done.code == 0 or words == "doctor", done
+        assert not ran.exists(), words
+    bare.ok("status", "-d", "sqlite:///a.db", "-a", "strange:app")
+    assert ran.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_a_stranger_says_in_a_directory_is_not_run(bare: Command) -> None:
+    file = bare.directory / "pyproject.toml"
+    file.write_text('[tool.sqlq]\napp = "strange:app"\ndatabase-url = "sqlite:///theirs.db"\n')
+    (bare.directory / "strange.py").write_text(STRANGE)
+    os.chown(file, 65534, 65534)
+    bare.directory /= "below"
+    bare.directory.mkdir()
+    done = bare("migrate")
+    assert done.err.count("is passed over") == 1
+    assert (
+        f"[tool.sqlq] in {file} is passed over: {file} belongs to another user (uid 65534); chown it"
+        in done.err
+    )
+    assert not (bare.directory / "ran").exists()
+    assert (bare.directory / "sqlq.db").exists()
+    assert not (file.parent / "theirs.db").exists()
 
 
 # -- factories -----------------------------------------------------------------------------------------------
@@ -208,3 +266,39 @@ def test_migrate_says_when_nothing_named_a_database(bare: Command) -> None:
     place = f"sqlite:///{bare.directory}/sqlq.db"
     assert done.err == f"no App and no database were named: using {place}\n"
     assert done.out.endswith(f"in {place}\n")
+
+
+# -- passwords -----------------------------------------------------------------------------------------------
+
+SECRETS = ("password=SEKRET", "sslpassword=SEKRET", "passfile=/SEKRET", "sslmode=wrong&password=SEKRET")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("secret", [None, *SECRETS])
+def test_no_output_shows_a_password(bare: Command, database_url: str, secret: str | None) -> None:
+    """Of a database that answers, and of one that does not; as an option and as a variable."""
+    url = make_url(database_url)
+    if secret is None:
+        url = url.set(password="SEKRET")
+    there = url.render_as_string(hide_password=False) + (f"?{secret}" if secret else "")
+    away = there.replace(f":{url.port}/", ":1/")
+    told = []
+    for place in (there, away):
+        env = {"SQLQ_DATABASE_URL": place}
+        for words in (
+            "status",
+            "status --json",
+            "doctor",
+            "doctor --json",
+            "migrate",
+            "limit list",
+            "keys list",
+        ):
+            told += [bare(*words.split(), "-d", place), bare(*words.split(), env=env)]
+        told += [
+            bare("enqueue", "-a", "shop:app", "shop.where", env=env),
+            bare("grants", "x", "--as", "reader", "--apply", env=env),
+        ]
+    told.append(bare("work", "--drain", "-a", "shop:app", "--log-level", "debug", "-d", there))
+    assert not [done for done in told if "SEKRET" in done.out + done.err]
+    assert any("***" in done.out + done.err for done in told)

@@ -57,6 +57,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
+from sqlq.cli.context import Context
+from sqlq.cli.root import sqlq as sqlq_command
 from sqlq.doctor import Doctor
 from sqlq.endings import settlement
 from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
@@ -64,7 +66,7 @@ from sqlq.rotation import Rotation
 from sqlq.schedule import Declared, Schedule
 from sqlq.schema import version
 from sqlq.seal import new_key
-from sqlq.store import cluster, control, endings, jobs, limits, records, schedules, unblock
+from sqlq.store import cluster, control, endings, jobs, limits, records, rights, schedules, unblock
 from sqlq.testing import drain, tick
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
@@ -1168,7 +1170,18 @@ def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
 
 # -- GRANTs --------------------------------------------------------------------------------------------------
 
-ROLES = ("shop_web", "shop_worker", "shop_operator", "shop_reader", "shop_keys")
+KINDS = dict(re.findall(r"^sqlq grants (\w+) --as ([\w-]+) --apply$", block("sh", "grants"), re.MULTILINE))
+"""The page's roles, and of which kind each is."""
+
+
+def grant(url: str, role: str, kind: str) -> None:
+    """Run the command that gives a role its rights, as the role in a URL."""
+    sqlq_command.main(
+        ["grants", role, "--as", kind, "--apply", "-d", url],
+        standalone_mode=False,
+        obj=(context := Context()),
+    )
+    context.app().close()
 
 
 @pytest.fixture
@@ -1179,20 +1192,18 @@ def roles(postgresql: PostgreSQL, database_url: str) -> Iterator[tuple[Engine, d
     mark = uuid4().hex[:12]
     urls = {}
     with owner.begin() as conn:
-        for role in ROLES:
+        for role in KINDS:
             conn.exec_driver_sql(f"CREATE ROLE {role}_{mark} LOGIN PASSWORD '{mark}'")
             urls[role] = (
                 make_url(database_url)
                 .set(username=f"{role}_{mark}", password=mark)
                 .render_as_string(hide_password=False)
             )
-        grants = re.sub(
-            r"\b(shop_(?:web|worker|operator|reader|keys))\b", rf"\1_{mark}", block("sql", "grants")
-        )
-        conn.exec_driver_sql(grants)
+    for role, kind in KINDS.items():
+        grant(database_url, f"{role}_{mark}", kind)
     yield owner, urls
     with owner.begin() as conn:
-        for role in ROLES:
+        for role in KINDS:
             conn.exec_driver_sql(f"DROP OWNED BY {role}_{mark}; DROP ROLE {role}_{mark}")
     owner.dispose()
 
@@ -1201,14 +1212,59 @@ def enqueue_as(url: str) -> None:
     engine = create_engine(url, poolclass=NullPool)
     with closing(sqlq.App(url)) as app:
         task = app.task(name="shop.note")(lambda text: text)
-        app.enqueue_many([task.new("a"), task.new("b")])
+        (first, _) = app.enqueue_many([task.new("a"), task.new("b")])
+        assert app.get(first.id).state == "available"
         app.enqueue(sqlq.chain(task.new("in a flow").set(delay="1h"), task))
         app.enqueue(task.new("in line").set(limit=sqlq.Limit("one", running=1), delay="1h"))
+        app.enqueue(task.new("in time").set(unique_key="e", unique_until="pruned", expires="1h"))
         with Session(engine) as session, session.begin():
-            assert app.enqueue(task.new("c").set(unique_key="c"), session=session).created
-            assert not app.enqueue(task.new("d").set(unique_key="c"), session=session).created
+            key = str(uuid4())
+            assert app.enqueue(task.new("c").set(unique_key=key), session=session).created
+            assert not app.enqueue(task.new("d").set(unique_key=key), session=session).created
     with engine.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (task) VALUES ('shop.note')")
+
+
+def enqueue_plainly_as(url: str) -> None:
+    """Enqueue with all that a plain job can say, one at a time and several."""
+    said: dict[str, Any] = {
+        "priority": 3,
+        "timeout": "5s",
+        "max_attempts": 2,
+        "backoff": "1s",
+        "retention": "1h",
+    }
+    said |= {"headers": {"a": 1}, "label": "l", "expires": "1h"}
+    with closing(sqlq.App(url)) as app:
+        new = app.task(name="shop.note")(lambda text: text).new("a")
+        for options in (
+            {},
+            said,
+            {**said, "delay": "1h"},
+            {"available_at": datetime(2031, 1, 1, tzinfo=UTC)},
+        ):
+            app.enqueue(new.set(**options))
+            app.enqueue_many([new.set(**options)])
+        app.enqueue_many([new, new.set(**said)])
+
+
+def enqueue_all_as(url: str) -> None:
+    enqueue_as(url)
+    enqueue_plainly_as(url)
+
+
+def replace_as(url: str) -> None:
+    enqueue_all_as(url)
+    with closing(sqlq.App(url)) as app:
+        task = app.task(name="shop.note")(lambda text: text)
+        ways: list[dict[str, Any]] = [
+            {"on_conflict": "replace"},
+            {"on_conflict": "postpone", "at_most": "2h"},
+        ]
+        for options in ways:
+            key = str(uuid4())
+            for _ in range(2):
+                app.enqueue(task.new("a").set(unique_key=key, delay="1h", **options))
 
 
 def work_as(url: str) -> None:
@@ -1295,6 +1351,7 @@ def operate_as(url: str) -> None:
         app.schedules.pause(schedule)
         app.schedules.run(schedule)
         app.schedules.remove(schedule)
+        look_in(app)
         unseen = [
             finding
             for finding in Doctor(app.database).examine()
@@ -1304,21 +1361,25 @@ def operate_as(url: str) -> None:
 
 
 def look_as(url: str) -> None:
-    """Everything that changes nothing."""
     with closing(sqlq.App(url)) as app:
-        app.list()
-        app.workers()
-        app.admin.flows()
-        app.admin.limits()
-        app.admin.failures()
-        app.admin.status()
-        app.admin.status(exact=True)
-        app.admin.vitals()
-        app.schedules.list()
-        with app.database.engine.connect() as conn:
-            for question in questions():
-                conn.exec_driver_sql(question)
-            conn.exec_driver_sql("SELECT 1 FROM sqlq_edges")
+        look_in(app)
+
+
+def look_in(app: sqlq.App) -> None:
+    """Everything that changes nothing."""
+    app.list()
+    app.workers()
+    app.admin.flows()
+    app.admin.limits()
+    app.admin.failures()
+    app.admin.status()
+    app.admin.status(exact=True)
+    app.admin.vitals()
+    app.schedules.list()
+    with app.database.engine.connect() as conn:
+        for question in questions():
+            conn.exec_driver_sql(question)
+        conn.exec_driver_sql("SELECT 1 FROM sqlq_edges")
 
 
 KEYS = [new_key(), new_key()]
@@ -1351,6 +1412,25 @@ def fill(owner: Engine) -> None:
         complete_all(app, "flows")
 
 
+def fill_sealed(owner: Engine) -> None:
+    """Put jobs in each state, and a schedule, sealed with the old key."""
+    with closing(sqlq.App(engine=owner, keys=KEYS[1:])) as app:
+        task = app.task(name="shop.note", max_attempts=1)(lambda n: 1 // n)
+        app.enqueue_many([task.new(0), task.new(1), task.new(1).set(delay="1h")])
+        app.schedules.add(f"nightly-{uuid4()}", task.new(1), every="24h")
+        drained = drain(app)
+    assert (drained.completed, drained.failed) == (1, 1)
+
+
+def rights_of(kind: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each right of a kind of role: its name, the columns it is for, none for all, and the table."""
+    for each in rights.RIGHTS[kind]:
+        said, tables = each.split(" ON ")
+        for right, columns in re.findall(r"([A-Z]+)(?: \((.+?)\))?", said):
+            for table in tables.split(", "):
+                yield right, columns.split(", ") if columns else [], table
+
+
 def is_refused(flow: Callable[[str], None], url: str) -> bool:
     try:
         flow(url)
@@ -1377,7 +1457,7 @@ class TestGrants:
             if text == "b":
                 app.enqueue(note.new("from a handler"))
 
-        assert drain(app) == sqlq.testing.Tally(completed=4, retried=1)
+        assert drain(app) == sqlq.testing.Tally(completed=5, retried=1)
         app.close()
         with closing(sqlq.App(urls["shop_reader"])) as looking:
             assert [(q.queue, q.scheduled, q.blocked) for q in looking.admin.status()] == [("default", 2, 2)]
@@ -1395,12 +1475,7 @@ class TestGrants:
     def test_a_role_may_change_keys_alone(self, roles: tuple[Engine, dict[str, str]]) -> None:
         """In each table that has sealed rows, of each kind of them; and an operator's may, too."""
         owner, urls = roles
-        with closing(sqlq.App(engine=owner, keys=KEYS[1:])) as app:
-            task = app.task(name="shop.note", max_attempts=1)(lambda n: 1 // n)
-            app.enqueue_many([task.new(0), task.new(1), task.new(1).set(delay="1h")])
-            app.schedules.add("nightly", task.new(1), every="24h")
-            drained = drain(app)
-        assert (drained.completed, drained.failed) == (1, 1)
+        fill_sealed(owner)
         with closing(sqlq.App(urls["shop_keys"], keys=KEYS)) as app:
             assert app.seal is not None
             done = Rotation(app.database).rotate(finished=True)
@@ -1433,29 +1508,39 @@ class TestGrants:
             for chore in chores * 2:
                 getattr(chore, "_chore", chore).run()
 
-    def test_what_who_enqueues_needs_besides(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    def test_who_replaces_is_of_another_kind(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles
+        replace_as(urls["shop_admin"])
+        with pytest.raises(SQLAlchemyError, match="permission denied") as refused:
+            replace_as(urls["shop_web"])
         name = make_url(urls["shop_web"]).username
-        page = PAGES[ROOT / "docs" / "guide" / "operating.md"]
-        update, select = re.findall(r"`(GRANT (?:UPDATE|SELECT) ON [a-z_, ]+)`", page)
-        with closing(sqlq.App(urls["shop_web"])) as app:
-            task = app.task(name="shop.note")(lambda: None)
-            replaces = task.new().set(unique_key="k", delay="1h", on_conflict="replace")
-            lasts = task.new().set(unique_key="l", unique_until="pruned")
-            for grant, needs in ((update, replaces), (select, lasts)):
-                with pytest.raises(SQLAlchemyError, match="permission denied"):
-                    app.enqueue(needs)
-                with owner.begin() as conn:
-                    conn.exec_driver_sql(f"{grant} TO {name}")
-                app.enqueue(needs)
-            assert app.get(app.enqueue(lasts).id).state == "available"
+        (said,) = refused.value.__notes__
+        assert f"sqlq grants {name} --as replacing-producer`" in said
+        grant(owner.url.render_as_string(hide_password=False), str(name), "replacing-producer")
+        replace_as(urls["shop_web"])
+
+    def test_who_is_not_trusted_enqueues_plain_jobs_alone(self, roles: tuple[Engine, dict[str, str]]) -> None:
+        enqueue_plainly_as(url := roles[1]["shop_form"])
+        with closing(sqlq.App(url)) as app:
+            task = app.task(name="shop.note")(lambda text: text)
+            new = task.new("a")
+            for refused in (
+                new.set(unique_key="k"),
+                new.set(limit=sqlq.Limit("one", running=1)),
+                new.set(on_success=app.task(name="shop.after")(lambda ended: None)),
+                sqlq.chain(new, task),
+            ):
+                with pytest.raises(SQLAlchemyError, match="permission denied") as raised:
+                    app.enqueue(refused)
+                (said,) = raised.value.__notes__
+                assert " --as producer` prints" in said
 
     @pytest.mark.parametrize(
         ("role", "statement"),
         [
             ("shop_web", "UPDATE jobs SET priority = 1"),
             ("shop_web", "DELETE FROM jobs"),
-            ("shop_web", "SELECT * FROM failed_jobs"),
+            ("shop_web", "SELECT * FROM sqlq_workers"),
             ("shop_web", "DROP TABLE jobs"),
             ("shop_worker", "UPDATE sqlq_version SET version_num = '0'"),
             ("shop_worker", "ALTER TABLE jobs ADD COLUMN x int"),
@@ -1479,29 +1564,28 @@ class TestGrants:
         engine.dispose()
 
     @pytest.mark.slow
-    def test_every_one_of_them_is_needed(self, roles: tuple[Engine, dict[str, str]]) -> None:
+    @pytest.mark.parametrize("role", KINDS)
+    def test_every_one_of_them_is_needed(self, roles: tuple[Engine, dict[str, str]], role: str) -> None:
         owner, urls = roles
-        flows = {"shop_web": enqueue_as, "shop_worker": work_as, "shop_operator": operate_as}
+        flows = {"shop_web": enqueue_all_as, "shop_form": enqueue_plainly_as, "shop_admin": replace_as}
+        flows |= {"shop_worker": work_as, "shop_operator": operate_as}
         flows |= {"shop_reader": look_as, "shop_keys": rotate_as}
-        checked = 0
-        for rights, tables, role in re.findall(
-            r"GRANT ([A-Z, ]+) ON ([\w, ]+) TO (shop_\w+);", block("sql", "grants")
-        ):
-            name = make_url(urls[role]).username
-            for table in tables.split(", "):
-                for right in rights.split(", "):
-                    with owner.begin() as conn:
-                        conn.exec_driver_sql(f"REVOKE {right} ON {table} FROM {name}")
-                        conn.exec_driver_sql(
-                            "DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs"
-                        )
-                    if role == "shop_operator":
-                        fill(owner)
-                    assert is_refused(flows[role], urls[role]), f"{role} does not need {right} ON {table}"
-                    with owner.begin() as conn:
-                        conn.exec_driver_sql(f"GRANT {right} ON {table} TO {name}")
-                    checked += 1
-        assert checked == 97
+        name = make_url(urls[role]).username
+        for right, columns, table in rights_of(KINDS[role]):
+            for column in columns or [""]:
+                what = f"{right} ({column}) ON {table}" if column else f"{right} ON {table}"
+                with owner.begin() as conn:
+                    conn.exec_driver_sql(f"REVOKE {what} FROM {name}")
+                    conn.exec_driver_sql(
+                        "DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs"
+                    )
+                if role == "shop_operator":
+                    fill(owner)
+                if role == "shop_keys":
+                    fill_sealed(owner)
+                assert is_refused(flows[role], urls[role]), f"{role} does not need {what}"
+                with owner.begin() as conn:
+                    conn.exec_driver_sql(f"GRANT {what} TO {name}")
 
 
 test_grants = TestGrants  # for ELSEWHERE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,52 @@ def test_what_it_may_not_say(here: Path, tmp_path: Path, text: str) -> None:
         database_url()
     assert WRONG[text] in str(raised.value)
     assert str(file) in str(raised.value)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+NOBODY = 65534
+
+
+@needs_root
+@pytest.mark.parametrize("owned", ["the file", "its directory", "a link to it"])
+def test_what_another_user_owns_is_passed_over(
+    here: Path, tmp_path: Path, owned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = here / "pyproject.toml"
+    if owned == "a link to it":
+        (tmp_path / "mine.toml").write_text('[tool.sqlq]\napp = "evil:app"\n')
+        file.symlink_to(tmp_path / "mine.toml")
+    else:
+        file.write_text('[tool.sqlq]\napp = "evil:app"\n')
+    assert project.find() == project.Project(file, "evil:app")
+    path = here if owned == "its directory" else file
+    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    for _ in range(2):
+        found = project.find()
+        assert found is not None
+        assert found.file == tmp_path / "pyproject.toml"
+    assert sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"[tool.sqlq] in {file} is passed over: {path} belongs to another user (uid 65534)"
+    )
+    assert "chown it, or name App and database by -a and -d" in said
+
+
+@needs_root
+def test_under_sudo_ones_own_file_is_taken(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(tmp_path / "pyproject.toml", NOBODY, NOBODY)
+    assert project.find() is None
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    assert project.find() is not None
+
+
+@needs_root
+def test_files_of_roots_are_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: NOBODY)
+    assert project.find() is not None
 
 
 def test_a_file_that_says_nothing_to_sqlq_is_not_even_read(here: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.cli.context import Context
+from sqlq.commandline import command
 from sqlq.settings import DEFAULT_URL, database_url, listen_url, masked, schema_name
 from sqlq.store.database import ends
 from sqlq.store.health import role_in
@@ -157,6 +158,47 @@ def test_asyncpg_parameters_are_said_in_psycopgs_words() -> None:
     assert url.query == {"sslmode": "require", "application_name": "shop"}
 
 
+SPELLINGS = (
+    *("u:SEKRET@h/d", "u@h/d?password=SEKRET", "u:x@h/d?password=SEKRET", "u@h/d?password=a&password=SEKRET"),
+    *("u@h/d?sslpassword=SEKRET", "u@h/d?passfile=/SEKRET", "u@h/d?oauth_client_secret=SEKRET"),
+    *(
+        "u@h/d?scram_client_key=SEKRET",
+        "u:SEKRET@h/d?sslmode=require&sslpassword=SEKRET",
+        "/d?PASSWORD=SEKRET",
+    ),
+)
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg2", "postgresql+asyncpg"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
+    given = f"{driver}://{spelling}"
+    url = database_url(given)
+    assert "SEKRET" in url.render_as_string(hide_password=False)
+    app = sqlq.App(given)
+    beside = sqlq.App(given, listen_url=given.replace("psycopg2", "psycopg"))
+    told = [
+        masked(url),
+        masked(make_url(given)),
+        repr(app),
+        repr(beside),
+        repr(app.address),
+        repr(app.database),
+    ]
+    told += [repr(beside.address), command("status", url), command("status", make_url(given))]
+    told += [str(Context(database_url=given)), *Context(database_url=given).options(needs_app=False)]
+    with pytest.raises(sqlq.UnsupportedDatabaseError) as raised:
+        database_url(f"mysql://{spelling}")
+    told.append(str(raised.value))
+    assert not [said for said in told if "SEKRET" in said]
+    assert "***" in masked(make_url(given))
+
+
+def test_a_password_among_the_parameters_is_the_one_that_counts() -> None:
+    url = database_url("postgresql://u:other@h/d?password=a%20b&sslmode=require")
+    assert (url.password, dict(url.query)) == ("a b", {"sslmode": "require"})
+
+
 def test_passwords_are_masked() -> None:
     assert masked(URL.create("postgresql", "u", "secret", "h", 5432, "d")) == "postgresql://u:***@h:5432/d"
 
@@ -259,13 +301,13 @@ def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_li
 @pytest.mark.parametrize(
     ("url", "role"),
     [
-        ("postgresql://Bob%20B@db/shop", '"Bob B"'),
-        ("postgresql://user@db/shop", '"user"'),
-        ("postgresql://a%25b@db/shop", '"a%b"'),
+        ("postgresql://Bob%20B@db/shop", "Bob B"),
+        ("postgresql://user@db/shop", "user"),
+        ("postgresql://a%25b@db/shop", "a%b"),
         ("postgresql://app@/shop?user=eve", "eve"),
         ("postgresql://app@db/shop?options=-c%20role%3Downer", "owner"),
-        (r"postgresql://app@db/shop?options=-c%20a%3Db%20-crole%3DThe%5C%20owner", '"The owner"'),
-        ("postgresql:///shop", "the role that connects"),
+        (r"postgresql://app@db/shop?options=-c%20a%3Db%20-crole%3DThe%5C%20owner", "The owner"),
+        ("postgresql:///shop", "ROLE"),
     ],
 )
 def test_a_grant_names_the_role_that_lacks_it(url: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,5 +246,6 @@ def test_a_right_that_is_missing_is_told_with_its_grant(
     Outage("pruning jobs", quiet=True).met(error)
     assert caplog.messages == [
         "the database refuses what pruning jobs needs: permission denied for table failed_jobs; "
-        "GRANT SELECT, DELETE ON failed_jobs TO the role in the worker's URL; trying again once it is mended"
+        "the owner of the tables mends it by what `sqlq grants ROLE --as worker` prints; "
+        "trying again once it is mended"
     ]

@@ -1,0 +1,44 @@
+"""`sqlq grants`: which rights a role of PostgreSQL needs for what it does, printed or given."""
+
+from __future__ import annotations
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.output import plain
+from sqlq.commandline import KINDS
+
+
+@click.command()
+@click.argument("role")
+@click.option("--as", "kind", type=click.Choice(KINDS), required=True, help="What the role does.")
+@click.option("--only", is_flag=True, help="Take away first what else the role has on these tables.")
+@click.option("--apply", "applies", is_flag=True, help="Run them, as the role that owns the tables.")
+@click.pass_obj
+def grants(context: Context, role: str, kind: str, only: bool, applies: bool) -> None:
+    """Print the GRANTs that ROLE needs, or run them.
+
+    A producer enqueues, a worker works, an operator does what these commands do, and a reader looks. An
+    untrusted-producer enqueues plain jobs alone: no unique keys, limits, flows, follow-ups or schedules. A
+    replacing-producer may also replace and postpone jobs, whosoever they are. The role keys changes keys.
+
+    \b
+    sqlq grants shop_web --as producer --apply
+    """
+    from sqlq.errors import ConfigurationError
+    from sqlq.store import rights
+
+    database = context.app().database
+    if database.engine.dialect.name != "postgresql":
+        raise ConfigurationError(
+            f"{context.shown_url()} has no roles: who may write the file may do everything, who may read it "
+            "may look"
+        )
+    schema = database.requested_schema or database.schema or ""
+    if not applies:
+        click.echo(";\n".join(rights.statements(kind, role, schema, only=only)) + ";")
+        return
+    database.require_tables()
+    with database.begin() as conn:
+        rights.apply(conn, kind, role, schema, only=only)
+    click.echo(f"{plain(role)} has the rights of the kind {kind} in {context.shown_url()}")

@@ -1,0 +1,99 @@
+"""Which rights on the tables a role of PostgreSQL needs for what it does, and the statements that give them.
+
+One list for each kind of role: the command `sqlq grants` prints it or runs it, and every refusal names that
+command.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+from sqlalchemy.dialects.postgresql.base import PGDialect
+
+from sqlq.errors import ConfigurationError
+from sqlq.schema import version, views
+from sqlq.schema.tables import metadata
+from sqlq.store.dialect import REPLACED
+from sqlq.store.rows import COLUMNS
+
+QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
+TABLES = (*(table.name for table in metadata.tables.values()), *views.NAMES, version.TABLE)
+
+_PLAIN = (
+    "queue, task, payload, priority, max_attempts, available_at, start_by, timeout_ms, retention_ms, "
+    "backoff, headers, label"
+)
+"""What a job says of itself alone: no key and no place that others wait for, and nothing that follows it."""
+_SAID = sorted({*COLUMNS, "available_at", "start_by", "flow_id", "limit_key", "blocked_by", "due_at"})
+"""All that an enqueue writes. Its id, its attempts and who runs it are no producer's to say."""
+_ENQUEUES = (
+    "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
+    f"INSERT ({', '.join(_SAID)}) ON jobs",
+    "SELECT (id), INSERT (name) ON sqlq_flows",
+    "SELECT (place), INSERT (job_id, depends_on, on_outcome, place) ON sqlq_edges",
+    "SELECT (id), INSERT (at, limit_key, max_running, rate, period_ms, in_order, holds) ON sqlq_wakes",
+)
+_LOOKS = (
+    "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits",
+    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_version, job_states, queue_stats",
+)
+RIGHTS = {
+    "producer": _ENQUEUES,
+    "untrusted-producer": (
+        f"SELECT (id, available_at), INSERT ({_PLAIN}) ON jobs",
+        "SELECT ON sqlq_version",
+    ),
+    "replacing-producer": (*_ENQUEUES, f"UPDATE ({', '.join(REPLACED)}) ON jobs"),
+    "worker": (
+        "SELECT ON sqlq_version",
+        "SELECT, UPDATE ON sqlq_queues",
+        "SELECT, INSERT, UPDATE ON sqlq_schedules",
+        "SELECT, INSERT, DELETE ON sqlq_flows, sqlq_edges",
+        "SELECT, INSERT, UPDATE, DELETE ON jobs, finished_jobs, failed_jobs",
+        "SELECT, INSERT, UPDATE, DELETE ON sqlq_workers, sqlq_limits, sqlq_wakes",
+    ),
+    "operator": (
+        *_LOOKS,
+        "INSERT, UPDATE, DELETE ON jobs, finished_jobs, sqlq_schedules",
+        "UPDATE, DELETE ON failed_jobs",
+        "DELETE ON sqlq_flows, sqlq_edges",
+        "UPDATE ON sqlq_workers",
+        "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
+        "SELECT, INSERT ON sqlq_wakes",
+    ),
+    "reader": _LOOKS,
+    "keys": (
+        "SELECT ON sqlq_version, jobs, failed_jobs, finished_jobs, sqlq_schedules",
+        "UPDATE (payload) ON jobs, failed_jobs, finished_jobs, sqlq_schedules",
+        "UPDATE (result) ON finished_jobs",
+    ),
+}
+"""By the kinds of roles, of `commandline.KINDS`."""
+
+
+def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list[str]:
+    """Return the GRANTs that a role needs; with `only` after a REVOKE of all that it has on sqlq's tables."""
+    place, to = QUOTER.quote(schema), QUOTER.quote(role)
+    every = ", ".join(f"{place}.{name}" for name in TABLES)
+    said = [f"REVOKE ALL ON {every} FROM {to}"] if only else []
+    said.append(f"GRANT USAGE ON SCHEMA {place} TO {to}")
+    for each in RIGHTS[kind]:
+        rights, tables = each.split(" ON ")
+        on = ", ".join(f"{place}.{name}" for name in tables.split(", "))
+        said.append(f"GRANT {rights} ON {on} TO {to}")
+    return said
+
+
+def apply(conn: Connection, kind: str, role: str, schema: str, *, only: bool = False) -> None:
+    """Run them. Raises `ConfigurationError` unless the role that connects owns the tables: of what it may not
+    grant PostgreSQL only warns."""
+    if conn.scalar(_ANOTHERS, {"schema": schema, "names": [*TABLES]}):  # guard: grants-are-the-owners
+        raise ConfigurationError(f"only the owner of the tables in {schema} grants rights: connect as it")
+    for statement in statements(kind, role, schema, only=only):
+        conn.execution_options(no_parameters=True).exec_driver_sql(statement)
+
+
+_ANOTHERS = text(
+    "SELECT true FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE n.nspname = :schema AND c.relname = ANY(:names)"
+    " AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') LIMIT 1"
+)

@@ -1,0 +1,295 @@
+"""`sqlq grants`: what each kind of role can do to others, and that one command mends every refusal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+import sqlq
+from sqlq.commandline import KINDS
+from sqlq.store import rights
+from tests.faces.test_cli_jobs import BOOM, Desk
+from tests.faces.test_readme import PAGES, ROOT, grant
+from tests.preloaded import preloaded
+from tests.servers import PostgreSQL
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+PAGE = PAGES[ROOT / "docs" / "guide" / "operating.md"]
+ATTACKS = {
+    "enqueue any task with any arguments, before others' jobs, and without end": (
+        "INSERT INTO jobs (task, payload, priority, available_at) VALUES ('t', '{}', 100, '1970-01-01')",
+    ),
+    "read arguments, results and errors of others' jobs": (
+        "SELECT payload FROM jobs",
+        "SELECT result FROM finished_jobs",
+        "SELECT traceback FROM failed_jobs",
+    ),
+    "choose an id, so that others' enqueues fail": ("INSERT INTO jobs (id, task) VALUES (100, 't')",),
+    "say that a job is running, and whose it is": (
+        "INSERT INTO jobs (task, reserved_at, reserved_by, lease_expires_at) VALUES ('t', now(), 'w', now())",
+        "UPDATE jobs SET reserved_at = now(), reserved_by = 'w', lease_expires_at = now(), lease_token = 7",
+    ),
+    "enqueue a job whose attempts are used up": ("INSERT INTO jobs (task, attempts) VALUES ('t', 1000)",),
+    "hold a unique key that others want": (
+        "INSERT INTO jobs (task, unique_key, available_at) VALUES ('t', 'k', '9000-01-01')",
+    ),
+    "take the slots of a limit": ("INSERT INTO jobs (task, limit_key) VALUES ('t', 'stripe')",),
+    "change what a limit allows": ("INSERT INTO sqlq_wakes (limit_key, max_running) VALUES ('stripe', 1)",),
+    "add steps to others' flows, and edges between their steps": (
+        "INSERT INTO sqlq_edges (job_id, depends_on) VALUES (1, 2)",
+    ),
+    "have a worker enqueue, and sign, what follows a job": (
+        'INSERT INTO jobs (task, on_success) VALUES (\'t\', \'{"task": "pay", "queue": "pay"}\')',
+    ),
+    "change the arguments of others' jobs": ("UPDATE jobs SET payload = '{}'",),
+    "put off, cancel or fail others' jobs": (
+        "UPDATE jobs SET available_at = '9000-01-01'",
+        "UPDATE jobs SET cancel_requested_at = now()",
+        "UPDATE jobs SET attempts = 1000",
+    ),
+    "delete others' jobs": ("DELETE FROM jobs",),
+    "change the results of others' jobs": ("UPDATE finished_jobs SET result = '1'",),
+    "pause queues": ("UPDATE sqlq_queues SET paused_at = now()",),
+    "change schedules": ("UPDATE sqlq_schedules SET task = 't'",),
+    "stop workers": ("UPDATE sqlq_workers SET asked = 'stop'",),
+    "see which workers there are": ("SELECT host FROM sqlq_workers",),
+    "change the tables, or what they say of their revision": (
+        "UPDATE sqlq_version SET version_num = '0'",
+        "ALTER TABLE jobs ADD COLUMN x int",
+        "DROP TABLE jobs",
+    ),
+}
+"""Each row of the page's table as statements, which a role may run all of or none of."""
+
+
+def cells() -> Iterator[tuple[str, str, bool]]:
+    """Yield the cells of the page's table: what is done, the kind of role, and whether it may."""
+    header, _, *rows = re.findall(r"^\|(.+)\|$", PAGE[PAGE.index("| a role of the kind") :], re.MULTILINE)[
+        : 2 + len(ATTACKS)
+    ]
+    kinds = [word.strip() for word in header.split("|")][1:]
+    assert sorted(kinds) == sorted(KINDS) == sorted(rights.RIGHTS)
+    for row in rows:
+        what, *says = (word.strip() for word in row.split("|"))
+        for kind, said in zip(kinds, says, strict=True):
+            yield what, kind, {"yes": True, "no": False}[said]
+
+
+def test_each_row_of_the_table_is_tried() -> None:
+    assert {what for what, _, _ in cells()} == ATTACKS.keys()
+
+
+@pytest.fixture(scope="module")
+def town(postgresql: PostgreSQL, migrated_postgresql: str) -> Iterator[dict[str, Engine]]:
+    """A database with a role of each kind, by the command, and the engines of the roles."""
+    url = postgresql.create_database(migrated_postgresql)
+    owner, mark = create_engine(url, poolclass=NullPool), uuid4().hex[:12]
+    engines = {}
+    for kind in KINDS:
+        role = f"{kind}_{mark}"
+        with owner.begin() as conn:
+            conn.exec_driver_sql(f"""CREATE ROLE "{role}" LOGIN PASSWORD '{mark}'""")
+        grant(url, role, kind)
+        engines[kind] = create_engine(make_url(url).set(username=role, password=mark))
+    yield engines
+    for kind, engine in engines.items():
+        engine.dispose()
+        with owner.begin() as conn:
+            conn.exec_driver_sql(f'DROP OWNED BY "{kind}_{mark}"; DROP ROLE "{kind}_{mark}"')
+    postgresql.drop_database(url)
+
+
+@pytest.mark.parametrize(("what", "kind", "may"), [*cells()])
+def test_a_role_can_do_at_most_to_others_what_the_page_says(
+    town: dict[str, Engine], what: str, kind: str, may: bool
+) -> None:
+    with town[kind].connect() as conn:
+        for statement in ATTACKS[what]:
+            if may:
+                conn.exec_driver_sql(statement)
+            else:
+                with pytest.raises(DBAPIError, match=r"permission denied|must be owner"):
+                    conn.exec_driver_sql(statement)
+            conn.rollback()
+
+
+# -- one command mends every refusal -------------------------------------------------------------------------
+
+
+def commands(desk: Desk) -> list[tuple[str, ...]]:
+    """All that operators do, each with what it needs to have something to do."""
+    failed, waiting, running = desk.end(BOOM), desk.enqueue(delay="1h"), desk.enqueue(priority=100)
+    (job,) = desk.claim()
+    assert job.id == running
+    step = desk.app.enqueue(sqlq.chain(desk.task.new(1).set(delay="1h"), desk.task.new(2)))
+    desk.app.schedules.add("nightly", desk.task.new(), every="24h")
+    desk.serve()
+    ids = [desk.end(BOOM) for _ in range(2)]
+    return [
+        ("status",),
+        ("status", "--exact"),
+        ("jobs",),
+        ("show", str(failed)),
+        ("workers",),
+        ("failed", "list"),
+        ("failed", "list", "--by", "error"),
+        ("failed", "show", str(failed)),
+        ("flow", "list"),
+        ("flow", "show", str(step.id)),
+        ("limit", "list"),
+        ("schedule", "list"),
+        ("schedule", "show", "nightly"),
+        ("metrics",),
+        ("limit", "set", "stripe", "--running", "1"),
+        ("limit", "clear", "stripe"),
+        ("pause", "mail"),
+        ("resume", "mail"),
+        ("pause", "--all"),
+        ("resume", "--all"),
+        ("workers", "pause", "--all"),
+        ("schedule", "pause", "nightly"),
+        ("schedule", "run", "nightly"),
+        ("schedule", "remove", "nightly"),
+        ("failed", "retry", str(ids[0])),
+        ("failed", "forget", str(ids[1])),
+        ("replay", str(failed)),
+        ("cancel", str(waiting)),
+        ("cancel", "--force", str(running)),
+        ("flow", "cancel", str(step.id)),
+        ("prune", "--finished", "1s", "--failed", "1s"),
+    ]
+
+
+class Poor:
+    """Runs the real command as a role without rights, whose name wants quotes in SQL and in a shell."""
+
+    def __init__(self, owner: Engine, directory: Path) -> None:
+        self._owner, self._directory = owner, directory
+        self.role = f'we%ird "x:y" {uuid4().hex[:8]}'
+        self.quoted = rights.QUOTER.quote(self.role)
+        self.url = owner.url.set(username=self.role, password="x").render_as_string(hide_password=False)
+        self.as_owner(f"CREATE ROLE {self.quoted} LOGIN PASSWORD 'x'")
+
+    def as_owner(self, sql: str) -> None:
+        with self._owner.begin() as conn:
+            conn.execution_options(no_parameters=True).exec_driver_sql(sql)
+
+    def forget(self) -> None:
+        every = ", ".join(rights.TABLES)
+        self.as_owner(f"REVOKE ALL ON {every} FROM {self.quoted}")
+
+    def __call__(self, *arguments: str, ends_with: int = 0) -> str:
+        """Run a command; return what it prints, or else what it says is wrong."""
+        environment = os.environ | {"SQLQ_DATABASE_URL": self.url}
+        done = preloaded().run([*arguments], self._directory, environment, timeout=60)
+        assert done.returncode == ends_with, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stderr if ends_with == 1 else done.stdout
+
+
+@pytest.fixture
+def owner(database_url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    desk = Desk(database_url, capsys)
+    yield desk
+    desk.app.close()
+
+
+@pytest.fixture
+def poor(database_url: str, tmp_path: Path) -> Iterator[Poor]:
+    owner = create_engine(database_url, poolclass=NullPool)
+    poor = Poor(owner, tmp_path)
+    yield poor
+    poor.as_owner(f"DROP OWNED BY {poor.quoted}; DROP ROLE {poor.quoted}")
+
+
+def mends(said: str) -> list[str]:
+    """Return the words of the one command that a refusal names."""
+    (command,) = re.findall(r"`sqlq (grants .+?)(?: -[ad] .+)?` prints$", said, re.MULTILINE)
+    assert "GRANT" not in said
+    return shlex.split(command)
+
+
+@on_postgresql
+def test_one_command_mends_a_refusal_whatever_is_refused(owner: Desk, poor: Poor) -> None:
+    for arguments in commands(owner):
+        poor.forget()
+        words = mends(poor(*arguments, ends_with=1))
+        assert words[:2] == ["grants", poor.role]
+        poor.as_owner(poor(*words))
+        poor(*arguments)
+
+
+@on_postgresql
+def test_an_enqueue_and_keys_name_their_own_kinds(poor: Poor, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("import sqlq\napp = sqlq.App()\n@app.task\ndef send(n: int): ...\n")
+    for arguments, kind in (
+        (("-a", "shop:app", "enqueue", "shop.send", "7"), "producer"),
+        (("keys", "list"), "keys"),
+        (("-a", "shop:app", "work", "--drain"), "worker"),
+    ):
+        poor.forget()
+        words = mends(poor(*arguments, ends_with=1))
+        assert words == ["grants", poor.role, "--as", kind]
+        poor.as_owner(poor(*words))
+        poor(*arguments)
+
+
+# -- --apply and --only --------------------------------------------------------------------------------------
+
+
+@on_postgresql
+def test_only_the_owner_may_apply_them(owner: Desk, poor: Poor) -> None:
+    """PostgreSQL only warns, and grants nothing, where a role has a right but not to pass it on."""
+    said = poor("grants", "pg_monitor", "--as", "reader", "--apply", ends_with=1)
+    assert "connect as the role that owns the tables" in said
+    for kind in ("producer", "reader"):
+        grant(owner.url, poor.role, kind)
+        said = poor("grants", "pg_monitor", "--as", kind, "--apply", ends_with=1)
+        assert "only the owner of the tables in public grants rights: connect as it" in said
+
+
+@on_postgresql
+def test_a_role_that_is_not_there_is_said(owner: Desk) -> None:
+    assert 'role "nobody_here" does not exist; create it, as with createuser' in owner.sentence(
+        "grants", "nobody_here", "--as", "reader", "--apply"
+    )
+
+
+@on_postgresql
+def test_only_takes_away_what_a_role_had_beyond(owner: Desk, poor: Poor) -> None:
+    poor.as_owner(f"GRANT SELECT, INSERT ON jobs TO {poor.quoted}")
+    by_hand = text("INSERT INTO jobs (id, task) VALUES (1000, 't')")
+    engine = create_engine(poor.url, poolclass=NullPool)
+    owner("grants", poor.role, "--as", "producer", "--apply")
+    with engine.begin() as conn:
+        conn.execute(by_hand)
+    owner("grants", poor.role, "--as", "producer", "--only", "--apply")
+    with engine.connect() as conn, pytest.raises(DBAPIError, match="permission denied"):
+        conn.execute(by_hand)
+    with closing(sqlq.App(poor.url)) as app:
+        assert app.enqueue(app.task(name="t")(lambda: None).new()).created
+
+
+@on_postgresql
+def test_a_schema_of_ones_own_is_named(owner: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
+    said = owner("grants", "select", "--as", "keys").splitlines()
+    assert said[0] == 'GRANT USAGE ON SCHEMA queueing TO "select";'
+    assert said[-1] == 'GRANT UPDATE (result) ON queueing.finished_jobs TO "select";'
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_file_has_no_roles(owner: Desk) -> None:
+    assert "has no roles: who may write the file may do everything" in owner.sentence(
+        "grants", "web", "--as", "producer"
+    )
