@@ -36,7 +36,7 @@ from sqlq.session import (
     own,
     session_of_now,
 )
-from sqlq.settings import CONCURRENCY, database_url, schema_name, supported
+from sqlq.settings import CONCURRENCY, Eager, checked_eager, database_url, schema_name, supported
 from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.stamp import Stamps
@@ -68,8 +68,9 @@ class App(Declares, Operates, Waits):
     `retention` in pyproject.toml) says how long finished jobs are kept: "0s" for not at all, None for ever.
     `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
     is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
-    connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are enqueued, and
-    nothing is written: see `enqueue`.
+    connection of the moment, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml) jobs run
+    where they are enqueued, or with "commit" when their transaction has committed, and nothing is written:
+    see `enqueue`.
 
     `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
     backoff, retention, expires, headers. `queues` maps names of queues to options that count for jobs in
@@ -99,7 +100,7 @@ class App(Declares, Operates, Waits):
         retention: Duration | Kept | None = KEPT,
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         carry: Sequence[ContextVar[Any]] = (),
@@ -229,12 +230,12 @@ class App(Declares, Operates, Waits):
     @property
     def enqueuer(self) -> Enqueues:
         """What `enqueue` goes through."""
-        return self.stand_in or (self._eagerly if self._is_eager else self._enqueuer)
+        return self.stand_in or (self._eagerly if self._says_eager else self._enqueuer)
 
     @property
-    def _is_eager(self) -> bool:
+    def _says_eager(self) -> Eager:
         """Whether jobs run where they are enqueued; on a test's database they are there to be looked at."""
-        return self._eager and not self._test_addresses
+        return False if self._test_addresses else self._eager
 
     @cached_property
     def _eagerly(self) -> Enqueues:
@@ -270,7 +271,7 @@ class App(Declares, Operates, Waits):
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J:
+    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J:
         """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
         worker before.
 
@@ -280,10 +281,13 @@ class App(Declares, Operates, Waits):
         committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
         errors of the database pass through.
 
-        With `eager` (else what the App says) the handler runs before this returns, inside the caller's
-        transaction if there is one, and nothing is written to the queue: with its arguments by way of JSON,
-        what surrounds it, and its attempts at once after each other. What its last attempt raises comes out
-        here. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
+        With `eager="commit"` (else what the App says) nothing is written to the queue: the handler runs when
+        the session's transaction has committed, and not at all when it is rolled back; without a session
+        before this returns. It runs with its arguments by way of JSON, what surrounds it, and its attempts at
+        once after each other. What the last one raises is logged, since the commit has succeeded; without a
+        session it comes out here. With `eager=True` the handler runs before this returns in either case,
+        inside the caller's transaction. Delays, priorities, timeouts, `isolate` and the App's lifespan do not
+        count.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
@@ -305,7 +309,7 @@ class App(Declares, Operates, Waits):
         session: AnySession = None,
         *,
         spread: Duration | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
     ) -> builtins.list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`.
@@ -320,7 +324,7 @@ class App(Declares, Operates, Waits):
         return enqueuer.enqueue(self._additions.to(spread_over(listed(jobs), spread)), joined)
 
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
     ) -> J:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
         aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
@@ -342,7 +346,7 @@ class App(Declares, Operates, Waits):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
     ) -> builtins.list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
@@ -367,18 +371,21 @@ class App(Declares, Operates, Waits):
         """
         return self._enqueuer.statement(self._additions.to([job])[0], paramstyle)
 
-    def runs_eagerly(self, eager: bool | None) -> bool:
-        """Say whether a call with this `eager` runs its jobs at once."""
-        return self.stand_in is None and (self._is_eager if eager is None else eager)
+    def runs_eagerly(self, eager: Eager | None) -> Eager:
+        """Say whether a call with this `eager` runs its jobs at once, or when their transaction commits."""
+        says = self._says_eager if eager is None else checked_eager(eager)
+        return self.stand_in is None and says
 
-    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
+    def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
         """Return what a job goes through, and the session whose transaction it joins; None for a transaction
         of its own."""
-        if self.runs_eagerly(eager):
+        says = self.runs_eagerly(eager)
+        if says is True:
             return self._eagerly, None  # which writes nothing
         if session is None:
             session = session_of_now(self._session)
-        return self.stand_in or self._enqueuer, None if session is own else session
+        enqueuer = self._eagerly if says else self.stand_in or self._enqueuer
+        return enqueuer, None if session is own else session
 
     def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there

@@ -275,8 +275,9 @@ class Waits:
         return Waiting(self.database)
 
     def seen_here(self, id: int) -> Seen | None:
-        """Return what became of a job that a test runs inline; None for one that is a row."""
-        look: Callable[[int], Seen | None] | None = getattr(self.stand_in, "seen", None)
+        """Return what became of a job that ran here, inline or eagerly; None for one that is a row."""
+        here = self.stand_in or vars(self).get("_eagerly")
+        look: Callable[[int], Seen | None] | None = getattr(here, "seen", None)
         return None if look is None else look(id)
 
     @overload

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -235,17 +235,35 @@ def no_schemas(what: str, name: str, url: URL) -> str:
     return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
 
 
-def eager(argument: bool | None = None) -> bool:
-    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else not. Raises
-    `ConfigurationError` for a value of SQLQ_EAGER that says neither."""
+Eager = bool | Literal["commit"]
+"""Whether jobs run where they are enqueued; with "commit", when the transaction has committed."""
+
+
+def eager(argument: Eager | None = None) -> Eager:
+    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else `eager` in
+    [tool.sqlq], else not. Raises `ConfigurationError` for what says none of these."""
     if argument is not None:
-        return argument
+        return checked_eager(argument)
     said = os.environ.get("SQLQ_EAGER", "").strip().lower()
     if said not in _SAID:
-        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1 or 0")
+        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1, 0 or commit")
+    if not said and (found := project.find()) is not None and found.eager is not None:
+        return checked_eager(found.eager, f"eager in {found.file}")
     return _SAID[said]
 
 
-_SAID = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
-    ("", "0", "false", "no", "off"), False
-)
+def checked_eager(value: Any, what: str = "eager") -> Eager:
+    """Return what `eager` may be. Raises `ConfigurationError` for anything else."""
+    if value is True or value is False or value == "commit":
+        said: Eager = value
+        return said
+    raise ConfigurationError(
+        f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'
+    )
+
+
+_SAID: dict[str, Eager] = {
+    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    "commit": "commit",
+}

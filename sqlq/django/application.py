@@ -28,7 +28,7 @@ from sqlq.schema import version
 from sqlq.schema.moments import Moment
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.session import AnySessionToAwait, connection_of
-from sqlq.settings import in_memory
+from sqlq.settings import Eager, in_memory
 from sqlq.store import records
 
 if TYPE_CHECKING:
@@ -174,12 +174,12 @@ class DjangoApp(App):
         return await sync_to_async(self.get)(id)
 
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
     ) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
-        if session is not None or self.runs_eagerly(eager):
+        if session is not None or self.runs_eagerly(eager) is True:
             return await super().aenqueue(job, session, eager=eager)
-        return await sync_to_async(self.enqueue)(job, eager=False)
+        return await sync_to_async(self.enqueue)(job, eager=eager)
 
     async def aenqueue_many(
         self,
@@ -187,12 +187,12 @@ class DjangoApp(App):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
-        if session is not None or self.runs_eagerly(eager):
+        if session is not None or self.runs_eagerly(eager) is True:
             return await super().aenqueue_many(jobs, session, spread=spread, eager=eager)
-        return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=False)
+        return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=eager)
 
 
 def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
