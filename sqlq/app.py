@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,7 +37,16 @@ from sqlq.session import (
     own,
     session_of_now,
 )
-from sqlq.settings import CONCURRENCY, Eager, checked_eager, database_url, schema_name, supported
+from sqlq.settings import (
+    CONCURRENCY,
+    DirectCalls,
+    Eager,
+    checked_calls,
+    checked_eager,
+    database_url,
+    schema_name,
+    supported,
+)
 from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.stamp import Stamps
@@ -84,6 +94,10 @@ class App(Declares, Operates, Waits):
     opened; a row whose seal is bad fails as `bad_signature`, and so does a plain one, unless `unsealed` (else
     SQLQ_UNSEALED) is "take", or lists its queue.
 
+    A task that is called, as in `send_receipt(7)`, runs its handler here and now. With `direct_calls="warn"`
+    such a call warns, and with "refuse" it raises `ConfigurationError`, except in a handler, in a process of
+    `sqlq work` and in tests: for code that comes from a queue where it would have enqueued.
+
     Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
     enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
     `ConfigurationError` for a URL or option that cannot be used.
@@ -108,6 +122,7 @@ class App(Declares, Operates, Waits):
         keys: Sequence[str] | None = None,
         seal: How | None = None,
         unsealed: Unsealed | None = None,
+        direct_calls: DirectCalls = "allow",
     ) -> None:
         self._gate = Gate()
         self.seal = seal_of(keys, seal, unsealed)
@@ -120,6 +135,7 @@ class App(Declares, Operates, Waits):
         """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
         self.retention_ms = retention_ms(retention)
         self._defaults = Defaults(defaults, queues)
+        self.direct_calls = checked_calls(direct_calls)
         self._stamps = Stamps(carry)
         self.tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
         self._fair: Limit | None = None
@@ -386,6 +402,25 @@ class App(Declares, Operates, Waits):
             session = session_of_now(self._session)
         enqueuer = self._eagerly if says else self.stand_in or self._enqueuer
         return enqueuer, None if session is own else session
+
+    @property
+    def is_in_a_test(self) -> bool:
+        """Whether a test runs its jobs inline, or keeps it on a database of its own."""
+        return self.stand_in is not None or bool(self._test_addresses)
+
+    def called(self, task: str) -> None:
+        """Hear of a call of a task, and warn of it or refuse it, as `direct_calls` says."""
+        from sqlq.worker.running import current_job
+
+        if self.direct_calls == "allow" or self.is_in_a_test or current_job(None) is not None:
+            return
+        said = (
+            f"{task} was called as a function, which runs it here and now: enqueue it with "
+            "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
+        )
+        if self.direct_calls == "refuse":
+            raise ConfigurationError(said)
+        warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,12 +31,11 @@ from sqlq.enqueue import check_new
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.flow import EnqueuedFlow, Plan
 from sqlq.here import FlowHere, JobHere, claimed_here, judged, saved
-from sqlq.job import ClaimedJob, Job, NewJob, State
+from sqlq.job import ClaimedJob, Job, NewJob, State, UniqueUntil
 from sqlq.outcome import Completed, Failed, Retried
 from sqlq.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.store.flows import Before, with_results
-from sqlq.store.results import Seen
 from sqlq.task import Registry, Task
 from sqlq.transactions import Commits, session_of_its_own
 from sqlq.worker.execute import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
@@ -70,6 +69,8 @@ class Here:
     the transaction that it joins has committed."""
 
     kind = JobHere
+    new_id: Callable[[], int]
+    new_flow_id: Callable[[], int]
     otherwise: str
     """What mends it where nobody tells of a commit."""
 
@@ -135,10 +136,6 @@ class Here:
         """Return a job that ran here, or is to; None for what is none, or is remembered no more."""
         return next((job for job in self.jobs if job.id == id), None)
 
-    def seen(self, id: int) -> Seen | None:
-        """Return what became of a job, as `find` finds it."""
-        return None if (job := self.find(id)) is None else job.seen()
-
     # -- which jobs there are --------------------------------------------------------------------------------
 
     @property
@@ -154,14 +151,8 @@ class Here:
         """Know jobs no more, whose transaction was rolled back."""
         raise NotImplementedError
 
-    def new_id(self) -> int:
-        raise NotImplementedError
-
-    def new_flow_id(self) -> int:
-        raise NotImplementedError
-
     def begun(self, job: JobHere) -> None:
-        """Hear that a job is run."""
+        """Hear that an attempt begins."""
 
     def failed(self, job: JobHere, error: Exception) -> None:
         """Hear of what a job has raised after a commit, which has succeeded and raises nothing."""
@@ -177,7 +168,9 @@ class Here:
         """Return a job for this one, and whether it is new: the one there is with the same unique key is
         not."""
         with self._taking:
-            live = self._live(new)
+            live = (
+                None if new.unique_key is None else self.holder(new.queue, new.unique_key, new.unique_until)
+            )
             if live is not None:
                 live.replaced = new.on_conflict != "keep" and live.state is State.AVAILABLE
                 if live.replaced:
@@ -197,16 +190,14 @@ class Here:
         unsaid = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
         return replace(new, **{name: getattr(task, name) for name in unsaid}) if unsaid else new
 
-    def _live(self, new: NewJob) -> JobHere | None:
-        """The job that holds the same unique key: until "start", none that runs holds it."""
-        if new.unique_key is None:
-            return None
+    def holder(self, queue: str, key: str, until: UniqueUntil = "finish") -> JobHere | None:
+        """Return the job that holds a unique key: until "start", none that runs holds it."""
         for job in self.jobs:
             live = job.state is State.AVAILABLE or (
                 job.state is State.RUNNING and job.new.unique_until != "start"
             )
-            live = live or "pruned" in (job.new.unique_until, new.unique_until)
-            if live and (job.new.queue, job.new.unique_key) == (new.queue, new.unique_key):
+            live = live or "pruned" in (job.new.unique_until, until)
+            if live and (job.new.queue, job.new.unique_key) == (queue, key):
                 return job
         return None
 
@@ -322,7 +313,6 @@ class Here:
     def run(self, job: JobHere, run: Run | None = None) -> None:
         """Run a job to its end in this thread; `run` runs the coroutine of an `async def` handler."""
         task = job.known = self._tasks.find(job.new.task)
-        self.begun(job)
         job.state = State.RUNNING
         try:
             self._run_attempts(job, task, run or on_a_loop_of_its_own)
@@ -356,7 +346,6 @@ class Here:
                 self._run_in_thread, job, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result()
             )
             return
-        self.begun(job)
         job.state = State.RUNNING
         try:
             await self._arun_attempts(job, task)
@@ -420,6 +409,7 @@ class Here:
         running.lifespan = self._lifespan
         running.on_saved = partial(saved, job)
         job.attempted_at.append(datetime.now(UTC))
+        self.begun(job)
         running.before = job.before
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
@@ -428,12 +418,18 @@ class Here:
         return running
 
 
+def is_on_a_loop() -> bool:
+    """Whether the caller runs on an event loop."""
+    try:
+        return asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
+
+
 def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on an event loop of its own: in a thread, where the caller is on a loop, which stands
     still meanwhile, as it would in any other call."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not is_on_a_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:
         return thread.submit(contextvars.copy_context().run, asyncio.run, work).result()
@@ -450,6 +446,7 @@ class EagerEnqueuer(Here):
         self._known: weakref.WeakValueDictionary[int, JobHere] = weakref.WeakValueDictionary()
         """Also those that wait for the commit of a session that somebody has; what waits for none is gone."""
         self._last: deque[JobHere] = deque(maxlen=REMEMBERED)
+        self.new_id = self.new_flow_id = _new_id
 
     @property
     def jobs(self) -> Sequence[JobHere]:
@@ -461,12 +458,6 @@ class EagerEnqueuer(Here):
     def forget(self, jobs: Sequence[JobHere]) -> None:
         for job in jobs:
             self._known.pop(job.id, None)
-
-    def new_id(self) -> int:
-        """Return an id that no job in a database has, since handlers make idempotency keys of it."""
-        return _LARGEST_STORED_ID + 1 + secrets.randbits(61)
-
-    new_flow_id = new_id
 
     def failed(self, job: JobHere, error: Exception) -> None:
         log.error(
@@ -503,6 +494,11 @@ class EagerEnqueuer(Here):
         job.state = State.FAILED
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
+
+
+def _new_id() -> int:
+    """Return an id that no job in a database has, since handlers make idempotency keys of it."""
+    return _LARGEST_STORED_ID + 1 + secrets.randbits(61)
 
 
 def _in_greenlet() -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, event
 
 from sqlq.borrowed import Borrowed
 from sqlq.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
-from sqlq.job import ClaimedJob, Job, NewJob, State
+from sqlq.job import ClaimedJob, Job, JobDetails, NewJob, State
 from sqlq.results import JobRunHere
 from sqlq.retry import describe
 from sqlq.store.flows import Before
@@ -65,6 +66,19 @@ class JobHere:
             return Seen(*what)
         done = completion(self.result, claimed_here(self, self.known), self.known)
         return Seen(*what, done.result, done.note)
+
+    def details(self) -> JobDetails:
+        """Return what `App.get` answers."""
+        due = self.new.available_at or self.enqueued_at + timedelta(milliseconds=self.new.delay_ms)
+        found = vars(self.new) | self.seen()._asdict()
+        found |= {name: json.loads(found[name]) for name in ("payload", "result") if found[name] is not None}
+        found |= {"headers": dict(self.new.headers), "available_at": due, "created_at": self.enqueued_at}
+        found |= {"reserved_at": self.attempted_at[-1] if self.attempted_at else None, "reserved_by": None}
+        found |= {"ended_at": self.ended_at, "flow_id": self.flow_id, "errors": [], "releases": 0}
+        known = {each.name for each in fields(JobDetails)}
+        return JobDetails(
+            lease_token=self.attempts, **{name: value for name, value in found.items() if name in known}
+        )
 
 
 @dataclass

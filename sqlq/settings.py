@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -252,14 +252,24 @@ def eager(argument: Eager | None = None) -> Eager:
     return _SAID[said]
 
 
+DirectCalls = Literal["allow", "warn", "refuse"]
+"""What becomes of a call of a task as a function."""
+
+
 def checked_eager(value: Any, what: str = "eager") -> Eager:
     """Return what `eager` may be. Raises `ConfigurationError` for anything else."""
     if value is True or value is False or value == "commit":
-        said: Eager = value
-        return said
+        return cast("Eager", value)
     raise ConfigurationError(
         f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'
     )
+
+
+def checked_calls(value: Any, what: str = "direct_calls") -> DirectCalls:
+    """Return what `direct_calls` may be. Raises `ConfigurationError` for anything else."""
+    if value not in get_args(DirectCalls):
+        raise ConfigurationError(f'{what} is {value!r}: it is "allow", "warn" or "refuse"')
+    return cast("DirectCalls", value)
 
 
 _SAID: dict[str, Eager] = {

@@ -91,7 +91,7 @@ class InlineEnqueuer(Here):
 
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
         super().__init__(app.tasks, at_commit=at_commit, lifespan=lifespan)
-        self._ids, self._flow_ids = itertools.count(1), itertools.count(1)
+        self.new_id, self.new_flow_id = itertools.count(1).__next__, itertools.count(1).__next__
         self._failed: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
         self.ran = Inline()
@@ -106,12 +106,6 @@ class InlineEnqueuer(Here):
 
     def forget(self, jobs: Sequence[JobHere]) -> None:
         self.ran.jobs[:] = [job for job in self.ran.jobs if job not in jobs]
-
-    def new_id(self) -> int:
-        return next(self._ids)
-
-    def new_flow_id(self) -> int:
-        return next(self._flow_ids)
 
     def close(self) -> None:
         """Run nothing any more of what waits for a commit."""

@@ -245,6 +245,8 @@ class TestUniqueKeys:
         assert shop.done == ["first", "after the rollback"]
 
     def test_what_waits_for_a_session_that_is_gone_holds_none(self, shop: Shop, engine: Engine) -> None:
+        if engine.dialect.name == "sqlite":
+            sqlq.configure_sqlite(engine)
         left: Any = Session(engine)
         left.begin_nested()
         self.enqueue(shop, "first", left)
@@ -358,3 +360,22 @@ def test_on_a_tests_database_jobs_are_written(shop: Shop, tmp_path: Path) -> Non
         assert_enqueued(shop.note, args=["a"])
         assert shop.done == []
         assert drain(shop.app).completed == 1
+
+
+def test_a_job_is_found_by_its_id_and_its_key(shop: Shop, session: Session) -> None:
+    new = shop.note.new("a").set(unique_key="k", unique_until="pruned", queue="mail", label="of a")
+    job = shop.app.enqueue(new, session=session)
+    waiting = shop.app.get(job.id)
+    assert (waiting.state, waiting.attempts, waiting.reserved_at) == ("available", 0, None)
+    session.commit()
+    assert shop.app.enqueue(new, session=session).id == job.id
+    found = shop.app.get_by_key("mail", "k")
+    assert (found.id, found.state, found.result, found.args) == (job.id, "finished", "A", ["a"])
+    assert (found.queue, found.task, found.label, found.attempts) == ("mail", "shop.note", "of a", 1)
+    assert found.reserved_at is not None
+    assert found.ended_at is not None
+    assert found.created_at <= found.reserved_at <= found.ended_at
+    with pytest.raises(sqlq.JobNotFoundError):
+        shop.app.get(4711)
+    with pytest.raises(sqlq.JobNotFoundError):
+        shop.app.get_by_key("mail", "other")
