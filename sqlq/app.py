@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,7 +38,17 @@ from sqlq.session import (
     own,
     session_of_now,
 )
-from sqlq.settings import CONCURRENCY, database_url, schema_name, shown, supported
+from sqlq.settings import (
+    CONCURRENCY,
+    DirectCalls,
+    Eager,
+    checked_calls,
+    checked_eager,
+    database_url,
+    schema_name,
+    shown,
+    supported,
+)
 from sqlq.settings import eager as is_eager
 from sqlq.settings import listen_url as url_to_listen_at
 from sqlq.stamp import Stamps
@@ -69,8 +80,9 @@ class App(Declares, Operates, Waits):
     `retention` in pyproject.toml) says how long finished jobs are kept: "0s" for not at all, None for ever.
     `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
     is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
-    connection of the moment, or None. With `eager` (else SQLQ_EAGER) jobs run where they are enqueued, and
-    nothing is written: see `enqueue`.
+    connection of the moment, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml) jobs run
+    where they are enqueued, or with "commit" when their transaction has committed, and nothing is written:
+    see `enqueue`.
 
     `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
     backoff, retention, expires, headers. `queues` maps names of queues to options that count for jobs in
@@ -83,6 +95,10 @@ class App(Declares, Operates, Waits):
     of them: signed, or with `seal="encrypt"` (else SQLQ_SEAL) encrypted. What any of them has sealed is
     opened; a row whose seal is bad fails as `bad_signature`, and so does a plain one, unless `unsealed` (else
     SQLQ_UNSEALED) is "take", or lists its queue.
+
+    A task that is called, as in `send_receipt(7)`, runs its handler here and now. With `direct_calls="warn"`
+    such a call warns, and with "refuse" it raises `ConfigurationError`, except in a handler, in a process of
+    `sqlq work` and in tests: for code that comes from a queue where it would have enqueued.
 
     Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
     enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
@@ -100,7 +116,7 @@ class App(Declares, Operates, Waits):
         retention: Duration | Kept | None = KEPT,
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
         carry: Sequence[ContextVar[Any]] = (),
@@ -108,6 +124,7 @@ class App(Declares, Operates, Waits):
         keys: Sequence[str] | None = None,
         seal: How | None = None,
         unsealed: Unsealed | None = None,
+        direct_calls: DirectCalls = "allow",
     ) -> None:
         self._gate = Gate()
         self.seal = seal_of(keys, seal, unsealed)
@@ -120,6 +137,7 @@ class App(Declares, Operates, Waits):
         """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
         self.retention_ms = retention_ms(retention)
         self._defaults = Defaults(defaults, queues)
+        self.direct_calls = checked_calls(direct_calls)
         self._stamps = Stamps(carry)
         self.tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
         self._fair: Limit | None = None
@@ -230,12 +248,12 @@ class App(Declares, Operates, Waits):
     @property
     def enqueuer(self) -> Enqueues:
         """What `enqueue` goes through."""
-        return self.stand_in or (self._eagerly if self._is_eager else self._enqueuer)
+        return self.stand_in or (self._eagerly if self._says_eager else self._enqueuer)
 
     @property
-    def _is_eager(self) -> bool:
+    def _says_eager(self) -> Eager:
         """Whether jobs run where they are enqueued; on a test's database they are there to be looked at."""
-        return self._eager and not self._test_addresses
+        return False if self._test_addresses else self._eager
 
     @cached_property
     def _eagerly(self) -> Enqueues:
@@ -276,7 +294,7 @@ class App(Declares, Operates, Waits):
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
-    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J:
+    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J:
         """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
         worker before.
 
@@ -286,10 +304,13 @@ class App(Declares, Operates, Waits):
         committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
         errors of the database pass through.
 
-        With `eager` (else what the App says) the handler runs before this returns, inside the caller's
-        transaction if there is one, and nothing is written to the queue: with its arguments by way of JSON,
-        what surrounds it, and its attempts at once after each other. What its last attempt raises comes out
-        here. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
+        With `eager="commit"` (else what the App says) nothing is written to the queue: the handler runs when
+        the session's transaction has committed, and not at all when it is rolled back; without a session
+        before this returns. It runs with its arguments by way of JSON, what surrounds it, and its attempts at
+        once after each other. What the last one raises is logged, since the commit has succeeded; without a
+        session it comes out here. With `eager=True` the handler runs before this returns in either case,
+        inside the caller's transaction. Delays, priorities, timeouts, `isolate` and the App's lifespan do not
+        count.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
@@ -311,7 +332,7 @@ class App(Declares, Operates, Waits):
         session: AnySession = None,
         *,
         spread: Duration | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
     ) -> builtins.list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`.
@@ -326,7 +347,7 @@ class App(Declares, Operates, Waits):
         return enqueuer.enqueue(self._additions.to(spread_over(listed(jobs), spread)), joined)
 
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
     ) -> J:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
         aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
@@ -348,7 +369,7 @@ class App(Declares, Operates, Waits):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
     ) -> builtins.list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
@@ -373,18 +394,40 @@ class App(Declares, Operates, Waits):
         """
         return self._enqueuer.statement(self._additions.to([job])[0], paramstyle)
 
-    def runs_eagerly(self, eager: bool | None) -> bool:
-        """Say whether a call with this `eager` runs its jobs at once."""
-        return self.stand_in is None and (self._is_eager if eager is None else eager)
+    def runs_eagerly(self, eager: Eager | None) -> Eager:
+        """Say whether a call with this `eager` runs its jobs at once, or when their transaction commits."""
+        says = self._says_eager if eager is None else checked_eager(eager)
+        return self.stand_in is None and says
 
-    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueues, Any]:
+    def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
         """Return what a job goes through, and the session whose transaction it joins; None for a transaction
         of its own."""
-        if self.runs_eagerly(eager):
+        says = self.runs_eagerly(eager)
+        if says is True:
             return self._eagerly, None  # which writes nothing
         if session is None:
             session = session_of_now(self._session)
-        return self.stand_in or self._enqueuer, None if session is own else session
+        enqueuer = self._eagerly if says else self.stand_in or self._enqueuer
+        return enqueuer, None if session is own else session
+
+    @property
+    def is_in_a_test(self) -> bool:
+        """Whether a test runs its jobs inline, or keeps it on a database of its own."""
+        return self.stand_in is not None or bool(self._test_addresses)
+
+    def called(self, task: str) -> None:
+        """Hear of a call of a task, and warn of it or refuse it, as `direct_calls` says."""
+        from sqlq.worker.running import current_job
+
+        if self.direct_calls == "allow" or self.is_in_a_test or current_job(None) is not None:
+            return
+        said = (
+            f"{task} was called as a function, which runs it here and now: enqueue it with "
+            "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
+        )
+        if self.direct_calls == "refuse":
+            raise ConfigurationError(said)
+        warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there

@@ -52,7 +52,18 @@ def argument_name(place: int, names: Sequence[str]) -> str:
     return names[place] if place < len(names) else f"args[{place}]"
 
 
-_encoder = json.JSONEncoder(ensure_ascii=False)
+TEXTS: list[type] = []
+"""Beside str, types whose values go as their text: a framework's lazy translations, say, which it adds."""
+
+
+def as_text(value: Any) -> str:
+    """Return the text of a value whose type is in `TEXTS`. Raises `TypeError` for another."""
+    if isinstance(value, tuple(TEXTS)):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_encoder = json.JSONEncoder(ensure_ascii=False, default=as_text)
 
 
 def encode_plain(args: Sequence[Any]) -> str | None:
@@ -108,6 +119,29 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ArgumentsError('in the payload "args" must be an array and "kwargs" an object')
     return args, kwargs
+
+
+class HasArguments:
+    """What has a payload: as JSON text, or decoded."""
+
+    __slots__ = ()
+    payload: Any
+
+    @property
+    def args(self) -> list[Any] | None:
+        """The arguments by position, as JSON has them; None where the payload cannot be read."""
+        return self._arguments()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any] | None:
+        """The arguments by name, as JSON has them; None where the payload cannot be read."""
+        return self._arguments()[1]
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | tuple[None, None]:
+        try:
+            return decode(self.payload if isinstance(self.payload, str) else json.dumps(self.payload))
+        except (ArgumentsError, SealError):
+            return None, None
 
 
 def read_quickly() -> None:
@@ -172,6 +206,8 @@ def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], me
             _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left, mend)
     elif isinstance(value, str):
         _check_json(str.__str__(value), path, depth, bytes_left, mend)
+    elif isinstance(value, tuple(TEXTS)):
+        _check_json(str(value), path, depth, bytes_left, mend)
     else:
         raise not_json(value, path, mend or _mend(kind, is_nested=depth > 0))
 

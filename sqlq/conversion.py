@@ -19,7 +19,7 @@ import msgspec
 import msgspec.inspect
 import msgspec.structs
 
-from sqlq.codec import MisfitError, may_be_annotated, not_json
+from sqlq.codec import MisfitError, as_text, may_be_annotated, not_json
 from sqlq.errors import ArgumentsError
 from sqlq.settings import PAYLOAD_BYTES
 
@@ -162,7 +162,7 @@ def _shown(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    raise TypeError
+    return as_text(value)
 
 
 def _read(kind: Any, form: Any) -> Any:

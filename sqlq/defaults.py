@@ -65,8 +65,10 @@ class Defaults:
         self,
         defaults: Mapping[str, Any] | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
+        called: str = "{}",
     ) -> None:
-        """Raises `ConfigurationError` for an option that is not known, or a value out of range."""
+        """Raises `ConfigurationError` for an option that is not known, or a value out of range, and names
+        `defaults` and `queues` as they are `called`."""
         said = project.find()
         self._app: dict[str, Any] = {}
         if said is not None:
@@ -75,7 +77,7 @@ class Defaults:
             name = f"SQLQ_{option.upper()}"
             if text := os.environ.get(name):
                 self._app |= _checked({option: read(text)}, name)
-        self._app |= _checked({} if defaults is None else defaults, "defaults")
+        self._app |= _checked({} if defaults is None else defaults, called.format("defaults"))
         self._queues: dict[str, dict[str, Any]] = {}
         self._orders: dict[str, str] = {}
         if said is not None:
@@ -83,11 +85,11 @@ class Defaults:
                 self._add_queue(name, options, f"{said.file}: {project.QUEUES}.{name}")
         if queues is not None and not isinstance(queues, Mapping):
             raise ConfigurationError(
-                f"queues is {queues!r}: it maps names of queues to their options, as in "
+                f"{called.format('queues')} is {queues!r}: it maps names of queues to their options, as in "
                 "{'mail': {'timeout': '30s'}}"
             )
         for name, options in (queues or {}).items():
-            self._add_queue(name, options, f"queues[{name!r}]")
+            self._add_queue(name, options, f"{called.format('queues')}[{name!r}]")
 
     def _add_queue(self, name: Any, options: Any, what: str) -> None:
         if isinstance(options, Mapping) and ORDER in options:

@@ -1,4 +1,5 @@
-"""Jobs that run where they are enqueued: those of an App in eager mode, and of `sqlq.testing.inline`.
+"""Jobs that run where they are enqueued, or when the caller's transaction commits: those of an App in eager
+mode, and of `sqlq.testing.inline`.
 
 A job goes the way that it goes in a worker, by JSON, the handler's annotations and what surrounds attempts;
 but in the caller's own thread or on the caller's own event loop, and nothing of it is written.
@@ -10,143 +11,257 @@ import asyncio
 import contextvars
 import logging
 import secrets
+import sys
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import Connection, event
+from sqlalchemy.util import await_only, concurrency
 
 from sqlq.borrowed import Borrowed
 from sqlq.endings import follow_up
 from sqlq.enqueue import check_new
-from sqlq.errors import NoResultError, SqlqError
-from sqlq.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
-from sqlq.job import ClaimedJob, Job, NewJob, State
+from sqlq.errors import ConfigurationError, NoResultError, SqlqError
+from sqlq.flow import EnqueuedFlow, Plan
+from sqlq.here import FlowHere, JobHere, claimed_here, judged, saved
+from sqlq.job import ClaimedJob, Job, NewJob, State, UniqueUntil
 from sqlq.outcome import Completed, Failed, Retried
-from sqlq.results import JobRunHere
 from sqlq.retry import Cancel, Retry, Snooze, decide, describe
+from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.store.flows import Before, with_results
-from sqlq.store.results import Seen
 from sqlq.task import Registry, Task
+from sqlq.transactions import Commits, session_of_its_own
 from sqlq.worker.execute import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
 from sqlq.worker.result import completion
 from sqlq.worker.running import RunningJob
 
+if TYPE_CHECKING:
+    from sqlalchemy.orm import scoped_session
+
 log = logging.getLogger("sqlq")
 
+REMEMBERED = 1_000
+"""Of so many jobs that an App has run eagerly it is known what became of them."""
 _LARGEST_STORED_ID = 4_000_000_000_000_000_000
 
 
-@dataclass
-class JobHere:
-    """A job that runs where it is enqueued: what it was, and what became of it. When it has `failed`, `error`
-    is the exception that reaches the caller."""
+class _Kept(NamedTuple):
+    """A job or flow that waits for a commit, and the scoped_session through which it was enqueued, if it
+    was."""
 
-    id: int
-    new: NewJob
-    state: State = State.AVAILABLE
-    attempts: int = 0
-    result: Any = None
-    error: BaseException | None = None
-    cursor: str | None = None
-    """What its checkpoints have saved, as JSON."""
-    replaced = False
-    """Whether the last one that was asked for with its unique key took its place."""
-    flow_id: int | None = None
-    before: list[Before] | None = None
-    """The steps before it, where it is one of a flow."""
-    grown: Growth | None = None
-    """What its handler has added to that flow."""
-    unmet: str | None = None
-    """Which of their results it takes and cannot have."""
-    known: Task[..., Any] | None = None
-    """Its task, once it has been run."""
+    what: JobHere | FlowHere
+    scope: scoped_session[Any] | None
 
-    def answer(self, *, created: bool) -> Job:
-        """Return what `enqueue` answers."""
-        replaced = self.replaced and not created
-        what = (self.id, self.new.queue, self.new.task, self.state)
-        return JobRunHere(*what, created=created, replaced=replaced, look=self.seen)
-
-    def seen(self) -> Seen:
-        """Return what became of it, as its row would have it."""
-        what = (self.id, self.state, self.new.queue, self.new.task, self.attempts)
-        if self.state is State.FAILED and self.error is not None:
-            error = describe(self.error)
-            return Seen(*what, None, "error", error.exception, error.message, error.traceback)
-        if self.state is not State.FINISHED or self.known is None:
-            return Seen(*what)
-        done = completion(self.result, _claimed(self, self.known), self.known)
-        return Seen(*what, done.result, done.note)
-
-
-@dataclass
-class FlowHere:
-    """A flow that runs where it is enqueued: its jobs, in the order in which their steps were added."""
-
-    id: int
-    name: str | None
-    jobs: list[JobHere]
-    edges: list[list[tuple[JobHere, When]]]
-    """Of each job those that it waits for, in the order in which they were named."""
-    ends: tuple[int, ...] = ()
-    is_list: bool = False
-
-    @classmethod
-    def of(cls, plan: Plan, id: int, make: Callable[[NewJob], JobHere]) -> FlowHere:
-        flow = cls(id, plan.name, [], [], plan.ends, plan.is_list)
-        flow.extend(plan, make)
-        return flow
-
-    def extend(
-        self, plan: Plan, make: Callable[[NewJob], JobHere], grown_from: JobHere | None = None
-    ) -> None:
-        """Add what a plan says; `grown_from` is the job whose handler has added it."""
-        new = [make(job) for job in plan.jobs]
-        waits: list[list[tuple[JobHere, When]]] = [[] for _ in new]
-        for edge in plan.edges:
-            before = grown_from if edge.after == GROWN_FROM else new[edge.after]
-            assert before is not None
-            waits[edge.step].append((before, edge.when))
-        for job, edges in zip(new, waits, strict=True):
-            job.flow_id = self.id
-            job.state = State.BLOCKED if edges else State.AVAILABLE
-        self.jobs += new
-        self.edges += waits
-
-    def answer(self) -> EnqueuedFlow:
-        """Return what `enqueue` answers."""
-        jobs = tuple(job.answer(created=True) for job in self.jobs)
-        return EnqueuedFlow(self.id, self.name, jobs, self.ends, self.is_list)
+    @property
+    def jobs(self) -> Sequence[JobHere]:
+        return self.what.jobs if isinstance(self.what, FlowHere) else [self.what]
 
 
 class Here:
-    """Runs jobs here and now."""
+    """Takes the place of what writes an App's jobs: what goes in is run, at once, or with `at_commit` when
+    the transaction that it joins has committed."""
 
-    def __init__(self, tasks: Registry, lifespan: Any = None) -> None:
+    kind = JobHere
+    new_id: Callable[[], int]
+    new_flow_id: Callable[[], int]
+    otherwise: str
+    """What mends it where nobody tells of a commit."""
+
+    def __init__(
+        self, tasks: Registry, *, at_commit: bool, lifespan: Any = None, run: Run | None = None
+    ) -> None:
+        """`run` runs the coroutine of an `async def` handler for a caller that cannot await it."""
         self._tasks = tasks
         self._lifespan = lifespan
+        self._run_coroutine = run
+        self._taking = threading.Lock()
+        self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
 
-    def check(self, new: Sequence[NewJob]) -> None:
+    def enqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
+        self._check(new)
+        conn, done = self._joined(session), []
+        if conn is not None:
+            taken = [self._take(job) for job in new]
+            self._keep(conn, session, [job for job, created in taken if created])
+            return [job.answer(created=created) for job, created in taken]
+        for each in new:
+            job, created = self._take(each)
+            if created:
+                self._run(job)
+            done.append(job.answer(created=created))
+        return done
+
+    async def aenqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
+        if session is not None and self._commits is not None:
+            kept: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
+            return kept
+        self._check(new)
+        done = []
+        for each in new:
+            job, created = self._take(each)
+            if created:
+                await self.arun(job)
+            done.append(job.answer(created=created))
+        return done
+
+    def enqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
+        self._check(plan.jobs)
+        conn = self._joined(session)
+        flow = FlowHere.of(plan, self.new_flow_id(), self._next)
+        if conn is None:
+            self._run(flow)
+        else:
+            self._keep(conn, session, [flow])
+        return flow.answer()
+
+    async def aenqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
+        if session is not None and self._commits is not None:
+            kept: EnqueuedFlow = await asynchronous(session).run_sync(
+                lambda sync: self.enqueue_flow(plan, sync)
+            )
+            return kept
+        self._check(plan.jobs)
+        flow = FlowHere.of(plan, self.new_flow_id(), self._next)
+        await self.arun_flow(flow)
+        return flow.answer()
+
+    def find(self, id: int) -> JobHere | None:
+        """Return a job that ran here, or is to; None for what is none, or is remembered no more."""
+        return next((job for job in self.jobs if job.id == id), None)
+
+    # -- which jobs there are --------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> Sequence[JobHere]:
+        """The jobs that are known."""
+        raise NotImplementedError
+
+    def add(self, job: JobHere) -> None:
+        """Know a job."""
+        raise NotImplementedError
+
+    def forget(self, jobs: Sequence[JobHere]) -> None:
+        """Know jobs no more, whose transaction was rolled back."""
+        raise NotImplementedError
+
+    def begun(self, job: JobHere) -> None:
+        """Hear that an attempt begins."""
+
+    def failed(self, job: JobHere, error: Exception) -> None:
+        """Hear of what a job has raised after a commit, which has succeeded and raises nothing."""
+        raise NotImplementedError
+
+    def _check(self, new: Sequence[NewJob]) -> None:
         """Raise `EnqueueError` for what is no job, and for a job whose handler is not here."""
         check_new(new)
         for job in new:
             self._tasks.find(job.task)
+
+    def _take(self, new: NewJob) -> tuple[JobHere, bool]:
+        """Return a job for this one, and whether it is new: the one there is with the same unique key is
+        not."""
+        with self._taking:
+            live = (
+                None if new.unique_key is None else self.holder(new.queue, new.unique_key, new.unique_until)
+            )
+            if live is not None:
+                live.replaced = new.on_conflict != "keep" and live.state is State.AVAILABLE
+                if live.replaced:
+                    live.new = self._completed(new)
+                return live, False
+            job = self.kind(self.new_id(), self._completed(new))
+            self.add(job)
+            return job, True
+
+    def _next(self, new: NewJob) -> JobHere:
+        """Return a job for a step of a flow, or for what follows the end of another."""
+        return self._take(new)[0]
+
+    def _completed(self, new: NewJob) -> NewJob:
+        """Return a job with what its task says where the job does not, as a claim writes it into a row."""
+        task = self._tasks.find(new.task)
+        unsaid = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
+        return replace(new, **{name: getattr(task, name) for name in unsaid}) if unsaid else new
+
+    def holder(self, queue: str, key: str, until: UniqueUntil = "finish") -> JobHere | None:
+        """Return the job that holds a unique key: until "start", none that runs holds it."""
+        for job in self.jobs:
+            live = job.state is State.AVAILABLE or (
+                job.state is State.RUNNING and job.new.unique_until != "start"
+            )
+            live = live or "pruned" in (job.new.unique_until, until)
+            if live and (job.new.queue, job.new.unique_key) == (queue, key):
+                return job
+        return None
+
+    # -- at a commit -----------------------------------------------------------------------------------------
+
+    def _joined(self, session: Any) -> Any:
+        """Return the connection for whose commit jobs wait; None where they run at once."""
+        if hasattr(session, "run_sync"):
+            connection_of(session)  # refuses it, and says what to write
+        return None if session is None or self._commits is None else connection_to_write(session)
+
+    def _keep(self, conn: Any, session: Any, what: Sequence[JobHere | FlowHere]) -> None:
+        """Keep jobs or a flow for the commit."""
+        kept = [_Kept(each, session if hasattr(session, "registry") else None) for each in what]
+        if not isinstance(conn, Borrowed):
+            assert self._commits is not None
+            for each in kept:
+                self._commits.add(itself(session), each)
+            note_write(session)
+            return
+        if conn.driver.commits_at_once():
+            self._committed(kept)
+        elif not conn.driver.on_commit(lambda: self._committed(kept)):
+            self._undone(kept)
+            raise ConfigurationError(
+                f"nobody tells of a commit on a connection of {conn.driver.driver}: {self.otherwise}, where "
+                "the job runs at once"
+            )
+
+    def _undone(self, kept: list[_Kept]) -> None:
+        self.forget([job for each in kept for job in each.jobs])
+
+    def _committed(self, kept: list[_Kept]) -> None:
+        if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
+            await_only(self._arun_committed(kept))
+        else:
+            for each in kept:
+                with self._failing_later(each), session_of_its_own(each.scope):
+                    self._run(each.what)
+
+    async def _arun_committed(self, kept: list[_Kept]) -> None:
+        for each in kept:
+            with self._failing_later(each):
+                await (self.arun_flow(each.what) if isinstance(each.what, FlowHere) else self.arun(each.what))
+
+    @contextmanager
+    def _failing_later(self, kept: _Kept) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # guard: a-commit-raises-nothing
+            self.failed(next((job for job in kept.jobs if job.error is error), kept.jobs[0]), error)
+
+    # -- running ---------------------------------------------------------------------------------------------
 
     def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
         """Give a job its state after an attempt that raised, and return what is to reach the caller. Where
         the state stays `running`, the next attempt follows at once."""
         raise NotImplementedError
 
-    def follow(self, new: NewJob) -> JobHere:
-        """Return a job for one that follows the end of another, to be run next."""
-        raise NotImplementedError
-
-    def step(self, new: NewJob) -> JobHere:
-        """Return a job for a step of a flow."""
-        raise NotImplementedError
+    def _run(self, what: JobHere | FlowHere) -> None:
+        if isinstance(what, FlowHere):
+            self.run_flow(what, self._run_coroutine)
+        else:
+            self.run(what, self._run_coroutine)
 
     def run_flow(self, flow: FlowHere, run: Run | None = None) -> None:
         """Run the steps of a flow, each when those before it have ended as it wants; what comes after one
@@ -177,7 +292,7 @@ class Here:
         while turn < len(flow.jobs):
             job, edges = flow.jobs[turn], flow.edges[turn]
             turn += 1
-            job.state = _judged(edges)
+            job.state = judged(edges)
             if job.state is State.AVAILABLE:
                 job.before = [self._before(before) for before, _ in edges]
                 payload, why = with_results(job.new.payload, job.before)
@@ -186,13 +301,13 @@ class Here:
                     job.unmet = f"{job.new.task} takes a result that is not there: {why}"
                 yield job
                 if job.grown is not None:
-                    flow.extend(job.grown.plan(), self.step, job)
+                    flow.extend(job.grown.plan(), self._next, job)
 
     def _before(self, job: JobHere) -> Before:
         if job.state is not State.FINISHED:
             return Before(job.id, job.new.task, None, f"job {job.id} ({job.new.task}) is {job.state}")
         task = self._tasks.find(job.new.task)
-        done = completion(job.result, _claimed(job, task), task)
+        done = completion(job.result, claimed_here(job, task), task)
         return Before(job.id, job.new.task, done.result, done.note)
 
     def run(self, job: JobHere, run: Run | None = None) -> None:
@@ -202,13 +317,14 @@ class Here:
         try:
             self._run_attempts(job, task, run or on_a_loop_of_its_own)
         finally:
+            job.ended_at = datetime.now(UTC)
             if (follower := self._follower(job, task)) is not None:
                 self.run(follower, run)
 
     def _run_attempts(self, job: JobHere, task: Task[..., Any], run: Run) -> None:
         while job.state is State.RUNNING:
             job.attempts += 1
-            claimed, reaching = _claimed(job, task), None
+            claimed, reaching = claimed_here(job, task), None
             try:
                 # in a copy of the context, so that the handler's current_job() is not the caller's
                 attempt = contextvars.copy_context().run
@@ -234,6 +350,7 @@ class Here:
         try:
             await self._arun_attempts(job, task)
         finally:
+            job.ended_at = datetime.now(UTC)
             if (follower := self._follower(job, task)) is not None:
                 await self.arun(follower)
 
@@ -248,7 +365,7 @@ class Here:
     async def _arun_attempts(self, job: JobHere, task: Task[..., Any]) -> None:
         while job.state is State.RUNNING:
             job.attempts += 1
-            claimed, reaching = _claimed(job, task), None
+            claimed, reaching = claimed_here(job, task), None
             try:
                 # a task of its own, whose context ends with it
                 job.result = await asyncio.create_task(self._aattempt(job, task, claimed))
@@ -263,10 +380,10 @@ class Here:
     def _follower(self, job: JobHere, task: Task[..., Any]) -> JobHere | None:
         """Return the job that follows one that has ended, if one does."""
         if job.state is State.FAILED and job.error is not None:
-            new = follow_up(_claimed(job, task), Failed("error", describe(job.error)))
+            new = follow_up(claimed_here(job, task), Failed("error", describe(job.error)))
         else:
-            new = follow_up(_claimed(job, task), Completed()) if job.state is State.FINISHED else None
-        return None if new is None else self.follow(new)
+            new = follow_up(claimed_here(job, task), Completed()) if job.state is State.FINISHED else None
+        return None if new is None else self._next(new)
 
     def _attempt(self, job: JobHere, task: Task[..., Any], claimed: ClaimedJob, run: Run) -> Any:
         running = self._begun(job, task, claimed)
@@ -290,7 +407,9 @@ class Here:
         """Begin an attempt in this context."""
         running = RunningJob(claimed, task, float("inf"))
         running.lifespan = self._lifespan
-        running.on_saved = partial(_saved, job)
+        running.on_saved = partial(saved, job)
+        job.attempted_at.append(datetime.now(UTC))
+        self.begun(job)
         running.before = job.before
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
@@ -299,107 +418,57 @@ class Here:
         return running
 
 
-def _saved(job: JobHere, conn: Connection, cursor: str) -> None:
-    """Let the next attempt begin at a cursor if the transaction commits in which it was saved."""
-    if isinstance(conn, Borrowed):
-        if not conn.driver.on_commit(lambda: setattr(job, "cursor", cursor)):
-            job.cursor = cursor  # nobody tells of a commit there
-        return
-    open_still = [cursor]
-
-    @event.listens_for(conn, "commit")
-    def _commits(conn: Connection) -> None:
-        if open_still:
-            job.cursor = open_still.pop()
-
-    @event.listens_for(conn, "rollback")
-    def _rolls_back(conn: Connection) -> None:
-        open_still.clear()
-
-
-def _claimed(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
-    """Return a job as a worker would hold it in the attempt that has begun."""
-    return ClaimedJob(
-        id=job.id,
-        lease_token=job.attempts,
-        queue=job.new.queue,
-        task=job.new.task,
-        payload=job.new.payload,
-        attempts=job.attempts,
-        max_attempts=job.new.max_attempts or task.max_attempts,
-        on_success=job.new.on_success,
-        on_failure=job.new.on_failure,
-        label=job.new.label,
-        headers=job.new.headers_text,
-        cursor=job.cursor,
-        flow_id=job.flow_id,
-    )
-
-
-def _judged(edges: Sequence[tuple[JobHere, When]]) -> State:
-    """Return the state of a step whose turn it is, by how those before it ended."""
-    states = [(before.state, when) for before, when in edges]
-    if any(
-        (state is State.CANCELLED and when != "ended") or (state is State.FINISHED and when == "failure")
-        for state, when in states
-    ):
-        return State.CANCELLED
-    if any(
-        state not in (State.FINISHED, State.CANCELLED, State.FAILED)
-        or (state is State.FAILED and when == "success")
-        for state, when in states
-    ):
-        return State.BLOCKED
-    return State.AVAILABLE
+def is_on_a_loop() -> bool:
+    """Whether the caller runs on an event loop."""
+    try:
+        return asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on an event loop of its own: in a thread, where the caller is on a loop, which stands
     still meanwhile, as it would in any other call."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not is_on_a_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:
         return thread.submit(contextvars.copy_context().run, asyncio.run, work).result()
 
 
 class EagerEnqueuer(Here):
-    """Takes the place of what writes an App's jobs, in an App or a call that is eager: a job is run until it
-    has finished, or has failed for good."""
+    """What jobs go through where an App, or a call, is eager: a job is run until it has finished, or has
+    failed for good. What is enqueued with a session waits for the commit of that."""
+
+    otherwise = "enqueue with eager=True"
 
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
-        """`run` runs the coroutine of an `async def` handler for a caller that cannot await it."""
-        super().__init__(tasks)
-        self._run_coroutine = run
-        self._holding: dict[tuple[str, str], JobHere] = {}
-        """The jobs that hold their unique keys, since they run."""
+        super().__init__(tasks, at_commit=True, run=run)
+        self._known: weakref.WeakValueDictionary[int, JobHere] = weakref.WeakValueDictionary()
+        """Also those that wait for the commit of a session that somebody has; what waits for none is gone."""
+        self._last: deque[JobHere] = deque(maxlen=REMEMBERED)
+        self.new_id = self.new_flow_id = _new_id
 
-    def enqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
-        self.check(new)
-        done = []
-        for each in new:
-            job, created = self._take(each)
-            if created:
-                try:
-                    self.run(job, self._run_coroutine)
-                finally:
-                    self._let_go_of(job)
-            done.append(job.answer(created=created))
-        return done
+    @property
+    def jobs(self) -> Sequence[JobHere]:
+        return [job for known in self._known.valuerefs() if (job := known()) is not None]
 
-    async def aenqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
-        self.check(new)
-        done = []
-        for each in new:
-            job, created = self._take(each)
-            if created:
-                try:
-                    await self.arun(job)
-                finally:
-                    self._let_go_of(job)
-            done.append(job.answer(created=created))
-        return done
+    def add(self, job: JobHere) -> None:
+        self._known[job.id] = job
+
+    def forget(self, jobs: Sequence[JobHere]) -> None:
+        for job in jobs:
+            self._known.pop(job.id, None)
+
+    def failed(self, job: JobHere, error: Exception) -> None:
+        log.error(
+            "%s, run eagerly when its transaction had committed, failed in attempt %d of %d",
+            *(job.new.task, job.attempts, job.new.max_attempts),
+            exc_info=error,
+            extra={"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": "failed"},
+        )
+
+    def begun(self, job: JobHere) -> None:
+        self._last.append(job)
 
     def after(self, job: JobHere, claimed: ClaimedJob, error: BaseException) -> BaseException | None:
         if isinstance(error, Cancel):
@@ -426,38 +495,11 @@ class EagerEnqueuer(Here):
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
 
-    def follow(self, new: NewJob) -> JobHere:
-        return JobHere(_new_id(), new)
-
-    def step(self, new: NewJob) -> JobHere:
-        return JobHere(_new_id(), new)
-
-    def enqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
-        self.check(plan.jobs)
-        flow = FlowHere.of(plan, _new_id(), self.step)
-        self.run_flow(flow, self._run_coroutine)
-        return flow.answer()
-
-    async def aenqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
-        self.check(plan.jobs)
-        flow = FlowHere.of(plan, _new_id(), self.step)
-        await self.arun_flow(flow)
-        return flow.answer()
-
-    def _take(self, new: NewJob) -> tuple[JobHere, bool]:
-        """Return a job for this one, and whether it is new: where one with the same unique key runs, it is
-        that."""
-        job = JobHere(_new_id(), new)
-        if new.unique_key is None or new.unique_until == "start":
-            return job, True
-        holder = self._holding.setdefault((new.queue, new.unique_key), job)
-        return holder, holder is job
-
-    def _let_go_of(self, job: JobHere) -> None:
-        if job.new.unique_key is not None and job.new.unique_until != "start":
-            self._holding.pop((job.new.queue, job.new.unique_key), None)
-
 
 def _new_id() -> int:
     """Return an id that no job in a database has, since handlers make idempotency keys of it."""
     return _LARGEST_STORED_ID + 1 + secrets.randbits(61)
+
+
+def _in_greenlet() -> bool:
+    return "greenlet" in sys.modules and concurrency.in_greenlet()

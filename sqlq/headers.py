@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlq.codec import check_json
+from sqlq.codec import as_text, check_json
 from sqlq.errors import ArgumentsError, EnqueueError
 from sqlq.settings import HEADERS_BYTES
 
@@ -54,7 +54,7 @@ def encode(headers: Mapping[str, Any], what: str, error: type[Exception] = Enque
     KiB."""
     if not headers:
         return None
-    text = json.dumps(headers, ensure_ascii=False)
+    text = json.dumps(headers, ensure_ascii=False, default=as_text)
     size = len(text) if text.isascii() else len(text.encode())
     if size > HEADERS_BYTES:
         raise error(

@@ -21,6 +21,7 @@ from sqlq import backoff as backoffs
 from sqlq import headers as headings
 from sqlq.backoff import BackoffOption
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
+from sqlq.codec import HasArguments
 from sqlq.elsewhere import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.errors import EnqueueError
 from sqlq.history import HistoryLine
@@ -94,7 +95,7 @@ class JobOrFlow(Protocol[J_co]):
 
 
 @dataclass(frozen=True)
-class NewJob(Generic[R_co]):
+class NewJob(HasArguments, Generic[R_co]):
     """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
 
     It is immutable: `.set()` returns another one, so a NewJob may be kept and enqueued many times.
@@ -437,7 +438,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class JobDetails:
+class JobDetails(HasArguments):
     """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those
     of earlier attempts, oldest first; `history` has a line for each attempt, and for each time an operator
     has put the job back; `result`, `payload` and `headers` are decoded JSON, or the stored text

@@ -43,6 +43,8 @@ class Operates:
         @property
         def admin(self) -> Admin: ...
 
+        def job_here(self, id: int) -> Any: ...
+
     def get(self, id: int) -> JobDetails:
         """Return everything about a job, whatever its state; where its row does not say how often it may be
         tried and how long an attempt may take, what its task says. Raises `JobNotFoundError`.
@@ -50,7 +52,8 @@ class Operates:
         >>> app.get(42).progress  # doctest: +SKIP
         Progress(done=25.0, of=100.0, note='writing')
         """
-        return self._with_its_tasks(self.admin.get(id))
+        here = self.job_here(id)
+        return self._with_its_tasks(self.admin.get(id) if here is None else here.details())
 
     def _with_its_tasks(self, job: JobDetails) -> JobDetails:
         task = self.tasks.get(job.task)

@@ -38,6 +38,7 @@ class Project:
     app: str | None = None
     database_url: str | None = field(default=None, repr=False)
     retention: str | None = None
+    eager: Any = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -107,6 +108,8 @@ def _read(file: Path, written: bytes) -> Project | None:
             )
         if key in ("defaults", "queues"):
             found[key] = _table(file, f"tool.sqlq.{key}", value)
+        elif key == "eager" and isinstance(value, bool):
+            found[key] = value
         elif not isinstance(value, str) or not value.strip():
             raise ConfigurationError(
                 f"{file}: {key} in {TABLE} is {value!r}: it must be text, as in {_KEYS[key]}"
@@ -135,6 +138,7 @@ _KEYS = {
     "app": 'app = "shop.tasks:app"',
     "database-url": 'database-url = "sqlite:///dev.db"',
     "retention": 'retention = "30d"',
+    "eager": 'eager = "commit"',
     "defaults": "",
     "queues": "",
 }

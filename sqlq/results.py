@@ -274,10 +274,18 @@ class Waits:
         """Who looks for all that this process waits for."""
         return Waiting(self.database)
 
+    @property
+    def here(self) -> Any:
+        """What jobs go through that run in this process, inline or eagerly; None where none have."""
+        return self.stand_in or vars(self).get("_eagerly")
+
+    def job_here(self, id: int) -> Any:
+        """Return a job that ran in this process, or is to; None for one that is a row."""
+        return None if self.here is None else self.here.find(id)
+
     def seen_here(self, id: int) -> Seen | None:
-        """Return what became of a job that a test runs inline; None for one that is a row."""
-        look: Callable[[int], Seen | None] | None = getattr(self.stand_in, "seen", None)
-        return None if look is None else look(id)
+        """Return what became of a job that ran in this process; None for one that is a row."""
+        return None if (job := self.job_here(id)) is None else job.seen()
 
     @overload
     def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
@@ -405,6 +413,8 @@ class Waits:
         """
         name = checked_name(queue, "queue", ConfigurationError)
         checked_name(key, "the key", ConfigurationError)
+        if self.here is not None and (job := self.here.holder(name, key)) is not None:
+            return self.get(job.id)
         self.database.require_tables()
         with self.database.read() as conn:
             id = lasting.holder(conn, name, key)

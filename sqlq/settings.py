@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, cast, get_args
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
@@ -250,17 +250,45 @@ def no_schemas(what: str, name: str, url: URL) -> str:
     return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
 
 
-def eager(argument: bool | None = None) -> bool:
-    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else not. Raises
-    `ConfigurationError` for a value of SQLQ_EAGER that says neither."""
+Eager = bool | Literal["commit"]
+"""Whether jobs run where they are enqueued; with "commit", when the transaction has committed."""
+
+
+def eager(argument: Eager | None = None) -> Eager:
+    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else `eager` in
+    [tool.sqlq], else not. Raises `ConfigurationError` for what says none of these."""
     if argument is not None:
-        return argument
+        return checked_eager(argument)
     said = os.environ.get("SQLQ_EAGER", "").strip().lower()
     if said not in _SAID:
-        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1 or 0")
+        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1, 0 or commit")
+    if not said and (found := project.find()) is not None and found.eager is not None:
+        return checked_eager(found.eager, f"eager in {found.file}")
     return _SAID[said]
 
 
-_SAID = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
-    ("", "0", "false", "no", "off"), False
-)
+DirectCalls = Literal["allow", "warn", "refuse"]
+"""What becomes of a call of a task as a function."""
+
+
+def checked_eager(value: Any, what: str = "eager") -> Eager:
+    """Return what `eager` may be. Raises `ConfigurationError` for anything else."""
+    if value is True or value is False or value == "commit":
+        return cast("Eager", value)
+    raise ConfigurationError(
+        f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'
+    )
+
+
+def checked_calls(value: Any, what: str = "direct_calls") -> DirectCalls:
+    """Return what `direct_calls` may be. Raises `ConfigurationError` for anything else."""
+    if value not in get_args(DirectCalls):
+        raise ConfigurationError(f'{what} is {value!r}: it is "allow", "warn" or "refuse"')
+    return cast("DirectCalls", value)
+
+
+_SAID: dict[str, Eager] = {
+    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    "commit": "commit",
+}

@@ -62,7 +62,8 @@ Isolate = bool | Literal["fresh"]
 class Task(Generic[P, R]):
     """A handler under a name, with the options its jobs start from.
 
-    Calling a task calls its handler, here and now, as if it were not decorated. `.new(…)` makes a job of it.
+    Calling a task calls its handler, here and now, as if it were not decorated, where the App's
+    `direct_calls` lets it. `.new(…)` makes a job of it.
     """
 
     name: str
@@ -100,6 +101,8 @@ class Task(Generic[P, R]):
     _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.app is not None:
+            self.app.called(self.name)
         return self.handler(*args, **kwargs)
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:

@@ -145,7 +145,7 @@ def _check_plain_types(
 
     signature = inspect.signature(handler)
     try:
-        hints = typing.get_type_hints(handler)
+        hints = typing.get_type_hints(getattr(handler, "stands_for", handler))
     except Exception:  # an annotation that cannot be evaluated is no reason to refuse a job
         return
     for name, value in signature.bind(*positional, **named).arguments.items():

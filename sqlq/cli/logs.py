@@ -17,7 +17,7 @@ from sqlq.job import ClaimedJob
 from sqlq.retry import scrubbed
 from sqlq.settings import ERROR_BYTES
 from sqlq.worker.log import LinesOfJobs, milliseconds, subject
-from sqlq.worker.running import running_here
+from sqlq.worker.running import current_job
 
 log = logging.getLogger("sqlq.worker")
 
@@ -31,7 +31,7 @@ class OfJob(logging.Filter):
     """Marks what a handler logs with the job that it runs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        job = running_here()
+        job = current_job(None)
         if job is not None and not (_is_ours(record) and hasattr(record, "job_id")):
             # beside what the App's code gave the record by these names, which is other handlers' to see
             record.__dict__[_LABELS] = job.labels()  # guard: log-lines-name-their-job
@@ -227,10 +227,18 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) ->
         if drawn:
             log.addFilter(NoLineAJob())
         return
+    for known in logging.root.manager.loggerDict.values():
+        if isinstance(known, logging.Logger) and known.propagate:
+            known.handlers = [handler for handler in known.handlers if not _writes_the_same(handler)]
     lines = JsonLines() if form == "json" else Lines(ERASE if drawn else "")
     root.addHandler(Stderr(lines, counted=drawn))
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)
+
+
+def _writes_the_same(handler: logging.Handler) -> bool:
+    """Whether a handler writes messages to stderr as they are, as the one of Django's own does with DEBUG."""
+    return type(handler) is logging.StreamHandler and handler.stream is sys.stderr and not handler.formatter
 
 
 def draw(text: str) -> None:

@@ -383,6 +383,7 @@ def _child(
     supervised.show = lambda state: show(f"worker {state}")
     isolates = start_isolates(warm)
     app = context.app_with_tasks("work runs the tasks of an App")
+    app.direct_calls = "allow"  # as in any process of a worker
     set_up_logs()
     if generation == 0:
         supervised.announce = lambda: _announce(context, app, processes, options)
@@ -483,6 +484,7 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
     ignore_signals()
     link = Link.inherited(fd)
     app = context.app_with_tasks("work runs the tasks of an App")
+    app.direct_calls = "allow"  # as in any process of a worker
     set_up_logs()
     serve(link, app.tasks, app.lifespan_scope)
 

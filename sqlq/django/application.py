@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
@@ -10,25 +11,27 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import django
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries
 from django.utils import timezone
+from django.utils.functional import Promise
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 
 from sqlq.app import App
 from sqlq.clock import Duration
+from sqlq.codec import TEXTS
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
-from sqlq.eager import EagerEnqueuer, on_a_loop_of_its_own
+from sqlq.eager import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.schema import version
 from sqlq.schema.moments import Moment
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.session import AnySessionToAwait, connection_of
-from sqlq.settings import in_memory
+from sqlq.settings import Eager, in_memory
 from sqlq.store import records
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from sqlq.store.database import Address, Database
     from sqlq.worker.running import RunningJob
 
+TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
 R = TypeVar("R")
 
@@ -67,6 +71,10 @@ class DjangoApp(App):
             listen_url=given.listen_url,
             session=self.connection,
             service=given.service,
+            defaults=given.defaults,
+            queues=given.queues,
+            eager=given.eager,
+            direct_calls=given.direct_calls,
             keys=given.keys,
             seal=given.seal,
             unsealed=given.unsealed,
@@ -75,6 +83,10 @@ class DjangoApp(App):
             self._move_to(self._address_in_django())
         self.around(fresh_connections)
         self.around(afresh_connections)
+
+    @property
+    def is_in_a_test(self) -> bool:
+        return super().is_in_a_test or is_testing()
 
     def connection(self) -> Any:
         """Return Django's connection to the database of the jobs, of the calling thread; None where the App
@@ -153,7 +165,7 @@ class DjangoApp(App):
         """Return everything about a job, as the transaction on Django's connection sees it: also one that was
         enqueued there and is not committed. Raises `JobNotFoundError`."""
         connection = self.connection()
-        if connection is None:
+        if connection is None or self.job_here(id) is not None:
             return super().get(id)
         conn: Any = connection_of(connection)
         version.require(conn, self.database.schema_for(conn))
@@ -174,12 +186,12 @@ class DjangoApp(App):
         return await sync_to_async(self.get)(id)
 
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
     ) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
-        if session is not None or self.runs_eagerly(eager):
+        if session is not None or self.runs_eagerly(eager) is True:
             return await super().aenqueue(job, session, eager=eager)
-        return await sync_to_async(self.enqueue)(job, eager=False)
+        return await sync_to_async(self.enqueue)(job, eager=eager)
 
     async def aenqueue_many(
         self,
@@ -187,26 +199,34 @@ class DjangoApp(App):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
-        eager: bool | None = None,
+        eager: Eager | None = None,
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
-        if session is not None or self.runs_eagerly(eager):
+        if session is not None or self.runs_eagerly(eager) is True:
             return await super().aenqueue_many(jobs, session, spread=spread, eager=eager)
-        return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=False)
+        return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=eager)
 
 
 def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine for a synchronous caller, so that Django's ORM can be used in it: in a view that Django
     runs in a thread for an event loop, the ORM's work comes back to this very thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if is_on_a_loop():
+        return on_a_loop_of_its_own(work)
 
-        async def wait() -> Any:
-            return await work
+    async def wait() -> Any:
+        return await work
 
-        return async_to_sync(wait)()
-    return on_a_loop_of_its_own(work)
+    return async_to_sync(wait)()
+
+
+def where_the_orm_works(function: Any, *args: Any) -> Any:
+    """Call a function for synchronous code on an event loop, in the thread that `sync_to_async` would call it
+    in. The loop stands still until it has returned, as in any other call."""
+    executors, loop = AsyncToSync.loop_thread_executors, asyncio.get_running_loop()
+    executor = getattr(AsyncToSync.executors, "current", None) or executors.get(loop)
+    if executor is None:  # no thread waits for this loop
+        return on_a_loop_of_its_own(sync_to_async(function)(*args))
+    return executor.submit(contextvars.copy_context().run, function, *args).result()
 
 
 class _Reading:

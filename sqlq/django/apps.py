@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from django.apps import AppConfig
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
 from sqlq import commandline
 from sqlq.django.checks import check_settings
+from sqlq.errors import ConfigurationError, SqlqError
 
 
 class SqlqConfig(AppConfig):
@@ -20,7 +25,6 @@ class SqlqConfig(AppConfig):
         """Import the tasks of all installed apps, as the admin's `autodiscover` does with admin modules."""
         from sqlq.django.configuration import Configuration
         from sqlq.django.tables import after_migrate
-        from sqlq.errors import ConfigurationError
 
         checks.register(check_settings, "sqlq")
         post_migrate.connect(after_migrate, sender=self, dispatch_uid="sqlq")
@@ -30,6 +34,21 @@ class SqlqConfig(AppConfig):
             commandline.current = InProject()
         try:
             modules = Configuration.read().task_modules
-        except ConfigurationError:  # the check says it, and so does whatever uses the App
-            modules = ()
-        autodiscover_modules(*modules)
+        except ConfigurationError as error:
+            _end_command(error)
+            modules = ()  # the check says it, and so does whatever uses the App
+        try:
+            autodiscover_modules(*modules)
+        except Exception as error:
+            _end_command(error)
+            raise
+
+
+def _end_command(error: Exception) -> None:
+    """End a command of manage.py in one sentence, where the error is a mistake in the settings or a task's
+    options; runserver shows it by itself, and waits for the mend."""
+    tasks: Any = sys.modules.get("django.tasks.exceptions")
+    mistakes = (SqlqError, ImproperlyConfigured, *(() if tasks is None else (tasks.InvalidTask,)))
+    is_command = sys.argv[0].endswith(("manage.py", "django-admin", "django/__main__.py"))
+    if isinstance(error, mistakes) and is_command and sys.argv[1:2] != ["runserver"]:
+        sys.exit(f"{commandline.current.name if commandline.current else 'sqlq'}: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import deque
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
@@ -35,10 +36,12 @@ except ImportError:
     ) from None
 
 from sqlq.app import App
-from sqlq.django.application import DjangoApp
+from sqlq.django.application import DjangoApp, where_the_orm_works
+from sqlq.eager import is_on_a_loop
 from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
-from sqlq.job import JobDetails, State
+from sqlq.here import JobHere
+from sqlq.job import JobDetails, NewJob, State
 from sqlq.task import Task, make_task
 from sqlq.worker.running import RunningJob, current_job
 
@@ -81,8 +84,13 @@ class SqlqBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Check a task of Django's, and let the workers know it. Raises `InvalidTask`."""
+        if self.queues and task.queue_name not in self.queues:
+            raise InvalidTask(
+                f"Queue '{task.queue_name}' is not valid for backend. {task.module_path} names it: add it to "
+                f"TASKS[{self.alias!r}]['QUEUES'], where [] stands for any queue"
+            )
         super().validate_task(task)
-        self._registered(task)
+        self.registered(task)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Put a job of a task into the queue and return its result, which is READY.
@@ -92,7 +100,7 @@ class SqlqBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
-        registered = self._registered(task)
+        registered = self.registered(task)
         if (misfit := registered.misfit(args, kwargs)) is not None:
             raise TypeError(misfit)
         run_after: datetime | None = task.run_after
@@ -109,13 +117,11 @@ class SqlqBackend(BaseTaskBackend):
             raise InvalidTask(str(error)) from error
         app = _app()
         job = app.enqueue(new)
-        # read back, for the database's clock says when it was enqueued
-        details = None if app.stand_in is not None or app.connection() is None else app.seen_in_django(job.id)
-        if details is None:  # it ran at once, and there is no row
-            attempts = 0 if job.state in (State.AVAILABLE, State.BLOCKED) else 1
-            result = _without_row(task, str(job.id), _STATUS[job.state], attempts, args, kwargs)
-        else:
-            result = self._result(details)
+        try:
+            # read back, for the database's clock says when it was enqueued
+            result = self._result(app.get(job.id))
+        except JobNotFoundError:  # a worker has finished it, and finished jobs are not kept
+            result = self._result(JobHere(job.id, new).details())
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -124,8 +130,11 @@ class SqlqBackend(BaseTaskBackend):
 
         Of attempts before the last the id of the worker is not kept, and `started_at` is when the first one
         ended. Raises `TaskResultDoesNotExist`, also where the job finished longer ago than finished jobs are
-        kept, and for a job of a task that is not one of Django's.
+        kept, and for a job of a task that is not one of Django's. On an event loop it stands still until the
+        thread has answered where Django's ORM works for asynchronous code; `aget_result` lets it go on.
         """
+        if is_on_a_loop():
+            return where_the_orm_works(self.get_result, result_id)
         try:
             return self._result(_app().get(int(result_id)))
         except (ValueError, JobNotFoundError):
@@ -158,7 +167,7 @@ class SqlqBackend(BaseTaskBackend):
 
     # -- tasks of Django's as tasks of sqlq's ----------------------------------------------------------------
 
-    def _registered(self, task: Any) -> Task[..., Any]:
+    def registered(self, task: Any) -> Task[..., Any]:
         """Return the task of sqlq's that stands for one of Django's, registered with the App."""
         app, name = _app(), task.module_path
         known = app.tasks.get(name)
@@ -166,7 +175,8 @@ class SqlqBackend(BaseTaskBackend):
             return known
         _listen(app)
         options = {key: value for key, value in self.options.items() if key in _OPTIONS}
-        app.task(name=name, fail_on=UnsupportedResultError, **options)(_handler(task))
+        as_it_is = {"queue": task.queue_name, "priority": int(task.priority)}
+        app.task(name=name, fail_on=UnsupportedResultError, **as_it_is, **options)(_handler(task))
         return app.tasks[name]
 
     def _result(self, details: JobDetails) -> Any:
@@ -174,7 +184,6 @@ class SqlqBackend(BaseTaskBackend):
         task = _of_django(_app().tasks.get(details.task))
         if task is None:
             raise TaskResultDoesNotExist(details.id)
-        payload = details.payload if isinstance(details.payload, dict) else {}
         ended = [_moment(datetime.fromisoformat(record["at"])) for record in details.errors if "at" in record]
         last = _moment(details.reserved_at) or (ended[-1] if ended else None)
         workers = [_UNKNOWN_WORKER] * details.attempts
@@ -188,8 +197,8 @@ class SqlqBackend(BaseTaskBackend):
             started_at=ended[0] if ended and details.attempts > 1 else last,
             finished_at=_moment(details.ended_at),
             last_attempted_at=last,
-            args=payload.get("args", []),
-            kwargs=payload.get("kwargs", {}),
+            args=details.args or [],
+            kwargs=details.kwargs or {},
             backend=self.alias,
             errors=_errors(details),
             worker_ids=workers,
@@ -266,13 +275,13 @@ def _handler(task: Any) -> Any:
         result = _started(task, current_job())
         task_started.send_robust(_backend(task).__class__, task_result=result)
         given = (TaskContext(task_result=result), *args) if task.takes_context else args
-        return _storable(function(*given, **kwargs))
+        return _returned(result, function(*given, **kwargs))
 
     async def ahandler(*args: Any, **kwargs: Any) -> Any:
         result = await asyncio.to_thread(_started, task, current_job())
         await task_started.asend_robust(_backend(task).__class__, task_result=result)
         given = (TaskContext(task_result=result), *args) if task.takes_context else args
-        return _storable(await function(*given, **kwargs))
+        return _returned(result, await function(*given, **kwargs))
 
     made: Any = ahandler if inspect.iscoroutinefunction(function) else handler
     made.__module__, made.__qualname__, made.__name__ = (
@@ -282,6 +291,7 @@ def _handler(task: Any) -> Any:
     )
     made.__signature__ = _signature(function, takes_context=task.takes_context)
     made.django_task = task
+    made.stands_for = function  # whose annotations a command line checks
     return made
 
 
@@ -303,31 +313,25 @@ def _backend(task: Any) -> Any:
     return task.get_backend()
 
 
+_started_here: deque[Any] = deque(maxlen=1_000)
+"""The newest results of jobs that have started in this process."""
+
+
 def _started(task: Any, running: RunningJob) -> Any:
     """Return the result of a job whose attempt has just begun."""
-    if running.target is not None:
-        return _backend(task)._result(_app().admin.get(running.id))  # noqa: SLF001 - of this module
-    return _without_row(task, str(running.id), TaskResultStatus.RUNNING, running.attempts)
+    app = _app()
+    if running.target is None:  # it runs inline, or eagerly
+        return _backend(task)._result(app.job_here(running.id).details())  # noqa: SLF001 - of this module
+    result = _backend(task)._result(app.admin.get(running.id))  # noqa: SLF001 - as above
+    _started_here.append(result)
+    return result
 
 
-def _without_row(task: Any, id: str, status: Any, attempts: int, args: Any = (), kwargs: Any = None) -> Any:
-    """Return the result of a job that has no row: it runs inline, or finished jobs are not kept."""
-    moment = timezone.now()
-    has_ended = status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
-    return TaskResult(
-        task=task,
-        id=id,
-        status=status,
-        enqueued_at=moment,
-        started_at=moment if attempts else None,
-        finished_at=moment if has_ended else None,
-        last_attempted_at=moment if attempts else None,
-        args=list(args),
-        kwargs=dict(kwargs or {}),
-        backend=task.backend,
-        errors=[],
-        worker_ids=[_UNKNOWN_WORKER] * attempts,
-    )
+def _returned(result: Any, value: Any) -> Any:
+    """Return what a task has returned as it is stored."""
+    stored = _storable(value)
+    object.__setattr__(result, "_return_value", stored)
+    return stored
 
 
 def tell_finished(events: list[JobEvent]) -> None:
@@ -345,8 +349,12 @@ def _tell_finished(task: Any, event: JobEvent) -> None:
     try:
         result = _backend(task)._result(_app().admin.get(event.id))  # noqa: SLF001 - of this module
     except JobNotFoundError:  # finished jobs are not kept
+        started = (each for each in reversed(_started_here) if each.id == str(event.id))
+        gone = JobHere(event.id, NewJob(event.task, "{}", event.queue, event.max_attempts)).details()
+        result = next(started, None) or _backend(task)._result(gone)  # noqa: SLF001 - as above
         status = TaskResultStatus.SUCCESSFUL if event.name == "finished" else TaskResultStatus.FAILED
-        result = _without_row(task, str(event.id), status, event.attempt)
+        object.__setattr__(result, "status", status)
+        object.__setattr__(result, "finished_at", _moment(event.at))
     try:
         if event.exception is not None:
             raise event.exception  # receivers find it in sys.exc_info(), as Django's own for the log does

@@ -15,10 +15,11 @@ from django.db.utils import load_backend
 from sqlalchemy import URL
 
 from sqlq.clock import milliseconds
+from sqlq.defaults import Defaults
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.job import checked_name
 from sqlq.seal import How, Unsealed, seal_of
-from sqlq.settings import listen_url, schema_name
+from sqlq.settings import DirectCalls, Eager, checked_calls, checked_eager, listen_url, schema_name
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
 """Of the parameters by which Django connects, those that are about its own use of the connection. What else
@@ -29,10 +30,11 @@ there is, libpq knows."""
 class Configuration:
     """The dict SQLQ of the settings; each key may be left out.
 
-    `database` is the alias of the database that holds the jobs. `schema`, `retention`, `listen_url` and
-    `service` are as in `sqlq.App`, and so are `keys`, `seal` and `unsealed`, for which SQLQ_KEYS and its like
-    count where they are None. With `migrate_with_django`, `manage.py migrate` brings sqlq's tables up, too.
-    `task_modules` names the module of each installed app that has its tasks.
+    `database` is the alias of the database that holds the jobs. `schema`, `retention`, `listen_url`,
+    `service`, `defaults`, `queues`, `eager` and `direct_calls` are as in `sqlq.App`, and so are `keys`,
+    `seal` and `unsealed`, for which SQLQ_KEYS and its like count where they are None. With
+    `migrate_with_django`, `manage.py migrate` brings sqlq's tables up, too. `task_modules` names the
+    module of each installed app that has its tasks.
     """
 
     database: str = "default"
@@ -40,6 +42,10 @@ class Configuration:
     retention: str | None = "7d"
     listen_url: str | None = None
     service: str | None = None
+    defaults: Mapping[str, Any] | None = None
+    queues: Mapping[str, Mapping[str, Any]] | None = None
+    eager: Eager | None = None
+    direct_calls: DirectCalls = "allow"
     keys: Sequence[str] | None = field(default=None, repr=False)  # guard: djangos-keys-are-shown-nowhere
     seal: How | None = None
     unsealed: Unsealed | None = None
@@ -85,6 +91,10 @@ class Configuration:
         if self.listen_url is not None:
             listen_url(self.listen_url)
         seal_of(self.keys, self.seal, self.unsealed, called='SQLQ["{}"]')
+        Defaults(self.defaults, self.queues, called='SQLQ["{}"]')
+        if self.eager is not None:
+            checked_eager(self.eager, 'SQLQ["eager"]')
+        checked_calls(self.direct_calls, 'SQLQ["direct_calls"]')
         if self.service is not None:
             checked_name(self.service, 'SQLQ["service"]', ConfigurationError)
 

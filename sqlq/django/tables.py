@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from django.core.management import CommandError
 from django.db import connections, transaction
 from sqlalchemy import make_url
 
 from sqlq.app import App
 from sqlq.django.configuration import is_testing
-from sqlq.errors import SchemaVersionError
+from sqlq.errors import SchemaVersionError, SqlqError
 from sqlq.schema.tables import metadata
 from sqlq.settings import in_memory
 
@@ -29,7 +30,10 @@ def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = Non
         if is_testing():  # guard: jobs-are-flushed-in-tests-alone
             _empty(app, using)
     elif app.configuration.migrate_with_django:
-        before = _migrate(app, using)
+        try:
+            before = _migrate(app, using)
+        except SqlqError as error:
+            raise CommandError(str(error)) from error
         if before is not _UP_TO_DATE and verbosity >= 1 and stdout is not None:
             stdout.write(f"  sqlq's tables: {'made' if before is None else f'brought up from {before}'}")
 

@@ -8,11 +8,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias, cast
 
 from sqlq.app import App
 from sqlq.codec import decode
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
+from sqlq.named import NamedTask
 from sqlq.schema import version
 from sqlq.session import SyncSession, connection_of
 from sqlq.settings import schema_name
@@ -20,6 +21,14 @@ from sqlq.store import records
 from sqlq.task import Task
 from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
+
+AnyTask: TypeAlias = "Task[..., Any] | NamedTask | DjangosTask | str"
+
+
+class DjangosTask(Protocol):
+    """A task of `django.tasks`, whose backend is sqlq's."""
+
+    def get_backend(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Enqueued:
 
 
 def assert_enqueued(
-    task: Task[..., Any] | str,
+    task: AnyTask,
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -65,6 +74,7 @@ def assert_enqueued(
     >>> sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)  # doctest: +SKIP
     """
     __tracebackhide__ = True
+    task = _known(task)
     found = _enqueued(task, session, app)
     for job in reversed(found):
         if _matches(job, task, args, kwargs, queue):
@@ -76,7 +86,7 @@ def assert_enqueued(
 
 
 def assert_not_enqueued(
-    task: Task[..., Any] | str,
+    task: AnyTask,
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -86,12 +96,29 @@ def assert_not_enqueued(
 ) -> None:
     """Fail the test if a job was enqueued that `assert_enqueued` with these arguments would find."""
     __tracebackhide__ = True
+    task = _known(task)
     found = [job for job in _enqueued(task, session, app) if _matches(job, task, args, kwargs, queue)]
     if found:
         raise AssertionError(
             f"enqueued, but should not be: {_wanted(task, args, kwargs, queue)}\n  "
             + "\n  ".join(map(str, found[-20:]))
         )
+
+
+def _known(task: Any) -> Task[..., Any] | str:
+    """Return the task that is meant, or its name. Raises `ConfigurationError` for what is none: of it no job
+    would be found, whatever was enqueued."""
+    if isinstance(task, NamedTask):
+        task = task.name
+    if not isinstance(task, (Task, str)):
+        backend: Any = task.get_backend() if hasattr(task, "get_backend") else None
+        if not hasattr(backend, "registered"):
+            raise ConfigurationError(
+                f"the jobs of a task are looked for, and this is of type {type(task).__name__}: give the "
+                "task itself, or its name"
+            )
+        return cast("Task[..., Any]", backend.registered(task))
+    return task
 
 
 def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App | None) -> list[Enqueued]:

@@ -17,7 +17,7 @@ from contextlib import (
 )
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from sqlq.codec import check_json
+from sqlq.codec import as_text, check_json
 from sqlq.errors import ArgumentsError, ConfigurationError
 from sqlq.job import checked_name
 from sqlq.session import (
@@ -59,7 +59,7 @@ def encode(cursor: Any) -> str:
 
 
 def _text(cursor: Any) -> str:
-    text = json.dumps(cursor, ensure_ascii=False)
+    text = json.dumps(cursor, ensure_ascii=False, default=as_text)
     size = len(text) if text.isascii() else len(text.encode())
     if size > CURSOR_BYTES:  # guard: cursors-are-bounded
         raise ArgumentsError(

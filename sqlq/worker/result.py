@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sqlq.codec import as_text
 from sqlq.job import ClaimedJob
 from sqlq.outcome import Completed
 from sqlq.retry import scrubbed
@@ -29,9 +30,9 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Com
     try:
         if task is not None and (conversion := task.result_conversion) is not None:
             result = conversion.shown(result)
-        text = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(result, ensure_ascii=False, allow_nan=False, default=as_text)
         if "\\u0000" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            text = json.dumps(_storable(result), ensure_ascii=False, allow_nan=False)
+            text = json.dumps(_storable(result), ensure_ascii=False, allow_nan=False, default=as_text)
     except Exception as error:
         why = f"is not JSON ({scrubbed(str(error), 200)})"
     else:

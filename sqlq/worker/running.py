@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq import headers
 from sqlq.errors import ConfigurationError
@@ -36,24 +36,38 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _current: ContextVar[RunningJob | None] = ContextVar("sqlq_current_job", default=None)
 
 
-def current_job() -> RunningJob:
-    """Return the job that the calling handler runs.
+D = TypeVar("D")
+_RAISES: Any = object()
+
+
+@overload
+def current_job() -> RunningJob: ...
+
+
+@overload
+def current_job(default: D) -> RunningJob | D: ...
+
+
+def current_job(default: Any = _RAISES) -> Any:
+    """Return the job that the calling handler runs, and outside a handler the default.
 
     Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in
-    threads a handler starts by itself. Raises `ConfigurationError` outside a handler.
+    threads a handler starts by itself. Raises `ConfigurationError` outside a handler where no default is
+    given. A function that runs as a job, and is called as a function too, asks `current_job(None)`.
 
     >>> sqlq.current_job().id  # doctest: +SKIP
     42
+    >>> if job := sqlq.current_job(None):  # doctest: +SKIP
+    ...     job.progress(25, of=100)
     """
     job = _current.get()
-    if job is None:
-        raise ConfigurationError("current_job() was called outside a handler: there is no job here")
-    return job
-
-
-def running_here() -> RunningJob | None:
-    """Return the job that the calling handler runs, None outside a handler."""
-    return _current.get()
+    if job is not None:
+        return job
+    if default is _RAISES:
+        raise ConfigurationError(
+            "current_job() was called outside a handler: there is no job here; current_job(None) is None then"
+        )
+    return default
 
 
 class RunningJob(Commits):

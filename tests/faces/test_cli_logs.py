@@ -18,7 +18,7 @@ import sqlq
 from sqlq.cli.logs import JsonLines, Lines, Stderr
 from sqlq.settings import ERROR_BYTES
 from sqlq.worker import log as worker_log
-from sqlq.worker.running import running_here
+from sqlq.worker.running import current_job
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -186,7 +186,7 @@ def test_what_a_thread_logs_between_jobs_is_of_no_job(app: sqlq.App) -> None:
     settle = worker._executors._done
 
     def done(job: Any, outcome: Any) -> None:
-        seen.append(running_here())
+        seen.append(current_job(None))
         settle(job, outcome)
 
     worker._executors._done = done

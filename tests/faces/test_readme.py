@@ -367,14 +367,17 @@ def test_commands_for_workers(desk: Desk) -> None:
 
 
 def test_testing(desk: Desk) -> None:
-    for name in ("pyproject.toml", "test_shop.py", "test_unittest.py", "test_memory.py", "test_schedules.py"):
+    for name in (
+        *("pyproject.toml", "test_shop.py", "test_unittest.py", "test_memory.py", "test_schedules.py"),
+        "test_mocks.py",
+    ):
         (desk.directory / name).write_text(block("testing", name))
     said = desk.run(
         "python -m pytest -p sqlq.testing.fixtures -p no:cacheprovider -q",
         PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
         SQLQ_TEST_DATABASE_URL="",
     )
-    assert "6 passed" in said
+    assert "8 passed" in said
 
 
 @pytest.mark.slow
@@ -699,11 +702,20 @@ class TestPython:
     def test_results(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         names["Decimal"] = Decimal
         with working(names["app"]):
-            for name in ("result", "outcomes", "several", "pruned"):
+            for name in ("result", "outcomes", "several", "pruned", "hard_to_guess"):
                 run_python(name, names)
         assert names["price"] == Decimal("24.50")
+        assert (names["job"].args, len(names["key"])) == (["ink"], 43)
         assert names["prices"] == [Decimal("24.50")] * 2
         assert capsys.readouterr().out.count("24.50") == 2
+
+    def test_calls(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.chdir(tmp_path)
+        run_python("direct_calls", names)
+        task = names["app"].task(name="t")(lambda: 7)
+        with pytest.raises(sqlq.ConfigurationError, match="t was called as a function"):
+            task()
+        assert task.handler() == 7
 
     def test_newest(self, names: dict[str, Any]) -> None:
         run_python("newest", names)

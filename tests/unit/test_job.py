@@ -161,3 +161,17 @@ def test_a_queue_has_no_comma_in_its_name() -> None:
 def test_a_bad_queue_of_what_follows_is_named_with_its_column(queue: str) -> None:
     with pytest.raises(ArgumentsError, match=r"^the queue in on_failure "):
         Follower.from_text(f'{{"task": "alarm", "queue": "{queue}"}}', "on_failure")
+
+
+def test_arguments_are_shown() -> None:
+    app = App("sqlite:///shop.db")
+    task = app.task(name="t")(lambda *args, **kwargs: None)
+    new = task.new(7, (1, 2), copy=True)
+    assert (new.args, new.kwargs) == ([7, [1, 2]], {"copy": True})
+    assert (task.new().args, task.new().kwargs) == ([], {})
+    assert new.set(delay="1h").args == new.args
+    unread = new.with_payload("sqlq:sealed")
+    assert (unread.args, unread.kwargs) == (None, None)
+    assert new == task.new(7, (1, 2), copy=True)
+    assert new != task.new(7, (1, 2))
+    assert new != new.set(delay="1h")

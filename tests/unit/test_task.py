@@ -6,12 +6,15 @@ import asyncio
 import copy
 import functools
 import json
+import re
+import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
 from uuid import UUID
 
@@ -20,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlq
+import sqlq.testing
 from sqlq.codec import check_json, decode, encode, encode_plain
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.settings import PAYLOAD_BYTES
@@ -630,3 +634,62 @@ def test_what_annotations_convert_is_not_plain() -> None:
     assert task.new(date(2026, 1, 31), 7).payload == '{"args": ["2026-01-31", 7]}'
     with pytest.raises(ArgumentsError, match="does not fit"):
         make_task(annotated, name="annotated").new("no day", 7)  # type: ignore[arg-type]
+
+
+class TestDirectCalls:
+    def task(self, direct_calls: Any = "allow") -> tuple[sqlq.App, sqlq.Task[[], int]]:
+        app = sqlq.App("sqlite:///shop.db", direct_calls=direct_calls)
+        return app, app.task(name="shop.pay")(lambda: 7)
+
+    def test_by_default_they_run_the_handler(self) -> None:
+        _, task = self.task()
+        with warnings.catch_warnings(action="error"):
+            assert task() == 7
+
+    def test_they_are_refused(self) -> None:
+        _, task = self.task("refuse")
+        said = (
+            "shop.pay was called as a function, which runs it here and now: enqueue it with "
+            "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
+        )
+        with pytest.raises(sqlq.ConfigurationError, match=re.escape(said)):
+            task()
+        assert task.handler() == 7
+
+    def test_they_are_warned_of_where_they_stand(self) -> None:
+        _, task = self.task("warn")
+        with pytest.warns(RuntimeWarning, match="shop.pay was called as a function") as warned:
+            assert task() == 7
+        assert [warning.filename for warning in warned] == [__file__]
+
+    def test_a_handler_may_call_another_task(self, tmp_path: Path) -> None:
+        app, task = self.task("refuse")
+        outer = app.task(name="shop.outer")(lambda: task() + 1)
+        assert app.result(app.enqueue(outer.new(), eager=True)) == 8
+        with sqlq.testing.inline(app):
+            assert app.result(app.enqueue(outer.new())) == 8
+            assert task() == 7
+        with sqlq.testing.on_database(app, f"sqlite:///{tmp_path / 'test.db'}"):
+            job = app.enqueue(outer.new())
+            assert (task(), sqlq.testing.drain(app).completed) == (7, 1)
+            assert app.result(job) == 8
+        with pytest.raises(sqlq.ConfigurationError, match=r"shop\.pay was called"):
+            task()
+
+    @pytest.mark.parametrize("wrong", ["no", True, None, ""])
+    def test_what_else_may_not_be_said(self, wrong: Any) -> None:
+        with pytest.raises(sqlq.ConfigurationError, match=r'direct_calls is .*: it is "allow", "warn"'):
+            sqlq.App(direct_calls=wrong)
+
+
+def test_the_running_job_or_a_default() -> None:
+    app = sqlq.App("sqlite:///shop.db")
+    seen: list[Any] = []
+    task = app.task(name="t")(lambda: seen.append(sqlq.current_job(None)))
+    task()
+    app.enqueue(task.new(), eager=True)
+    assert seen[0] is None
+    assert seen[1].task == "t"
+    assert sqlq.current_job("nothing") == "nothing"
+    with pytest.raises(sqlq.ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"):
+        sqlq.current_job()

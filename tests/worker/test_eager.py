@@ -245,7 +245,7 @@ def test_a_call_says_more_than_the_app_and_the_app_more_than_the_environment(
                 app.enqueue(t.new(1), eager=call)
                 assert (ran == [1]) is result
     monkeypatch.setenv("SQLQ_EAGER", "perhaps")
-    with pytest.raises(sqlq.ConfigurationError, match="SQLQ_EAGER is 'perhaps': it is 1 or 0"):
+    with pytest.raises(sqlq.ConfigurationError, match="SQLQ_EAGER is 'perhaps': it is 1, 0 or commit"):
         sqlq.App()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 from pathlib import Path
@@ -12,6 +13,8 @@ from sqlalchemy import create_engine, inspect, text
 from sqlq.seal import HEAD, Key, new_key
 from tests.faces.django.project_of_tests import Project, settings_of
 from tests.waiting import wait_until
+
+DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
 
 
 def tables(project: Project) -> set[str]:
@@ -144,6 +147,101 @@ class TestCommand:
         assert "No module named 'nowhere' (shop/tasks.py, line 1)" in done.sentence()
 
 
+class TestEager:
+    def test_the_settings_ask_for_it(self, project: Project) -> None:
+        project.set(SQLQ={"eager": "commit"})
+        said = project.python(
+            "from contextlib import suppress\n"
+            "from django.conf import settings\n"
+            "from django.test import Client\n"
+            "settings.ALLOWED_HOSTS = ['*']\n"
+            "from shop.models import Order\n"
+            "print(Client().get('/order').status_code)\n"
+            "with suppress(RuntimeError): Client().get('/order?fail')\n"
+            "print(*Order.objects.values_list('paid', flat=True))\n"
+        )
+        assert said == "200\nTrue\n"
+        assert project.jobs() == []
+
+
+class TestDirectCalls:
+    def test_the_settings_refuse_them_outside_workers(self, project: Project) -> None:
+        project.set(SQLQ={"direct_calls": "refuse"})
+        tasks = project.directory / "shop" / "tasks.py"
+        more = "\n\n@app.task\ndef pay_here(order_id):\n    return pay(order_id)\n"
+        tasks.write_text(tasks.read_text() + more)
+        said = project.python(
+            "from shop.tasks import pay, pay_here\n"
+            "from sqlq.django import app\n"
+            "from sqlq.errors import SqlqError\n"
+            "app.enqueue(pay_here.new(7))\n"
+            "try: pay(7)\n"
+            "except SqlqError as error: print(error)\n"
+        )
+        assert said.startswith("shop.tasks.pay was called as a function, which runs it here and now: enqueue")
+        project.ok("sqlq", "work", "--drain")
+        assert [job["result"] for job in project.jobs(state="finished")] == [7]
+
+
+class TestMistakes:
+    """Each is said in one sentence by whatever command of manage.py."""
+
+    COMMANDS = (
+        ("check",),
+        ("migrate",),
+        ("sqlq", "status"),
+        ("sqlq", "work", "--drain"),
+        ("shell", "-c", "1"),
+    )
+
+    def said(self, project: Project, *command: str) -> str:
+        done = project.manage(*command)
+        assert done.code == 1, done
+        assert "Traceback" not in done.err + done.out
+        (line,) = done.err.strip().splitlines()
+        assert line.startswith("python manage.py sqlq: ")
+        return line
+
+    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+    def test_of_the_settings(self, bare_project: Project, command: tuple[str, ...]) -> None:
+        bare_project.set(SQLQ={"databse": "default"})
+        assert "SQLQ in the settings has the key 'databse'" in self.said(bare_project, *command)
+        bare_project.set(SQLQ={}, DATABASE={"ENGINE": "django.db.backends.dummy"})
+        assert "DATABASES['default'] has the ENGINE" in self.said(bare_project, *command)
+
+    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+    def test_of_a_task(self, bare_project: Project, command: tuple[str, ...]) -> None:
+        tasks = bare_project.directory / "shop" / "tasks.py"
+        tasks.write_text(tasks.read_text().replace('backoff="10ms"', 'timeout="soon"'))
+        assert "timeout is 'soon'" in self.said(bare_project, *command)
+
+    @pytest.mark.skipif(DJANGO < (6, 0), reason="django.tasks came with Django 6.0")
+    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+    def test_of_a_task_of_djangos(self, bare_project: Project, command: tuple[str, ...]) -> None:
+        settings = bare_project.directory / "settings.py"
+        before = settings.read_text()
+        settings.write_text(f'{before}    del TASKS["default"]["QUEUES"]\n')
+        assert self.said(bare_project, *command).endswith(
+            "Queue 'mail' is not valid for backend. shop.django_tasks.aabout_itself names it: add it to "
+            "TASKS['default']['QUEUES'], where [] stands for any queue"
+        )
+        settings.write_text(f'{before}    TASKS["once"]["OPTIONS"]["max_attempts"] = 0\n')
+        assert "max_attempts is 0" in self.said(bare_project, *command)
+
+    def test_of_tables_that_are_not_ours(self, project: Project) -> None:
+        engine = create_engine(project.url)
+        with engine.begin() as conn:
+            conn.execute(text("UPDATE sqlq_version SET version_num = '9999', oldest_code = '9999'"))
+        engine.dispose()
+        done = project.manage("migrate")
+        assert done.code == 1
+        assert "Traceback" not in done.err
+        assert "9999" in done.err.strip().splitlines()[-1]
+
+
 class TestWork:
     def test_a_worker_from_any_directory(self, project: Project, tmp_path: Path) -> None:
         with project.working("--processes", "2", cwd=tmp_path) as process:
@@ -166,3 +264,30 @@ class TestWork:
         project.ok("sqlq", "work", "--drain")
         (job,) = project.jobs(state="finished")
         assert job["result"] not in (None, os.getpid())
+
+    def test_a_line_is_logged_once(self, project: Project) -> None:
+        """With DEBUG Django's own handler writes what its loggers are told, too."""
+        settings = project.directory / "settings.py"
+        settings.write_text(f"{settings.read_text()}\nDEBUG = True\n")
+        project.sqlq("enqueue", "shop.tasks.remind", "seven")
+        done = project.sqlq("work", "--drain")
+        (line,) = [line for line in done.err.splitlines() if "a reminder of seven" in line]
+        assert "INFO    [django.shop] job 1 shop.tasks.remind: a reminder of seven" in line
+
+
+@pytest.mark.skipif(DJANGO < (6, 0), reason="django.tasks came with Django 6.0")
+class TestTasksOfDjangos:
+    def test_they_are_enqueued_as_their_decorator_says(self, project: Project) -> None:
+        assert "in queue mail" in project.ok("sqlq", "enqueue", "shop.django_tasks.aabout_itself")
+        shown = project.sqlq("show", "1", "--json").json()
+        assert (shown["queue"], shown["priority"]) == ("mail", 5)
+        project.ok("sqlq", "work", "--drain", "-q", "mail")
+        assert project.sqlq("show", "1", "--json").json()["result"] == ["1", 1]
+
+    def test_types_are_checked(self, project: Project) -> None:
+        done = project.sqlq("enqueue", "shop.django_tasks.pay", "x")
+        assert (done.code, done.err.count("\n")) == (1, 1)
+        assert 'order_id is "x": the task takes int there' in done.err
+        done = project.sqlq("enqueue", "shop.django_tasks.about_itself", "--kwargs", '{"fail_until": "x"}')
+        assert 'fail_until is "x": the task takes int there' in done.err
+        assert project.jobs() == []

@@ -1,5 +1,9 @@
+import logging
 import os
 
+from django.utils.translation import gettext_lazy
+
+import sqlq
 from shop.models import Order
 from sqlq.django import app
 
@@ -20,6 +24,18 @@ async def apay(order_id: int) -> int:
 def isolated(order_id: int) -> int:
     Order.objects.filter(id=order_id).update(paid=True)
     return os.getpid()
+
+
+@app.task
+def remind(subject: str, parts=(), **more) -> list:
+    job = sqlq.current_job(None)  # None where it is called as a function
+    logging.getLogger("django.shop").info("a reminder of %s", subject)
+    return [job is not None, subject, *parts, more, gettext_lazy("Yes")]
+
+
+@app.task(max_attempts=1)
+def fail() -> None:
+    raise LookupError("no such order")
 
 
 @app.task

@@ -4,6 +4,7 @@ import datetime as dt
 import pickle
 import sys
 from functools import partial
+from unittest import mock
 
 from django.core import checks
 from django.db import connection, transaction
@@ -18,8 +19,9 @@ from shop.models import Order
 from shop.test_enqueue import count, needs_a_file
 from sqlq.django import SqlqBackend, app
 from sqlq.django.backend import _STATUS
+from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.job import State
-from sqlq.testing import assert_enqueued, drain, inline
+from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
 
 BACKEND = "sqlq.django.SqlqBackend"
 
@@ -150,7 +152,11 @@ class Enqueue(TestCase):
     def test_it_is_validated_on_enqueue(self):
         other = django_tasks.echo.using(queue_name="unknown_queue")
         with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["queue-1"]}}):
-            with self.assertRaisesMessage(InvalidTask, "Queue 'unknown_queue' is not valid for backend"):
+            said = (
+                "Queue 'unknown_queue' is not valid for backend. shop.django_tasks.echo names it: add it to "
+                "TASKS['default']['QUEUES'], where [] stands for any queue"
+            )
+            with self.assertRaisesMessage(InvalidTask, said):
                 other.enqueue()
 
     def test_a_rollback_takes_the_job_along(self):
@@ -181,6 +187,101 @@ class Enqueue(TestCase):
         order.refresh_from_db()
         self.assertTrue(order.paid)
         self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
+
+    def test_tasks_of_djangos_are_looked_for_as_they_are(self):
+        with self.assertRaisesMessage(AssertionError, "of this task there is:\n  nothing"):
+            assert_enqueued(django_tasks.pay, session=connection)
+        django_tasks.pay.enqueue(7)
+        for given in ({"args": [7]}, {"kwargs": {"order_id": 7}}):
+            assert_enqueued(django_tasks.pay, **given, session=connection)
+        assert_not_enqueued(django_tasks.pay, args=[8], session=connection)
+        with self.assertRaisesMessage(AssertionError, "enqueued, but should not be"):
+            assert_not_enqueued(django_tasks.pay.using(priority=3), session=connection)
+        for wrong in (Order, django_tasks.pay.func, None, 7):
+            for look in (assert_enqueued, assert_not_enqueued):
+                with self.assertRaisesMessage(ConfigurationError, "give the task itself, or its name"):
+                    look(wrong, session=connection)
+
+    def test_what_the_command_line_checks(self):
+        registered = app.tasks["shop.django_tasks.aabout_itself"]
+        self.assertEqual((registered.queue, registered.priority), ("mail", 5))
+
+    async def test_synchronously_on_an_event_loop(self):
+        result = await django_tasks.echo.aenqueue(1)
+        result.refresh()
+        self.assertEqual(default_task_backend.get_result(result.id), result)
+        with self.assertRaises(TaskResultDoesNotExist):
+            django_tasks.echo.get_result("123456789")
+
+
+class WithoutARow(TransactionTestCase):
+    """Jobs that run in this process, or are gone when their end is told."""
+
+    def look_at(self, result):
+        self.assertEqual((result.status, result.return_value), (TaskResultStatus.SUCCESSFUL, [3, {"b": 4}]))
+        self.assertEqual((result.args, result.kwargs, result.attempts), ([3], {"b": 4}, 1))
+        self.assertLessEqual(result.enqueued_at, result.started_at)
+        self.assertLessEqual(result.started_at, result.finished_at)
+        self.assertLess(abs(result.enqueued_at - timezone.now()), dt.timedelta(minutes=1))
+
+    def eagerly(self, how):
+        return mock.patch.object(app, "_eager", how)
+
+    def test_inline_and_eagerly(self):
+        for block in (inline(app), inline(app, at="commit"), self.eagerly(True), self.eagerly("commit")):
+            with self.subTest(block), block:
+                result = django_tasks.echo.enqueue(3, b=4)
+                self.look_at(result)
+                before = pickle.dumps(result)
+                result.refresh()
+                self.assertEqual(pickle.dumps(result), before)
+                self.assertEqual(django_tasks.echo.get_result(result.id), result)
+                about = django_tasks.about_itself.using(queue_name="mail").enqueue()
+                self.assertEqual(about.return_value, [about.id, 1, "RUNNING", 0, []])
+                self.assertEqual((about.task.queue_name, about.task.priority), ("mail", 0))
+        self.assertEqual(count(), 0)
+
+    def test_at_the_commit(self):
+        for block in (inline(app, at="commit"), self.eagerly("commit")):
+            with self.subTest(block), block:
+                with transaction.atomic():
+                    result = django_tasks.echo.enqueue(3, b=4)
+                    later = django_tasks.echo.using(run_after=timezone.now() + dt.timedelta(days=1)).enqueue()
+                    for _ in range(2):
+                        self.assertEqual((result.status, result.attempts), (TaskResultStatus.READY, 0))
+                        result.refresh()
+                    self.assertIsNotNone(later.task.run_after)
+                result.refresh()
+                self.look_at(result)
+
+    def test_a_failure_after_the_commit(self):
+        with self.assertLogs("sqlq", "ERROR"), self.eagerly("commit"):
+            result = django_tasks.fail.enqueue("no such order")
+            self.assertEqual(result.status, TaskResultStatus.FAILED)
+            (error,) = result.errors
+            self.assertIs(error.exception_class, ValueError)
+            self.assertIn("no such order", error.traceback)
+
+    @needs_a_file
+    def test_told_where_finished_jobs_are_not_kept(self):
+        heard = []
+        receiver = lambda sender, task_result, **kwargs: heard.append(task_result)  # noqa: E731
+        task_finished.connect(receiver)
+        self.addCleanup(task_finished.disconnect, receiver)
+        real, looks = app.admin.get, []
+
+        def get(id):
+            looks.append(id)
+            if len(looks) > 1:  # after the one at the start
+                raise JobNotFoundError("the row is gone")
+            return real(id)
+
+        with mock.patch.object(app.admin, "get", get):
+            result = django_tasks.echo.enqueue(3, b=4)
+            self.assertEqual(drain(app).completed, 1)
+        (found,) = heard
+        self.assertEqual(found.id, result.id)
+        self.look_at(found)
 
 
 class Work(TransactionTestCase):

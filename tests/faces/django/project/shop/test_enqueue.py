@@ -7,11 +7,14 @@ from inspect import iscoroutinefunction
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
+from django.utils import translation
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy
 from sqlalchemy import NullPool, create_engine
 
 import sqlq
 from shop.models import Order
-from shop.tasks import apay, pay, pay_in_turn
+from shop.tasks import apay, fail, pay, pay_in_turn, remind
 from sqlq.django import app
 from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
 
@@ -115,6 +118,108 @@ class InATestsTransaction(TestCase):
         with connection.cursor() as cursor:
             cursor.execute("SELECT max(id) FROM jobs")
             return cursor.fetchone()[0]
+
+
+class EagerlyAtTheCommit(TransactionTestCase):
+    """As `eager` of the settings has it, which a test of the command line looks at."""
+
+    databases = "__all__"
+
+    def enqueue(self):
+        return app.enqueue(pay.new(Order.objects.create().id), eager="commit")
+
+    def paid(self):
+        return Order.objects.filter(paid=True).count()
+
+    def test_after_the_commit(self):
+        with transaction.atomic():
+            job = self.enqueue()
+            order = Order.objects.get()
+            self.assertEqual((job.state, self.paid(), app.get(job.id).args), ("available", 0, [order.id]))
+            with transaction.atomic():
+                self.enqueue()
+            with self.assertRaises(ZeroDivisionError), transaction.atomic():
+                self.enqueue()
+                1 / 0
+            self.assertEqual(self.paid(), 0)
+        self.assertEqual((self.paid(), count()), (2, 0))
+        self.assertEqual(
+            (app.get(job.id).state, app.result(job), app.result(job.id)), ("finished", order.id, order.id)
+        )
+
+    def test_after_a_rollback_never(self):
+        ran = []
+        with self.assertRaises(ZeroDivisionError), transaction.atomic():
+            app.enqueue(remind.new("x").set(on_success=None), eager="commit")
+            transaction.on_commit(lambda: ran.append(1))
+            1 / 0
+        with self.assertLogs("django.shop") as logs, transaction.atomic():
+            app.enqueue(remind.new("y"), eager="commit")
+        self.assertEqual(([line.getMessage() for line in logs.records], ran), (["a reminder of y"], []))
+
+    def test_without_a_transaction_at_once(self):
+        self.assertEqual((self.enqueue().state, self.paid()), ("finished", 1))
+
+    def test_an_error_leaves_the_commit_and_other_hooks_alone(self):
+        ran = []
+        with self.assertLogs("sqlq", "ERROR") as logs, transaction.atomic():
+            app.enqueue(fail.new(), eager="commit")
+            transaction.on_commit(lambda: ran.append(1))
+        self.assertEqual((ran, len(logs.records)), ([1], 1))
+
+    def test_a_job_enqueues_when_its_own_transaction_commits(self):
+        with transaction.atomic():
+            app.enqueue(pay_in_turn.new(Order.objects.create().id), eager="commit")
+        self.assertEqual(count(), 1, "by its own call it is not eager")
+
+    async def test_asynchronous_callers(self):
+        order = await Order.objects.acreate()
+        job = await app.aenqueue(apay.new(order.id), eager="commit")
+        self.assertEqual(job.state, "finished")
+
+        @transaction.atomic
+        def place():
+            app.enqueue(apay.new(Order.objects.create().id), eager="commit")
+            self.assertEqual(self.paid(), 1)
+
+        await sync_to_async(place)()
+        self.assertEqual(await sync_to_async(self.paid)(), 2)
+
+
+class EagerlyInATestsTransaction(TestCase):
+    def test_the_hooks_of_the_commit_are_captured(self):
+        with self.captureOnCommitCallbacks() as callbacks:
+            app.enqueue(pay.new(Order.objects.create().id), eager="commit")
+        self.assertEqual(len(callbacks), 1)
+        with self.captureOnCommitCallbacks(execute=True):
+            app.enqueue(pay.new(Order.objects.create().id), eager="commit")
+        self.assertEqual(Order.objects.filter(paid=True).count(), 1)
+
+
+class LazyTexts(TestCase):
+    def test_they_go_as_their_texts(self):
+        job = remind.new(gettext_lazy("Yes"), [gettext_lazy("No")], name={"a": gettext_lazy("Yes")})
+        self.assertEqual((job.args, job.kwargs), (["Yes", ["No"]], {"name": {"a": "Yes"}}))
+        with translation.override("de"):
+            new = remind.new(gettext_lazy("Yes")).set(headers={"a": gettext_lazy("No")})
+            found = app.get(app.enqueue(new).id)
+        self.assertEqual((found.args, found.kwargs, found.headers), (["Ja"], {}, {"a": "Nein"}))
+        named = app.named("elsewhere").new(gettext_lazy("Yes"), [gettext_lazy("No")])
+        self.assertEqual(named.args, ["Yes", ["No"]])
+        assert_not_enqueued(remind, args=["Yes"], session=connection)
+        assert_enqueued(remind, args=["Ja"], session=connection)
+
+    def test_handlers_return_them(self):
+        with inline(app):
+            job = app.enqueue(remind.new(gettext_lazy("Yes")))
+            self.assertEqual(app.result(job), [True, "Yes", {}, "Yes"])
+
+    def test_what_databases_cannot_store_is_refused(self):
+        with self.assertRaisesMessage(sqlq.ArgumentsError, "holds a NUL"):
+            remind.new(format_lazy("a\0{}", "b"))
+
+    def test_a_task_is_a_function_too(self):
+        self.assertIs(remind("x")[0], False)
 
 
 class InTransactionsOfTheirOwn(TransactionTestCase):

@@ -8,14 +8,16 @@ itself has to be waited for, by the dialect's `do_commit`.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sqlalchemy import Connection, event
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 T = TypeVar("T")
 Tell = Callable[[list[T]], None]
@@ -29,15 +31,18 @@ class Commits(Generic[T]):
         self._committed = committed
         self._undone = undone
         self._watched: weakref.WeakKeyDictionary[Any, _Watched[T]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        """Held while owners are gone through, or one is added."""
         self._changed: list[tuple[Any, str, Any]] = []
         """Of dialects, what was changed: the method's name, and what the dialect itself had there, if
         anything."""
 
     def add(self, owner: Session | Connection, item: T) -> None:
         """Keep an item until the transaction that a Session or Connection is in has ended."""
-        if owner not in self._watched:
-            self._watched[owner] = self._watch(owner)
-        self._watched[owner].items.append(item)
+        with self._lock:
+            if owner not in self._watched:
+                self._watched[owner] = self._watch(owner)
+            self._watched[owner].items.append(item)
 
     def _watch(self, owner: Session | Connection) -> _Watched[T]:
         if not isinstance(owner, Connection):
@@ -52,7 +57,8 @@ class Commits(Generic[T]):
         commit = getattr(dialect, name)
 
         def do_commit(connection: Any, *args: Any, **options: Any) -> None:
-            watched = [each for each in list(self._watched.values()) if each.committing is connection]
+            with self._lock:
+                watched = [each for each in self._watched.values() if each.committing is connection]
             for each in watched:
                 each.committing = None
             try:
@@ -106,7 +112,7 @@ class _OfSession(_Watched[T]):
     events = ("after_transaction_create", "after_commit", "after_transaction_end")
 
     def __init__(self, owner: Session, committed: Tell[T], undone: Tell[T]) -> None:
-        self._began_at: dict[SessionTransaction, int] = {}
+        self._began_at: weakref.WeakKeyDictionary[SessionTransaction, int] = weakref.WeakKeyDictionary()
         """Of each savepoint, how many items there were; one that is older than all items is not known."""
         self._last_committed: SessionTransaction | None = None
         super().__init__(owner, committed, undone)
@@ -171,3 +177,21 @@ class _OfConnection(_Watched[T]):
 
     def rollback_twophase(self, conn: Connection, xid: Any, is_prepared: bool) -> None:
         self.rollback(conn)
+
+
+@contextmanager
+def session_of_its_own(scope: scoped_session[Any] | None) -> Iterator[None]:
+    """Give the handler a session of its own in the caller's scoped_session, as it has in a worker's thread.
+
+    The caller's own is still inside its `with session.begin()`, perhaps, and goes on with what it has loaded.
+    """
+    if scope is None:
+        yield
+        return
+    callers = scope.registry()
+    scope.registry.clear()
+    try:
+        yield
+    finally:
+        scope.remove()
+        scope.registry.set(callers)

@@ -1,0 +1,381 @@
+"""`eager="commit"`: what is enqueued runs in this process when its transaction commits, and never when it is
+rolled back, as a worker would have it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import sqlq
+from sqlq.eager import REMEMBERED
+from sqlq.testing import assert_enqueued, drain, on_database
+from tests.conformance.callers import Caller, Way, every_way
+from tests.conformance.driver_callers import Caller as DriverCaller
+from tests.conformance.driver_callers import Mode, modes
+from tests.servers import async_database_url
+
+
+class Shop:
+    """Tasks, and what they did: `count` notes how many orders were committed by then."""
+
+    def __init__(self, app: sqlq.App, engine: Engine) -> None:
+        self.app = app
+        self.done: list[Any] = []
+        done = self.done
+        with engine.begin() as conn:
+            conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+
+        @app.task(name="shop.count")
+        def count(name: str) -> None:
+            with engine.connect() as conn:
+                done.append((name, conn.scalar(text("SELECT count(*) FROM orders"))))
+
+        @app.task(name="shop.note")
+        def note(name: str) -> str:
+            done.append(name)
+            return name.upper()
+
+        @app.task(name="shop.bad", max_attempts=1)
+        def bad(name: str) -> None:
+            done.append(name)
+            raise LookupError(f"no order {name}")
+
+        self.count, self.note, self.bad = count, note, bad
+
+
+@pytest.fixture
+def eager(app: sqlq.App, database_url: str) -> Iterator[sqlq.App]:
+    """An App in this mode, on a database with tables."""
+    with closing(sqlq.App(database_url, eager="commit")) as eager:
+        yield eager
+
+
+@pytest.fixture
+def shop(eager: sqlq.App, engine: Engine) -> Shop:
+    return Shop(eager, engine)
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    with Session(engine) as session:
+        yield session
+
+
+class TestEveryWay:
+    @pytest.fixture
+    def caller(self, shop: Shop, database_url: str, way: Way) -> Iterator[Caller]:
+        with Caller(database_url, way) as caller:
+            yield caller
+
+    @every_way
+    def test_a_job_runs_after_the_commit_and_nothing_is_written(self, shop: Shop, caller: Caller) -> None:
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        first = caller.enqueue(shop.app, shop.count.new("first"))
+        (second,) = caller.enqueue_many(shop.app, [shop.note.new("second")])
+        assert (shop.done, first.state, first.created) == ([], "available", True)
+        with pytest.raises(sqlq.WaitTimeoutError, match="when its transaction commits"):
+            shop.app.result(second)
+        caller.commit()
+        assert shop.done == [("first", 1), "second"]
+        assert shop.app.result(second) == shop.app.result(second.id) == "SECOND"
+        assert shop.app.list() == []
+        caller.enqueue(shop.app, shop.note.new("in the next transaction"))
+        caller.commit()
+        assert shop.done[2:] == ["in the next transaction"]
+
+    @every_way
+    def test_a_rollback_runs_nothing(self, shop: Shop, caller: Caller) -> None:
+        job = caller.enqueue(shop.app, shop.note.new("rolled back"))
+        caller.rollback()
+        caller.enqueue(shop.app, shop.note.new("committed"))
+        caller.commit()
+        assert shop.done == ["committed"]
+        assert shop.app.seen_here(job.id) is None
+
+    @every_way
+    def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
+        caller.enqueue(shop.app, shop.note.new("a"))
+        with caller.savepoint() as outer:
+            caller.enqueue(shop.app, shop.note.new("b, rolled back"))
+            with caller.savepoint():
+                caller.enqueue(shop.app, shop.note.new("c, released into what is rolled back"))
+            outer.rollback()
+        with caller.savepoint():
+            caller.enqueue(shop.app, shop.note.new("d"))
+        caller.commit()
+        assert shop.done == ["a", "d"]
+
+    @every_way
+    def test_what_a_job_raises_is_logged_and_leaves_the_commit_alone(
+        self, shop: Shop, caller: Caller, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        bad = caller.enqueue(shop.app, shop.bad.new("1"))
+        caller.enqueue(shop.app, shop.count.new("2"))
+        caller.commit()
+        assert shop.done == ["1", ("2", 1)]
+        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert record.getMessage() == (
+            "shop.bad, run eagerly when its transaction had committed, failed in attempt 1 of 1"
+        )
+        assert record.exc_info is not None
+        assert str(record.exc_info[1]) == "no order 1"
+        with pytest.raises(sqlq.JobFailedError, match="no order 1"):
+            shop.app.result(bad)
+
+
+class TestDrivers:
+    @pytest.fixture
+    def caller(self, shop: Shop, database_url: str, mode: Mode) -> Iterator[DriverCaller]:
+        with DriverCaller(database_url, mode) as caller:
+            yield caller
+
+    @modes()
+    def test_where_nobody_tells_of_a_commit_it_is_refused(self, shop: Shop, caller: DriverCaller) -> None:
+        caller.begin()
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        refused = r"nobody tells of a commit on a connection of \w+: enqueue with eager=True, where the job "
+        with pytest.raises(sqlq.ConfigurationError, match=refused):
+            caller.enqueue(shop.app, shop.note.new("a").set(unique_key="k"))
+        caller.rollback()
+        assert shop.done == []
+        assert shop.app.enqueue(shop.note.new("b").set(unique_key="k")).created
+
+    @modes(lambda name, mode: mode.begins is not None)
+    def test_where_no_transaction_is_open_it_runs_at_once(self, shop: Shop, caller: DriverCaller) -> None:
+        assert caller.enqueue(shop.app, shop.note.new("a")).state == "finished"
+        assert shop.done == ["a"]
+
+
+def test_the_apps_own_session_is_joined(shop: Shop, engine: Engine, session: Session) -> None:
+    scope = scoped_session(sessionmaker(engine))
+    shop.app.use(engine=engine, session=scope)
+    scope.execute(text("INSERT INTO orders (id) VALUES (1)"))
+    shop.app.enqueue(shop.count.new("joined"))
+    shop.app.enqueue(shop.note.new("a transaction of its own"), session=sqlq.own)
+    assert shop.done == ["a transaction of its own"]
+    scope.commit()
+    assert shop.done[1:] == [("joined", 1)]
+    scope.remove()
+
+
+def test_without_a_session_a_job_runs_at_once_and_raises_there(shop: Shop) -> None:
+    assert shop.app.enqueue(shop.note.new("now")).state == "finished"
+    with pytest.raises(LookupError, match="no order 1"):
+        shop.app.enqueue(shop.bad.new("1"))
+    assert shop.done == ["now", "1"]
+
+
+def test_flows_wait_as_a_whole(shop: Shop, session: Session) -> None:
+    flow = sqlq.Flow()
+    first = flow.add(shop.note.new("first"))
+    flow.add(shop.note.new("second"), after=[first])
+    shop.app.enqueue(flow, session=session)
+    assert shop.done == []
+    session.rollback()
+    answer = shop.app.enqueue(sqlq.chain(shop.note.new("a"), shop.note.new("b")), session=session)
+    session.commit()
+    assert shop.done == ["a", "b"]
+    assert shop.app.result(answer) == "B"
+
+
+def test_a_job_enqueues_in_transactions_of_its_own(shop: Shop, engine: Engine) -> None:
+    @shop.app.task(name="shop.parent")
+    def parent() -> None:
+        with Session(engine) as own:
+            shop.app.enqueue(shop.note.new("rolled back"), session=own)
+            own.rollback()
+            shop.app.enqueue(shop.note.new("child"), session=own)
+            shop.done.append("before the child's commit")
+            own.commit()
+
+    with Session(engine) as session:
+        shop.app.enqueue(parent.new(), session=session)
+        session.commit()
+    assert shop.done == ["before the child's commit", "child"]
+
+
+def test_asynchronous_callers(shop: Shop, database_url: str) -> None:
+    loops: list[Any] = []
+
+    @shop.app.task(name="shop.on_loop")
+    async def on_loop() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    async def main() -> None:
+        engine = create_async_engine(async_database_url(database_url))
+        async with AsyncSession(engine) as session:
+            await shop.app.aenqueue(on_loop.new(), session=session)
+            await session.rollback()
+            await shop.app.aenqueue_many([on_loop.new(), shop.note.new("in a thread")], session=session)
+            assert not loops
+            await session.commit()
+            assert loops == [asyncio.get_running_loop()]
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert shop.done == ["in a thread"]
+
+
+class TestUniqueKeys:
+    def enqueue(self, shop: Shop, name: str, session: Any) -> sqlq.Job[str]:
+        return shop.app.enqueue(shop.note.new(name).set(unique_key="k"), session=session)
+
+    def test_one_holds_while_its_job_waits(self, shop: Shop, session: Session) -> None:
+        first, again = (self.enqueue(shop, name, session) for name in ("first", "again"))
+        assert (again.id, again.created) == (first.id, False)
+        session.commit()
+        assert self.enqueue(shop, "after the commit", session).created
+        session.rollback()
+        assert self.enqueue(shop, "after the rollback", session).created
+        session.commit()
+        assert shop.done == ["first", "after the rollback"]
+
+    def test_what_waits_for_a_session_that_is_gone_holds_none(self, shop: Shop, engine: Engine) -> None:
+        if engine.dialect.name == "sqlite":
+            sqlq.configure_sqlite(engine)
+        left: Any = Session(engine)
+        left.begin_nested()
+        self.enqueue(shop, "first", left)
+        gone = weakref.ref(left)
+        left.connection().invalidate()
+        del left
+        gc.collect()
+        assert gone() is None
+        assert self.enqueue(shop, "second", None).created
+        assert shop.done == ["second"]
+
+
+def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: Shop, engine: Engine) -> None:
+    jobs: list[int] = []
+
+    def commit_many() -> weakref.ref[Session]:
+        with Session(engine) as session:
+            many = [shop.note.new("a") for _ in range(REMEMBERED // 10)]
+            jobs.extend(job.id for job in shop.app.enqueue_many(many, session=session))
+            session.commit()
+            return weakref.ref(session)
+
+    gone = [commit_many() for _ in range(20)]
+    gc.collect()
+    assert not any(each() for each in gone)
+    assert [shop.app.seen_here(jobs[0]), shop.app.seen_here(jobs[-1]) is None] == [None, False]
+    assert len(shop.app.enqueuer.jobs) == REMEMBERED  # type: ignore[attr-defined]
+
+
+def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_url: str) -> None:
+    engine = create_engine(database_url)
+    failed: list[BaseException] = []
+
+    def commit(n: int) -> None:
+        try:
+            for i in range(25):
+                with engine.connect() as conn:
+                    if engine.dialect.name == "sqlite":
+                        conn.exec_driver_sql("BEGIN")
+                    shop.app.enqueue(shop.note.new(f"{n} {i}"), session=conn)
+                    conn.rollback() if i % 5 == 0 else conn.commit()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=commit, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    engine.dispose()
+    assert failed == []
+    assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
+
+
+def test_a_call_says_more_than_the_app(shop: Shop, session: Session, engine: Engine) -> None:
+    shop.app.enqueue(shop.note.new("at once"), session=session, eager=True)
+    assert shop.done == ["at once"]
+    shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
+    session.commit()
+    assert shop.done == ["at once"]
+    assert [job.task for job in shop.app.list()] == ["shop.note"]
+    with closing(sqlq.App(engine=engine)) as plain:
+        note = plain.task(name="plain.note")(shop.done.append)
+        plain.enqueue(note.new("by the call"), session=session, eager="commit")
+        assert shop.done == ["at once"]
+        session.commit()
+    assert shop.done == ["at once", "by the call"]
+
+
+@pytest.mark.parametrize("how", ["argument", "variable", "pyproject"])
+def test_where_it_is_said(
+    shop: Shop, session: Session, engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {}
+    if how == "argument":
+        options["eager"] = "commit"
+        monkeypatch.setenv("SQLQ_EAGER", "1")
+    elif how == "variable":
+        monkeypatch.setenv("SQLQ_EAGER", " Commit")
+        (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = true\n")
+    else:
+        (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\neager = "commit"\n')
+    with closing(sqlq.App(engine=engine, **options)) as app:
+        note = app.task(name="t")(shop.done.append)
+        app.enqueue(note.new("a"), session=session)
+        assert shop.done == []
+        session.commit()
+        assert shop.done == ["a"]
+
+
+@pytest.mark.parametrize("wrong", ["no", "1", 1, "Commit", ""])
+def test_what_it_may_not_be(wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f'eager is {wrong!r}: it is True, False, or "commit"'
+    with pytest.raises(sqlq.ConfigurationError) as raised:
+        sqlq.App(eager=wrong)
+    assert said in str(raised.value)
+    app = sqlq.App()
+    with pytest.raises(sqlq.ConfigurationError) as raised:
+        app.enqueue(app.task(name="t")(lambda: None).new(), eager=wrong)
+    assert said in str(raised.value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\neager = "perhaps"\n')
+    with pytest.raises(sqlq.ConfigurationError, match=r"eager in .*pyproject.toml is 'perhaps': it is True"):
+        sqlq.App()
+
+
+def test_on_a_tests_database_jobs_are_written(shop: Shop, tmp_path: Path) -> None:
+    with on_database(shop.app, f"sqlite:///{tmp_path / 'test.db'}"):
+        shop.app.enqueue(shop.note.new("a"))
+        assert_enqueued(shop.note, args=["a"])
+        assert shop.done == []
+        assert drain(shop.app).completed == 1
+
+
+def test_a_job_is_found_by_its_id_and_its_key(shop: Shop, session: Session) -> None:
+    new = shop.note.new("a").set(unique_key="k", unique_until="pruned", queue="mail", label="of a")
+    job = shop.app.enqueue(new, session=session)
+    waiting = shop.app.get(job.id)
+    assert (waiting.state, waiting.attempts, waiting.reserved_at) == ("available", 0, None)
+    session.commit()
+    assert shop.app.enqueue(new, session=session).id == job.id
+    found = shop.app.get_by_key("mail", "k")
+    assert (found.id, found.state, found.result, found.args) == (job.id, "finished", "A", ["a"])
+    assert (found.queue, found.task, found.label, found.attempts) == ("mail", "shop.note", "of a", 1)
+    assert found.reserved_at is not None
+    assert found.ended_at is not None
+    assert found.created_at <= found.reserved_at <= found.ended_at
+    with pytest.raises(sqlq.JobNotFoundError):
+        shop.app.get(4711)
+    with pytest.raises(sqlq.JobNotFoundError):
+        shop.app.get_by_key("mail", "other")
