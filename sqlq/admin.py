@@ -20,6 +20,7 @@ from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.flow import When
 from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
+from sqlq.handles import AnyJob, AnyJobs, Handle
 from sqlq.job import JobDetails, Rule, State, checked_name
 from sqlq.limit import Limit, LimitStatus
 from sqlq.seal import Seal
@@ -28,6 +29,7 @@ from sqlq.store.cluster import ALIVE_MS, ReservedJob, WorkerRow
 from sqlq.store.control import WORKING, Pauses
 from sqlq.store.database import Database
 from sqlq.store.records import Failures, Listing, Selection
+from sqlq.store.results import own_ids
 from sqlq.store.vitals import Vitals, vitals
 
 LOOKED_AT = 100_000
@@ -103,14 +105,16 @@ class Admin:
 
     # -- look ------------------------------------------------------------------------------------------------
 
-    def get(self, id: int) -> JobDetails:
+    def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
         self._database.require_tables()
+        number = id.id if isinstance(id, Handle) else _checked_id(id)
         with self._database.read() as conn:
-            job = records.details(conn, _checked_id(id), self._database.seal)
+            job = records.details(conn, number, self._database.seal)
+        records.require_own(id, job)
         if job is None:
             raise JobNotFoundError(
-                f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+                f"there is no job {number}: it never was, or finished longer ago than finished jobs are kept"
             )
         return job
 
@@ -258,7 +262,7 @@ class Admin:
     # -- mend ------------------------------------------------------------------------------------------------
 
     def retry_failed(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
         moved.
@@ -269,10 +273,10 @@ class Admin:
         return self.move_failed_back(ids, task=task, queue=queue, all=all).moved
 
     def move_failed_back(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> MovedBack:
         """`retry_failed`, and say also which jobs stayed failed because a live job holds their unique key."""
-        selections = _selections(ids, task, queue, all)
+        selections = _selections(own_ids(self._database, ids), task, queue, all)
         self._database.require_tables()
         return self._move_back(selections)
 
@@ -290,10 +294,10 @@ class Admin:
         return done
 
     def forget_failed(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """Delete failed jobs for good and return their ids. By ids, task or queue, or `all=True`."""
-        selections = _selections(ids, task, queue, all)
+        selections = _selections(own_ids(self._database, ids), task, queue, all)
         self._database.require_tables()
         forgotten: builtins.list[int] = []
         for chosen in selections:
@@ -417,7 +421,7 @@ class Admin:
 
     def cancel(
         self,
-        ids: Sequence[int] = (),
+        ids: AnyJobs = (),
         *,
         task: str | None = None,
         queue: str | None = None,
@@ -430,7 +434,7 @@ class Admin:
         `force` it ends at once as well, and whatever its worker still does with it changes nothing in sqlq's
         tables; what the handler does elsewhere cannot be stopped.
         """
-        selections = _selections(ids, task, queue, all=False, what="jobs")
+        selections = _selections(own_ids(self._database, ids), task, queue, all=False, what="jobs")
         self._database.require_tables()
         return Canceller(self._database).cancel(selections, force=force)
 

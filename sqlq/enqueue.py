@@ -27,6 +27,7 @@ from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import EnqueueError, SqlqError
 from sqlq.events import Events
 from sqlq.flow import EnqueuedFlow, Plan, refuse_results
+from sqlq.handles import Origin
 from sqlq.hints import Hints
 from sqlq.job import Job, NewJob
 from sqlq.schema import version
@@ -73,6 +74,7 @@ class Enqueuer:
     def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
         self._events = events or Events()
+        self._transactions = self._events.transactions
         self._hints = Hints(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
@@ -112,6 +114,7 @@ class Enqueuer:
         if isinstance(conn, Borrowed):
             return self._enqueue_borrowed(conn, new, insert)
         done = self._insert(conn, insert)
+        self._mark(conn, done)
         note_write(session)
         self._hints.on_commit_of(conn)
         return self._told(new, done, conn)
@@ -132,9 +135,12 @@ class Enqueuer:
         conn = connection_to_write(session)
         if isinstance(conn, Borrowed):
             conn.driver.refuse_broken()
-            done, _ = conn.write(lambda: work(conn, self._schema_of(conn)))
+            done, is_committed = conn.write(lambda: work(conn, self._schema_of(conn)))
+            if not is_committed:
+                self._mark(conn, done)
             return done
         done = work(conn, self._schema_of(conn))
+        self._mark(conn, done)
         note_write(session)
         self._hints.on_commit_of(conn)
         return done
@@ -151,8 +157,27 @@ class Enqueuer:
         if is_committed:
             self._hints.send()
             return self._told(new, done)
+        self._mark(conn, done)
         self._tell_at_commit(conn, new, done)
         return done
+
+    def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
+        """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
+        made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
+        if not made or conn.dialect.name != "sqlite":
+            return
+        if isinstance(conn, Borrowed):  # of which nobody tells how its transaction ends
+            origins = [Origin({job.id for job in made}, jobs.created(conn, [job.id for job in made]))]
+        else:
+            origins = [Origin({job.id for job in made if job.created})]
+            # one that is found by its key may have been enqueued before, in the same transaction
+            origins += [each for each in self._transactions.waiting(conn) if isinstance(each, Origin)]
+            self._transactions.add(conn, origins[0])
+        for job in made:
+            for origin in origins:
+                if job.id in origin.ids:
+                    job.enqueued_in(origin)
+                    break
 
     def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
         """Have listeners and workers told when the transaction of a driver's connection is committed: the

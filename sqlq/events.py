@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection
 
 from sqlq.errors import ConfigurationError
 from sqlq.job import Job, NewJob
 from sqlq.outcome import ErrorText
 from sqlq.settings import MAX_ATTEMPTS
+from sqlq.transactions import Transactions
 
 log = logging.getLogger("sqlq")
 
@@ -188,13 +189,19 @@ class Listener:
         return "; ".join(said)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Uncommitted:
-    """Events of a transaction that is open, and how many there were when each of its open savepoints was set;
-    without those set before the first event."""
+    """Events of a transaction that is open."""
 
-    told: list[JobEvent] = field(default_factory=list)
-    savepoints: list[int] = field(default_factory=list)
+    tell: Callable[[JobEvent], None]
+    told: Sequence[JobEvent]
+
+    def committed(self) -> None:
+        for one in self.told:
+            self.tell(one)
+
+    def undone(self) -> None:
+        pass
 
 
 class Events:
@@ -203,8 +210,8 @@ class Events:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._wanted: frozenset[str] = frozenset()
-        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._uncommitted: weakref.WeakKeyDictionary[Connection, _Uncommitted] = weakref.WeakKeyDictionary()
+        self.transactions = Transactions()
+        """Those of callers that have enqueued jobs."""
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Have a function told of events of these names. Raises `ConfigurationError` for what cannot be
@@ -242,42 +249,11 @@ class Events:
             for asked, job in zip(new, done, strict=True)
             if job.created
         ]
+        uncommitted = _Uncommitted(self.tell, told)
         if conn is None:
-            for one in told:
-                self.tell(one)
-            return
-        self._uncommitted.setdefault(conn, _Uncommitted()).told.extend(told)
-        if conn.engine not in self._listening:
-            self._listening.add(conn.engine)
-            for name in ("commit", "commit_twophase"):
-                event.listen(conn.engine, name, self._commits)
-            for name in ("rollback", "rollback_twophase"):
-                event.listen(conn.engine, name, self._rolls_back)
-            event.listen(conn.engine, "savepoint", self._saves)
-            event.listen(conn.engine, "release_savepoint", self._releases)
-            event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
-
-    def _commits(self, conn: Connection, *args: Any) -> None:
-        for told in self._uncommitted.pop(conn, _Uncommitted()).told:
-            self.tell(told)
-
-    def _rolls_back(self, conn: Connection, *args: Any) -> None:
-        self._uncommitted.pop(conn, None)  # guard: no-word-of-what-is-rolled-back
-
-    # Savepoints have no names yet when SQLAlchemy tells of them; the newest ends first.
-
-    def _saves(self, conn: Connection, *args: Any) -> None:
-        if (uncommitted := self._uncommitted.get(conn)) is not None:
-            uncommitted.savepoints.append(len(uncommitted.told))
-
-    def _releases(self, conn: Connection, *args: Any) -> int:
-        uncommitted = self._uncommitted.get(conn)
-        return uncommitted.savepoints.pop() if uncommitted is not None and uncommitted.savepoints else 0
-
-    def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
-        before = self._releases(conn)
-        if (uncommitted := self._uncommitted.get(conn)) is not None:
-            del uncommitted.told[before:]  # guard: no-word-of-savepoints-undone
+            uncommitted.committed()
+        else:
+            self.transactions.add(conn, uncommitted)
 
     def flush(self, seconds: float) -> bool:
         """Let every listener hear of what waits for it; say whether all have, within so many seconds."""

@@ -206,7 +206,13 @@ class Ends(Generic[R]):
         self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
         return self._over(unseen)
 
+    def _require_own(self, id: int, seen: Seen | None) -> None:
+        given = self._jobs[id]
+        if isinstance(given, Job):
+            given.require_own(None if seen is None else seen.created)
+
     def _found(self, id: int, seen: Seen | None) -> Seen:
+        self._require_own(id, seen)
         if seen is None:
             given = self._jobs[id]
             raise JobNotFoundError(
@@ -227,6 +233,8 @@ class Ends(Generic[R]):
         pending = [id for id in self._jobs if (seen := self.seen.get(id)) is None or not seen.is_over]
         if not pending:
             return
+        for id in pending:
+            self._require_own(id, self.seen.get(id))
         first, seen = pending[0], self.seen.get(pending[0])
         state = "has not been seen" if seen is None else f"is {seen.state}"
         after = "" if not self._ms else f" after {readable(self._ms)}"
@@ -436,7 +444,7 @@ class _End:
     def of(cls, job: Job[Any] | EnqueuedFlow | int) -> _End:
         if isinstance(job, EnqueuedFlow):
             ends = [job.jobs[number].id for number in job.ends]
-            return cls({each.id: each for each in job.jobs}, ends, is_list=job.is_list)
+            return cls(distinct(job.jobs), ends, is_list=job.is_list)
         jobs = distinct([job])
         return cls(jobs, [*jobs], is_list=False)
 
@@ -509,6 +517,9 @@ def distinct(jobs: Iterable[AnyJob]) -> dict[int, AnyJob]:
             raise ConfigurationError(
                 f"{job!r} is no job: give what app.enqueue has returned, or a job's id, a whole number"
             )
+        if isinstance(job, Job):
+            job.require_own()
+            found[id] = job
         found.setdefault(id, job)
     return found
 

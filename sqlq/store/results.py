@@ -25,6 +25,8 @@ from sqlalchemy import (
     union_all,
 )
 
+from sqlq.errors import JobNotFoundError
+from sqlq.handles import Handle
 from sqlq.job import State
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import cluster
@@ -59,6 +61,8 @@ class Seen(NamedTuple):
     exception: str | None = None
     message: str | None = None
     traceback: str | None = None
+    created: int | None = None
+    """When it was created, as SQLite has it, which may give its id to another job."""
 
     @property
     def is_over(self) -> bool:
@@ -77,6 +81,24 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     return _seen(
         wanted, DIALECTS[conn.dialect.name], compiled, lambda *asked: conn.exec_driver_sql(*asked).all()
     )
+
+
+def own_ids(database: Database, jobs: Any) -> Any:
+    """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is not
+    there, as after a rollback."""
+    many = [jobs] if isinstance(jobs, Handle) else jobs
+    handles = [job for job in many if isinstance(job, Handle)] if isinstance(many, (list, tuple)) else []
+    if not handles:
+        return jobs
+    database.require_tables()
+    with database.read() as conn:
+        found = look(conn, {job.id: False for job in handles})
+    for job in handles:
+        seen = found.get(job.id)
+        job.require_own(None if seen is None else seen.created)
+        if seen is None:
+            raise JobNotFoundError(f"job {job.id} is not there: it is not committed, or is kept no more")
+    return [job.id if isinstance(job, Handle) else job for job in many]
 
 
 def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:
@@ -127,6 +149,8 @@ def _look(dialect: Dialect) -> Any:
             for name in _SAID
         ]
         columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *said)
+        if dialect.one_writer:
+            columns = (*columns, table.c.created_at)
         sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
     return union_all(*sources)
 
