@@ -29,7 +29,6 @@ from sqlq.store.cluster import ALIVE_MS, ReservedJob, WorkerRow
 from sqlq.store.control import WORKING, Pauses
 from sqlq.store.database import Database
 from sqlq.store.records import Failures, Listing, Selection
-from sqlq.store.results import own_ids
 from sqlq.store.vitals import Vitals, vitals
 
 LOOKED_AT = 100_000
@@ -117,6 +116,13 @@ class Admin:
                 f"there is no job {number}: it never was, or finished longer ago than finished jobs are kept"
             )
         return job
+
+    def ids_of(self, jobs: Any) -> Any:
+        """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is
+        not there, as after a rollback."""
+        if isinstance(jobs, (list, tuple)):
+            return [self.ids_of(job) for job in jobs]
+        return self.get(jobs).id if isinstance(jobs, Handle) else jobs
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
@@ -276,7 +282,7 @@ class Admin:
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> MovedBack:
         """`retry_failed`, and say also which jobs stayed failed because a live job holds their unique key."""
-        selections = _selections(own_ids(self._database, ids), task, queue, all)
+        selections = _selections(self.ids_of(ids), task, queue, all)
         self._database.require_tables()
         return self._move_back(selections)
 
@@ -297,7 +303,7 @@ class Admin:
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """Delete failed jobs for good and return their ids. By ids, task or queue, or `all=True`."""
-        selections = _selections(own_ids(self._database, ids), task, queue, all)
+        selections = _selections(self.ids_of(ids), task, queue, all)
         self._database.require_tables()
         forgotten: builtins.list[int] = []
         for chosen in selections:
@@ -434,7 +440,7 @@ class Admin:
         `force` it ends at once as well, and whatever its worker still does with it changes nothing in sqlq's
         tables; what the handler does elsewhere cannot be stopped.
         """
-        selections = _selections(own_ids(self._database, ids), task, queue, all=False, what="jobs")
+        selections = _selections(self.ids_of(ids), task, queue, all=False, what="jobs")
         self._database.require_tables()
         return Canceller(self._database).cancel(selections, force=force)
 

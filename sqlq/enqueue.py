@@ -74,7 +74,6 @@ class Enqueuer:
     def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
         self._events = events or Events()
-        self._transactions = self._events.transactions
         self._hints = Hints(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
@@ -164,20 +163,15 @@ class Enqueuer:
     def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
         made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
-        if not made or conn.dialect.name != "sqlite":
+        if conn.dialect.name != "sqlite" or not made:
             return
-        if isinstance(conn, Borrowed):  # of which nobody tells how its transaction ends
-            origins = [Origin({job.id for job in made}, jobs.created(conn, [job.id for job in made]))]
+        if isinstance(conn, Borrowed):
+            origin = Origin(jobs.created(conn, [job.id for job in made]))
         else:
-            origins = [Origin({job.id for job in made if job.created})]
-            # one that is found by its key may have been enqueued before, in the same transaction
-            origins += [each for each in self._transactions.waiting(conn) if isinstance(each, Origin)]
-            self._transactions.add(conn, origins[0])
+            origin, made = Origin(), [job for job in made if job.created]
+            self._events.at_the_end_of(conn, undone=origin.undo)
         for job in made:
-            for origin in origins:
-                if job.id in origin.ids:
-                    job.enqueued_in(origin)
-                    break
+            job.enqueued_in(origin)
 
     def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
         """Have listeners and workers told when the transaction of a driver's connection is committed: the

@@ -18,7 +18,6 @@ from sqlq.flowstatus import FlowDetails
 from sqlq.handles import AnyJob, AnyJobs
 from sqlq.job import JobDetails
 from sqlq.stamp import Stamps
-from sqlq.store.results import own_ids
 from sqlq.task import Registry
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class Operates:
         from sqlq.replay import Replays
 
         return Replays(self.database, self.tasks, self.events, self._stamps).replay(
-            own_ids(self.database, ids),
+            self.admin.ids_of(ids),
             task=task,
             queue=queue,
             state=state,

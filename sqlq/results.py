@@ -213,8 +213,8 @@ class Ends(Generic[R]):
 
     def _found(self, id: int, seen: Seen | None) -> Seen:
         self._require_own(id, seen)
+        given = self._jobs[id]
         if seen is None:
-            given = self._jobs[id]
             raise JobNotFoundError(
                 f"there is no job {id}: it never was, or is kept no more, or its transaction has not been "
                 "committed"

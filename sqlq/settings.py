@@ -237,13 +237,23 @@ def no_schemas(what: str, name: str, url: URL) -> str:
 
 def eager(argument: bool | None = None) -> bool:
     """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else not. Raises
-    `ConfigurationError` for a value of SQLQ_EAGER that says neither."""
+    `ConfigurationError` for another argument, and for a value of SQLQ_EAGER that says neither."""
     if argument is not None:
-        return argument
+        return checked_eager(argument)
     said = os.environ.get("SQLQ_EAGER", "").strip().lower()
     if said not in _SAID:
         raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1 or 0")
     return _SAID[said]
+
+
+def checked_eager(value: bool) -> bool:
+    """Return what a call says of `eager`. Raises `ConfigurationError` for what is neither true nor false, as
+    the text of an environment variable."""
+    if not isinstance(value, bool):  # guard: eager-is-no-text
+        raise ConfigurationError(
+            f"eager is {value!r}: it is True, False, or None, with which SQLQ_EAGER (1 or 0) counts"
+        )
+    return value
 
 
 _SAID = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(

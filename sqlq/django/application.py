@@ -87,8 +87,9 @@ class DjangoApp(App):
     def use(self, *args: Any, **options: Any) -> None:
         """Point the App at another database; see `App.use`. From then on it follows Django's settings no
         more."""
-        self._follows = False
+        before = self._own_address
         super().use(*args, **options)
+        self._follows = self._follows and self._own_address is before
 
     # -- where Django is -------------------------------------------------------------------------------------
 

@@ -25,8 +25,6 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.errors import JobNotFoundError
-from sqlq.handles import Handle
 from sqlq.job import State
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import cluster
@@ -81,24 +79,6 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     return _seen(
         wanted, DIALECTS[conn.dialect.name], compiled, lambda *asked: conn.exec_driver_sql(*asked).all()
     )
-
-
-def own_ids(database: Database, jobs: Any) -> Any:
-    """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is not
-    there, as after a rollback."""
-    many = [jobs] if isinstance(jobs, Handle) else jobs
-    handles = [job for job in many if isinstance(job, Handle)] if isinstance(many, (list, tuple)) else []
-    if not handles:
-        return jobs
-    database.require_tables()
-    with database.read() as conn:
-        found = look(conn, {job.id: False for job in handles})
-    for job in handles:
-        seen = found.get(job.id)
-        job.require_own(None if seen is None else seen.created)
-        if seen is None:
-            raise JobNotFoundError(f"job {job.id} is not there: it is not committed, or is kept no more")
-    return [job.id if isinstance(job, Handle) else job for job in many]
 
 
 def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:

@@ -47,6 +47,9 @@ def write(engine: Engine, statement: str, **parameters: Any) -> None:
         conn.execute(text(statement), parameters)
 
 
+def _hear(ended: sqlq.Ended) -> None: ...
+
+
 def tasks_in(engine: Engine) -> list[str]:
     """Return the tasks of all jobs that are waiting or running."""
     with engine.connect() as conn:
@@ -69,10 +72,10 @@ def test_a_job_is_put_back_when_its_key_is_not_here(
     seal: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ran: list[int] = []
+    ran: list[Any] = []
     sealing, without = make(keys=[KEY], seal=seal), make(keys=keys)
     for app in (sealing, without):
-        app.task(name="pay", max_attempts=1, on_failure=app.task(name="alarm")(ran.append))(ran.append)
+        app.task(name="pay", max_attempts=1, on_failure=app.task(name="alarm")(_hear))(ran.append)
     sealing.enqueue(sealing.tasks["pay"].new(7))
     for _ in range(3):
         assert (work(without).released, without.list(state="failed")) == (1, [])
@@ -114,10 +117,10 @@ def test_a_step_is_put_back_when_the_key_of_a_result_is_not_here(
     flow.add(second.tasks["take"].new(flow.add(second.tasks["one"].new()).result))
     second.enqueue(flow)
     both.worker(drain=True, max_jobs=1).run()
-    assert both.seal is not None
+    assert first.seal is not None
     write(
         engine, "UPDATE finished_jobs SET result = :r", r=first.seal.sealed("result", "one", "default", "1")
-    )  # type: ignore[union-attr]
+    )
     assert (work(second).released, second.list(state="failed")) == (1, [])
     write(engine, "UPDATE jobs SET available_at = created_at")
     assert work(both).completed == 1
