@@ -20,6 +20,7 @@ from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.flow import When
 from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
+from sqlq.handles import AnyJob, AnyJobs, Handle
 from sqlq.job import JobDetails, Rule, State, checked_name
 from sqlq.limit import Limit, LimitStatus
 from sqlq.seal import Seal
@@ -103,16 +104,25 @@ class Admin:
 
     # -- look ------------------------------------------------------------------------------------------------
 
-    def get(self, id: int) -> JobDetails:
+    def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
         self._database.require_tables()
+        number = id.id if isinstance(id, Handle) else _checked_id(id)
         with self._database.read() as conn:
-            job = records.details(conn, _checked_id(id), self._database.seal)
+            job = records.details(conn, number, self._database.seal)
+        records.require_own(id, job)
         if job is None:
             raise JobNotFoundError(
-                f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+                f"there is no job {number}: it never was, or finished longer ago than finished jobs are kept"
             )
         return job
+
+    def ids_of(self, jobs: Any) -> Any:
+        """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is
+        not there, as after a rollback."""
+        if isinstance(jobs, (list, tuple)):
+            return [self.ids_of(job) for job in jobs]
+        return self.get(jobs).id if isinstance(jobs, Handle) else jobs
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
@@ -258,7 +268,7 @@ class Admin:
     # -- mend ------------------------------------------------------------------------------------------------
 
     def retry_failed(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
         moved.
@@ -269,10 +279,10 @@ class Admin:
         return self.move_failed_back(ids, task=task, queue=queue, all=all).moved
 
     def move_failed_back(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> MovedBack:
         """`retry_failed`, and say also which jobs stayed failed because a live job holds their unique key."""
-        selections = _selections(ids, task, queue, all)
+        selections = _selections(self.ids_of(ids), task, queue, all)
         self._database.require_tables()
         return self._move_back(selections)
 
@@ -290,10 +300,10 @@ class Admin:
         return done
 
     def forget_failed(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """Delete failed jobs for good and return their ids. By ids, task or queue, or `all=True`."""
-        selections = _selections(ids, task, queue, all)
+        selections = _selections(self.ids_of(ids), task, queue, all)
         self._database.require_tables()
         forgotten: builtins.list[int] = []
         for chosen in selections:
@@ -419,7 +429,7 @@ class Admin:
 
     def cancel(
         self,
-        ids: Sequence[int] = (),
+        ids: AnyJobs = (),
         *,
         task: str | None = None,
         queue: str | None = None,
@@ -432,7 +442,7 @@ class Admin:
         `force` it ends at once as well, and whatever its worker still does with it changes nothing in sqlq's
         tables; what the handler does elsewhere cannot be stopped.
         """
-        selections = _selections(ids, task, queue, all=False, what="jobs")
+        selections = _selections(self.ids_of(ids), task, queue, all=False, what="jobs")
         self._database.require_tables()
         return Canceller(self._database).cancel(selections, force=force)
 

@@ -40,6 +40,7 @@ from typing import (
 )
 
 from sqlq.codec import argument_name, check_json
+from sqlq.errors import ArgumentsError
 
 Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
@@ -93,24 +94,37 @@ def never_none(signature: inspect.Signature, hints: Mapping[str, Any]) -> Iterat
             parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             and parameter.default is not None
             and parameter.name in hints
-            and not _admits_none(hints[parameter.name])
+            and not _admits(hints[parameter.name])
         ):
             yield parameter.name
 
 
-def _admits_none(hint: Any) -> bool:
-    if hint is Any or hint is None:
+def takes_object(hint: Any, form: dict[str, Any]) -> bool:
+    """Whether a value annotated so may be made of a JSON object. False only where it is certain that it may
+    not."""
+    if _admits(hint, form):
+        return True
+    conversion = conversion_of(hint)
+    try:
+        return conversion is not None and conversion.decode(form, "it") is not None
+    except ArgumentsError:
+        return False
+
+
+def _admits(hint: Any, value: dict[str, Any] | None = None) -> bool:
+    """Whether an annotation takes a dict as it is, or None."""
+    if hint is Any or (hint is None and value is None):
         return True
     if isinstance(hint, typing.NewType):
-        return _admits_none(hint.__supertype__)
+        return _admits(hint.__supertype__, value)
     if get_origin(hint) in (Union, types.UnionType):
-        return any(_admits_none(arm) for arm in get_args(hint))
+        return any(_admits(arm, value) for arm in get_args(hint))
     if get_origin(hint) is Annotated:
-        return _admits_none(get_args(hint)[0])
+        return _admits(get_args(hint)[0], value)
     if get_origin(hint) is Literal:
-        return None in get_args(hint)
+        return value in get_args(hint)
     try:
-        return isinstance(None, get_origin(hint) or hint)
+        return isinstance(value, get_origin(hint) or hint)
     except TypeError:  # a type variable, a protocol or anything else unusual gets the benefit of the doubt
         return True
 
@@ -205,7 +219,7 @@ def may_become(returned: Any, wanted: Any) -> bool:
     certain that it may not: both are types of JSON, and others, or the one is None and the other never
     is."""
     if returned is None or returned is type(None):
-        return _admits_none(wanted)
+        return _admits(wanted)
     if (
         isinstance(returned, type)
         and isinstance(wanted, type)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import builtins
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -23,7 +23,7 @@ from sqlq.elsewhere import NameOfAnotherQueue
 from sqlq.enqueue import Enqueuer, Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.events import Events
-from sqlq.flow import FLOWS, AnyFlow, Plan
+from sqlq.flow import FLOWS, AnyFlow, Flow, Plan
 from sqlq.job import KEPT, Job, JobOrFlow, Kept, NewJob, checked_name
 from sqlq.limit import DeclaredLimits, Limit
 from sqlq.operate import Operates
@@ -74,7 +74,8 @@ class App(Declares, Operates, Waits):
     """A job queue in one database, and the tasks its workers run.
 
     `url` is a database URL; without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
-    [tool.sqlq], and then sqlite:///sqlq.db. With `engine` (an Engine or AsyncEngine of yours) sqlq makes its
+    [tool.sqlq], and then sqlite:///sqlq.db. (None is refused: it is what `os.environ.get` says of a variable
+    that is not set.) With `engine` (an Engine or AsyncEngine of yours) sqlq makes its
     own connections the way that engine does, in a pool of its own. `schema` names the PostgreSQL schema of
     the tables (else SQLQ_SCHEMA, else the connection's default one). `retention` (else SQLQ_RETENTION, else
     `retention` in pyproject.toml) says how long finished jobs are kept: "0s" for not at all, None for ever.
@@ -109,7 +110,7 @@ class App(Declares, Operates, Waits):
 
     def __init__(
         self,
-        url: str | URL | None = None,
+        url: str | URL | Kept | None = KEPT,
         *,
         engine: Engine | AsyncEngine | None = None,
         schema: str | None = None,
@@ -130,7 +131,9 @@ class App(Declares, Operates, Waits):
         self.seal = seal_of(keys, seal, unsealed)
         """What payloads and results are sealed and opened with; None without keys."""
         self._test_addresses: builtins.list[Address] = []
-        self._move_to(self._address(url, engine, schema, listen_url))
+        self._said: dict[str, Any] = {"url": url, "engine": engine}
+        self._said |= {"schema": schema, "listen_url": listen_url}
+        self._move_to(self._address(**self._said))
         self._session = checked_session_of_now(session)
         self._eager = is_eager(eager)
         self.stand_in: Enqueues | None = None
@@ -154,26 +157,41 @@ class App(Declares, Operates, Waits):
 
     def use(
         self,
-        url: str | URL | None = None,
+        url: str | URL | Kept | None = KEPT,
         *,
         engine: Engine | AsyncEngine | None = None,
-        schema: str | None = None,
-        listen_url: str | URL | None = None,
+        schema: str | Kept | None = KEPT,
+        listen_url: str | URL | Kept | None = KEPT,
         session: SessionOfNow | None = None,
     ) -> None:
-        """Point the App at another database, as if it had been made with these arguments; its tasks stay.
+        """Point the App at another database, or give it another schema, URL to listen at, or session. What is
+        not said stays as it is, and so do its tasks.
 
-        For applications that read their configuration after their tasks are imported. Without `session` the
-        App keeps the one it has. Jobs enqueued through a session go where the session goes. Closes the
-        connections to the database before; raises as `App` does. While a test database is open (`sqlq_app`,
+        For applications that read their configuration after their tasks are imported. A `schema` or
+        `listen_url` of None is taken away; a schema of before does not count on SQLite, nor a URL to listen
+        at that names another database. With a session alone the App stays where it is. Jobs enqueued through
+        a session go where the session goes. Closes the connections to the database before; raises as `App`
+        does, and where nothing is said. While a test database is open (`sqlq_app`,
         `sqlq.testing.on_database`), the App stays there and goes to the new database afterwards: an
         application factory needs no change to be tested.
 
         >>> App().use("sqlite:///shop.db")
         """
-        if session is not None:
-            self._session = checked_session_of_now(session)
-        self._move_to(self._address(url, engine, schema, listen_url))
+        place = {} if isinstance(url, Kept) and engine is None else {"url": url, "engine": engine}
+        more = {"schema": schema, "listen_url": listen_url}
+        kept = {name for name, value in more.items() if isinstance(value, Kept)}
+        if not place and len(kept) == len(more) and session is None:  # guard: use-says-something
+            raise ConfigurationError(
+                "use() says nothing, and would change nothing: give it a url, an engine or a session, as in "
+                "app.use(engine=engine)"
+            )
+        session = checked_session_of_now(session) or self._session
+        if place or len(kept) < len(more):
+            # guard: what-is-not-said-stays
+            said = self._said | place | {name: more[name] for name in more.keys() - kept}
+            self._move_to(self._address(**said, kept=kept))
+            self._said = said
+        self._session = session
 
     @contextmanager
     def on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
@@ -214,12 +232,20 @@ class App(Declares, Operates, Waits):
 
     def _address(
         self,
-        url: str | URL | None,
-        engine: Engine | AsyncEngine | None,
-        schema: str | None,
-        listen_url: str | URL | None,
+        url: str | URL | Kept | None = KEPT,
+        engine: Engine | AsyncEngine | None = None,
+        schema: str | None = None,
+        listen_url: str | URL | None = None,
+        *,
+        kept: Set[str] = frozenset(),
     ) -> Address:
-        if url is not None and engine is not None:
+        """`kept` of what goes with a database counts where it can be meant for this one, too."""
+        if url is None and engine is None:  # guard: a-missing-variable-is-no-default
+            raise ConfigurationError(
+                "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "
+                "leave the argument out for SQLQ_DATABASE_URL, pyproject.toml or sqlite:///sqlq.db"
+            )
+        if not isinstance(url, Kept) and url is not None and engine is not None:
             raise ConfigurationError("App got both a url and an engine: give one of them")
         if engine is not None:
             sync = getattr(engine, "sync_engine", engine)
@@ -230,7 +256,11 @@ class App(Declares, Operates, Waits):
                 )
             where = supported(sync.url)
         else:
-            where = database_url(url)
+            where = database_url(None if isinstance(url, Kept) else url)
+        if "schema" in kept and where.get_backend_name() == "sqlite":
+            schema = None
+        if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
+            listen_url = None  # guard: where-to-listen-goes-with-the-database
         return Address(
             where if engine is None else None,
             engine,
@@ -323,6 +353,8 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else enqueuer.enqueue(self._additions.to([new]), joined)[0]
         )
+        if isinstance(new, Flow):
+            new.is_enqueued = True
         answer: J = done
         return answer
 
@@ -360,6 +392,8 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else (await enqueuer.aenqueue(self._additions.to([new]), joined))[0]
         )
+        if isinstance(new, Flow):
+            new.is_enqueued = True
         answer: J = done
         return answer
 

@@ -97,7 +97,7 @@ _in_quotes = json.encoder.encode_basestring
 
 def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it, and
-    `SealError` for one that is sealed still."""
+    `SealError` for one that is sealed still, or was."""
     try:
         value = _readers[0](payload)
     except Exception:
@@ -108,8 +108,8 @@ def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(value, dict) or not value.keys() <= _PARTS:
         if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
             raise SealError(
-                "its payload is sealed, and this App has no keys (or its text was altered): give it the "
-                "keys, with App(keys=[…]) or SQLQ_KEYS"
+                "its payload has a seal that cannot be opened here: its text was altered, or it is read "
+                "without the keys of App(keys=[…]) or SQLQ_KEYS"
             )
         raise ArgumentsError(
             'the payload is not an object with "args" and "kwargs" only, as in '

@@ -88,8 +88,8 @@ _DEFAULTS = Follower._field_defaults
 
 def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob | None:
     """Return the job that follows one that ends with this outcome, sealed where there is a seal; None where
-    none does, as after an attempt that did not end its job and after a cancel. It has the headers of the job
-    it follows."""
+    none does, as after an attempt that did not end its job, after a cancel, and after a bad seal. It has the
+    headers of the job it follows."""
     about = {"job_id": job.id, "task": job.task}
     try:
         return _following(job, outcome, seal)
@@ -110,6 +110,8 @@ def _following(job: Ending, outcome: Outcome, seal: Seal | None) -> NewJob | Non
         case Completed():
             text, column = job.on_success, "on_success"
             ended = Ended(job.id, *names, "completed", job.attempts, label=label)
+        case Failed("bad_signature"):  # guard: nothing-follows-a-bad-seal
+            return None
         case Failed(reason, error):
             text, column = job.on_failure, "on_failure"
             said = error.exception, error.message
@@ -140,6 +142,14 @@ def _passed_on(headers: str | None) -> str | None:
     except ArgumentsError:
         return None  # guard: bad-headers-are-not-passed-on
     return headers
+
+
+def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
+    """Return a job as its row has it, unopened, without what would follow it where its seal is bad: what
+    anybody wrote would be told to that, under a good seal."""
+    if job.on_failure is None or seal is None or seal.opens(job.task, job.queue, job.payload):
+        return job
+    return job._replace(on_failure=None)  # guard: the-unstarted-are-trusted-by-their-seals
 
 
 def settlement(

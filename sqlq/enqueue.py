@@ -27,6 +27,7 @@ from sqlq.clock import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import EnqueueError, SqlqError
 from sqlq.events import Events
 from sqlq.flow import EnqueuedFlow, Plan, refuse_results
+from sqlq.handles import Origin
 from sqlq.hints import Hints
 from sqlq.job import Job, NewJob
 from sqlq.schema import version
@@ -112,6 +113,7 @@ class Enqueuer:
         if isinstance(conn, Borrowed):
             return self._enqueue_borrowed(conn, new, insert)
         done = self._insert(conn, insert)
+        self._mark(conn, done)
         note_write(session)
         self._hints.on_commit_of(conn)
         return self._told(new, done, conn)
@@ -132,9 +134,12 @@ class Enqueuer:
         conn = connection_to_write(session)
         if isinstance(conn, Borrowed):
             conn.driver.refuse_broken()
-            done, _ = conn.write(lambda: work(conn, self._schema_of(conn)))
+            done, is_committed = conn.write(lambda: work(conn, self._schema_of(conn)))
+            if not is_committed:
+                self._mark(conn, done)
             return done
         done = work(conn, self._schema_of(conn))
+        self._mark(conn, done)
         note_write(session)
         self._hints.on_commit_of(conn)
         return done
@@ -151,8 +156,22 @@ class Enqueuer:
         if is_committed:
             self._hints.send()
             return self._told(new, done)
+        self._mark(conn, done)
         self._tell_at_commit(conn, new, done)
         return done
+
+    def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
+        """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
+        made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
+        if conn.dialect.name != "sqlite" or not made:
+            return
+        if isinstance(conn, Borrowed):
+            origin = Origin(jobs.created(conn, [job.id for job in made]))
+        else:
+            origin, made = Origin(), [job for job in made if job.created]
+            self._events.at_the_end_of(conn, undone=origin.undo)
+        for job in made:
+            job.enqueued_in(origin)
 
     def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
         """Have listeners and workers told when the transaction of a driver's connection is committed: the

@@ -123,4 +123,9 @@ class WaitTimeoutError(NoResultError, TimeoutError):
 
 class SealError(SqlqError):
     """A payload or result is sealed with a key that is not here, was altered, or is of another task or queue;
-    or it is plain, where only sealed rows are taken."""
+    or it is plain, where only sealed rows are taken. With `lacks_key` it is the key, or the library for it,
+    that is not here: another process may have it."""
+
+    def __init__(self, said: str, *, lacks_key: bool = False) -> None:
+        super().__init__(said)
+        self.lacks_key = lacks_key

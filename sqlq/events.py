@@ -188,13 +188,25 @@ class Listener:
         return "; ".join(said)
 
 
-@dataclass
-class _Uncommitted:
-    """Events of a transaction that is open, and how many there were when each of its open savepoints was set;
-    without those set before the first event."""
+Call: TypeAlias = Callable[[], object]
 
-    told: list[JobEvent] = field(default_factory=list)
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class _Open:
+    """What is to be done when a transaction that is open commits, and what when it is undone; and how much
+    there was when each of its open savepoints was set, without those set before the first."""
+
+    waiting: list[tuple[Call, Call]] = field(default_factory=list)
     savepoints: list[int] = field(default_factory=list)
+
+    def undo_from(self, place: int) -> None:
+        undone, self.waiting[place:] = self.waiting[place:], []
+        for _, undo in undone:
+            undo()
 
 
 class Events:
@@ -204,7 +216,7 @@ class Events:
         self._listeners: tuple[Listener, ...] = ()
         self._wanted: frozenset[str] = frozenset()
         self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._uncommitted: weakref.WeakKeyDictionary[Connection, _Uncommitted] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Have a function told of events of these names. Raises `ConfigurationError` for what cannot be
@@ -242,11 +254,24 @@ class Events:
             for asked, job in zip(new, done, strict=True)
             if job.created
         ]
-        if conn is None:
+
+        def tell_all() -> None:
             for one in told:
                 self.tell(one)
-            return
-        self._uncommitted.setdefault(conn, _Uncommitted()).told.extend(told)
+
+        if conn is None:
+            tell_all()
+        else:
+            self.at_the_end_of(conn, committed=tell_all)
+
+    def at_the_end_of(self, conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
+        """Do something when the transaction of a connection commits, or when that, or the savepoint in which
+        it is now, is undone."""
+        if (opened := self._open.get(conn)) is None:
+            self._open[conn] = opened = _Open()
+            # guard: a-connection-that-is-dropped-is-rolled-back
+            weakref.finalize(conn, opened.undo_from, 0).atexit = False
+        opened.waiting.append((committed, undone))
         if conn.engine not in self._listening:
             self._listening.add(conn.engine)
             for name in ("commit", "commit_twophase"):
@@ -258,26 +283,29 @@ class Events:
             event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
 
     def _commits(self, conn: Connection, *args: Any) -> None:
-        for told in self._uncommitted.pop(conn, _Uncommitted()).told:
-            self.tell(told)
+        opened = self._open.get(conn, _Open())
+        waiting, opened.waiting, opened.savepoints = opened.waiting, [], []
+        for commit, _ in waiting:
+            commit()
 
     def _rolls_back(self, conn: Connection, *args: Any) -> None:
-        self._uncommitted.pop(conn, None)  # guard: no-word-of-what-is-rolled-back
+        opened = self._open.get(conn, _Open())
+        opened.savepoints.clear()
+        opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
 
     # Savepoints have no names yet when SQLAlchemy tells of them; the newest ends first.
 
     def _saves(self, conn: Connection, *args: Any) -> None:
-        if (uncommitted := self._uncommitted.get(conn)) is not None:
-            uncommitted.savepoints.append(len(uncommitted.told))
+        opened = self._open.get(conn, _Open())
+        opened.savepoints.append(len(opened.waiting))
 
     def _releases(self, conn: Connection, *args: Any) -> int:
-        uncommitted = self._uncommitted.get(conn)
-        return uncommitted.savepoints.pop() if uncommitted is not None and uncommitted.savepoints else 0
+        opened = self._open.get(conn)
+        return opened.savepoints.pop() if opened is not None and opened.savepoints else 0
 
     def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
         before = self._releases(conn)
-        if (uncommitted := self._uncommitted.get(conn)) is not None:
-            del uncommitted.told[before:]  # guard: no-word-of-savepoints-undone
+        self._open.get(conn, _Open()).undo_from(before)  # guard: no-word-of-savepoints-undone
 
     def flush(self, seconds: float) -> bool:
         """Let every listener hear of what waits for it; say whether all have, within so many seconds."""

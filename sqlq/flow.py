@@ -257,8 +257,10 @@ def group(*parts: Any) -> Group[Any]:
 class Flow:
     """Jobs of which some wait for others: enqueued whole or not at all.
 
-    A `name` is for people, and need not be the only one of its kind. Raises `EnqueueError` for a name that
-    cannot be stored.
+    A `name` is for people, and need not be the only one of its kind. A flow is enqueued once, and takes no
+    steps after that, also where its transaction is rolled back: make it anew then. (A chain or group is no
+    flow yet but the plan of one, and may be enqueued many times, as a job may.) Raises `EnqueueError` for a
+    name that cannot be stored.
 
     >>> flow = sqlq.Flow("order 7")
     >>> paid = flow.add(charge.new(7))  # doctest: +SKIP
@@ -281,6 +283,7 @@ class Flow:
         self._of: _Laid | None = None
         """The chain or group that the flow is."""
         self._laid: dict[int, tuple[Group[Any], _Laid]] = {}
+        self.is_enqueued = False
 
     @classmethod
     def of(cls, part: Flow | Chain[Any] | Group[Any]) -> Flow:
@@ -334,7 +337,13 @@ class Flow:
         return _Laid([step], {step.number: "success"}, is_list=False)
 
     def plan(self) -> Plan:
-        """Return what is to be written. Raises `EnqueueError` for a flow without steps."""
+        """Return what is to be written. Raises `EnqueueError` for a flow without steps, and one that is
+        enqueued."""
+        if self.is_enqueued:  # guard: a-flow-is-enqueued-once
+            raise EnqueueError(
+                f"{self!r} is enqueued already, and a second time would make another one: make it anew, with "
+                "sqlq.Flow()"
+            )
         if not self.steps:
             raise EnqueueError(f"{self!r} has no steps: add some with flow.add(task.new(…))")
         return Plan(self.name, [step.job for step in self.steps], list(self._edges), *self._ends())
@@ -366,6 +375,11 @@ class Flow:
         return "a flow" if self.name is None else f"the flow {self.name!r}"
 
     def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
+        if self.is_enqueued:  # guard: an-enqueued-flow-takes-no-steps
+            raise EnqueueError(
+                f"{job.task} is added to {self!r}, which is enqueued already: add steps before that, or in "
+                "the handler of one, by sqlq.current_job().flow.add(…)"
+            )
         if job.unique_key is not None:
             raise EnqueueError(
                 f"{job.task} has the unique key {job.unique_key!r}: a step of a flow cannot have one, since "
@@ -446,9 +460,9 @@ class Flow:
             after = [after]
         if not isinstance(after, Iterable):
             raise EnqueueError(f"after is {_kind(after)}: it is a list of steps, as in after=[paid]")
-        each = after.items() if isinstance(after, Mapping) else ((step, when) for step in after)
+        each = list(after.items() if isinstance(after, Mapping) else ((step, when) for step in after))
         waits: dict[int, When] = {}
-        for item, how in each:
+        for item, how in [(Steps([]), when), *each]:
             if how not in _WHENS:
                 raise EnqueueError(f'when is {how!r}: it is "success", "failure" or "ended"')
             for step in item if isinstance(item, Steps) else [item]:
@@ -458,6 +472,11 @@ class Flow:
                         f"after says both {waits[number]!r} and {how!r} of {self._named(number)}: "
                         "name it once"
                     )
+        if when != "success" and (not waits or isinstance(after, Mapping)):  # guard: when-is-of-steps
+            raise EnqueueError(
+                f'when is "{when}", and after names no steps of which it says that: write '
+                f'flow.add(…, after=[paid], when="{when}") with paid = flow.add(…)'
+            )
         return waits
 
 

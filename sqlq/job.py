@@ -24,6 +24,7 @@ from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.codec import HasArguments
 from sqlq.elsewhere import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.errors import EnqueueError
+from sqlq.handles import Handle
 from sqlq.history import HistoryLine
 from sqlq.settings import LONGEST_NAME, PRIORITIES
 
@@ -387,12 +388,14 @@ def checked_retention(value: Duration | None, error: type[Exception] = EnqueueEr
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[R_co]):
+class Job(Handle, Generic[R_co]):
     """What `enqueue` answers: the job's id, and whether this call created it.
 
     `created` is False when a live job with the same unique key was there, or with `unique_until="pruned"` one
     that has ended; then `id` and `state` are that job's.
-    `replaced` is True when that one was waiting, and this call has put its own job in its place.
+    `replaced` is True when that one was waiting, and this call has put its own job in its place. After a
+    rollback of its transaction whatever it is given to raises `JobNotFoundError`, also where SQLite has given
+    its id to another job.
     """
 
     id: int
@@ -581,10 +584,10 @@ class Ended:
     """How a job ended: the one argument of the task that follows it.
 
     `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
-    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task, bad_payload or bad_signature),
-    `exception` the class and `message` the text of its last error. `label` is the one that the job has. More
-    is to be had by the id: `app.get(ended.id)` has the traceback and the errors of earlier attempts,
-    `app.result(ended.id)` what it returned.
+    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
+    signature), `exception` the class and `message` the text of its last error. `label` is the one that the
+    job has. More is to be had by the id: `app.get(ended.id)` has the traceback and the errors of earlier
+    attempts, `app.result(ended.id)` what it returned.
 
     >>> @app.task  # doctest: +SKIP
     ... def alarm(ended: sqlq.Ended) -> None:

@@ -27,6 +27,16 @@ MOST_RUNNING = 1_000_000
 _RATE = re.compile(r"\s*([0-9_]+)\s*/\s*(.+)")
 
 
+class _Filling(Formatter):
+    """Fills a key in, but for None: all jobs without a customer would wait in one line, as one of its own."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        found = super().get_field(field_name, args, kwargs)
+        if found[0] is None:  # guard: none-makes-no-key
+            raise ValueError(f"{field_name} is None, and would share a line with others that are")
+        return found
+
+
 @dataclass(frozen=True)
 class _Keyed:
     """What a limit of either kind has: its key, and what it says."""
@@ -99,7 +109,7 @@ class _Keyed:
                         f"{what} is made from {name}, which is {known[name]!r}: not known yet"
                     )
             try:
-                made = self.key.format(**known)
+                made = _Filling().vformat(self.key, (), known)
             except (LookupError, AttributeError, ValueError, TypeError) as error:
                 raise ArgumentsError(f"{what} cannot be made from {self.key!r}: {error!r}") from None
         return checked_name(made, what, ArgumentsError)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlq.clock import Duration
 from sqlq.events import Events
 from sqlq.flowstatus import FlowDetails
+from sqlq.handles import AnyJob, AnyJobs
 from sqlq.job import JobDetails
 from sqlq.stamp import Stamps
 from sqlq.task import Registry
@@ -43,9 +44,9 @@ class Operates:
         @property
         def admin(self) -> Admin: ...
 
-        def job_here(self, id: int) -> Any: ...
+        def job_here(self, job: AnyJob) -> Any: ...
 
-    def get(self, id: int) -> JobDetails:
+    def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, whatever its state; where its row does not say how often it may be
         tried and how long an attempt may take, what its task says. Raises `JobNotFoundError`.
 
@@ -83,7 +84,7 @@ class Operates:
         """
         return self.admin.flow(id)
 
-    async def aget(self, id: int) -> JobDetails:
+    async def aget(self, id: AnyJob) -> JobDetails:
         """`get` in a thread, so that the event loop goes on meanwhile.
 
         >>> job = await app.aget(42)  # doctest: +SKIP
@@ -101,7 +102,7 @@ class Operates:
         return await asyncio.to_thread(self.flow, id)
 
     def retry_failed(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """Move failed jobs back to be run again, with all their attempts, under the same id; return the ids
         moved.
@@ -111,7 +112,7 @@ class Operates:
         return self.admin.retry_failed(ids, task=task, queue=queue, all=all)
 
     async def aretry_failed(
-        self, ids: Sequence[int] = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
     ) -> builtins.list[int]:
         """`retry_failed` in a thread, so that the event loop goes on meanwhile. Once begun it goes on to its
         end, also where the awaiting task is cancelled."""
@@ -119,7 +120,7 @@ class Operates:
 
     def cancel(
         self,
-        ids: Sequence[int] = (),
+        ids: AnyJobs = (),
         *,
         task: str | None = None,
         queue: str | None = None,
@@ -139,7 +140,7 @@ class Operates:
 
     async def acancel(
         self,
-        ids: Sequence[int] = (),
+        ids: AnyJobs = (),
         *,
         task: str | None = None,
         queue: str | None = None,
@@ -151,7 +152,7 @@ class Operates:
 
     def replay(
         self,
-        ids: int | Sequence[int] = (),
+        ids: AnyJob | AnyJobs = (),
         *,
         task: str | None = None,
         queue: str | None = None,
@@ -190,7 +191,7 @@ class Operates:
         from sqlq.replay import Replays
 
         return Replays(self.database, self.tasks, self.events, self._stamps).replay(
-            ids,
+            self.admin.ids_of(ids),
             task=task,
             queue=queue,
             state=state,
@@ -204,7 +205,7 @@ class Operates:
             progress=progress,
         )
 
-    async def areplay(self, ids: int | Sequence[int] = (), **options: Unpack[ReplayOptions]) -> Replayed:
+    async def areplay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
         """`replay` in a thread, with the same options, so that the event loop goes on meanwhile. Once begun
         it goes on to its end, also where the awaiting task is cancelled.
 

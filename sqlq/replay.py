@@ -241,9 +241,12 @@ class Replays:
             raise ConfigurationError(f"args is {args!r}: give a list of the arguments, as in [7]")
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ConfigurationError(f"kwargs is {kwargs!r}: give a mapping of names, as in {{'copy': True}}")
-        payload = looked_into(self._database.seal, "payload", job.task, job.queue, job.payload).text
+        seal = self._database.seal
+        payload = looked_into(seal, "payload", job.task, job.queue, job.payload).text
         if isinstance(payload, Unopened):
             raise SealError(f"the arguments of this {job.task} cannot be read, to be changed: {payload.why}")
+        if seal is not None:
+            seal.opened("payload", job.task, job.queue, job.payload)  # guard: a-refused-row-is-not-sealed
         before = records.decoded(payload)
         before = before if isinstance(before, dict) else {}
         given = json.loads(NamedTask(job.task).new(*(args or ()), **(kwargs or {})).payload)

@@ -27,6 +27,7 @@ from sqlq.errors import (
     WaitTimeoutError,
 )
 from sqlq.flow import EnqueuedFlow
+from sqlq.handles import Handle
 from sqlq.job import Job, JobDetails, State, checked_name, error_line
 from sqlq.seal import Seal, Unopened
 from sqlq.store import lasting, results
@@ -206,9 +207,15 @@ class Ends(Generic[R]):
         self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
         return self._over(unseen)
 
+    def _require_own(self, id: int, seen: Seen | None) -> None:
+        given = self._jobs[id]
+        if isinstance(given, Job):
+            given.require_own(None if seen is None else seen.created)
+
     def _found(self, id: int, seen: Seen | None) -> Seen:
+        self._require_own(id, seen)
+        given = self._jobs[id]
         if seen is None:
-            given = self._jobs[id]
             raise JobNotFoundError(
                 f"there is no job {id}: it never was, or is kept no more, or its transaction has not been "
                 "committed"
@@ -227,6 +234,8 @@ class Ends(Generic[R]):
         pending = [id for id in self._jobs if (seen := self.seen.get(id)) is None or not seen.is_over]
         if not pending:
             return
+        for id in pending:
+            self._require_own(id, self.seen.get(id))
         first, seen = pending[0], self.seen.get(pending[0])
         state = "has not been seen" if seen is None else f"is {seen.state}"
         after = "" if not self._ms else f" after {readable(self._ms)}"
@@ -279,9 +288,9 @@ class Waits:
         """What jobs go through that run in this process, inline or eagerly; None where none have."""
         return self.stand_in or vars(self).get("_eagerly")
 
-    def job_here(self, id: int) -> Any:
+    def job_here(self, job: Handle | int) -> Any:
         """Return a job that ran in this process, or is to; None for one that is a row."""
-        return None if self.here is None else self.here.find(id)
+        return None if self.here is None else self.here.find(job if isinstance(job, int) else job.id)
 
     def seen_here(self, id: int) -> Seen | None:
         """Return what became of a job that ran in this process; None for one that is a row."""
@@ -446,7 +455,7 @@ class _End:
     def of(cls, job: Job[Any] | EnqueuedFlow | int) -> _End:
         if isinstance(job, EnqueuedFlow):
             ends = [job.jobs[number].id for number in job.ends]
-            return cls({each.id: each for each in job.jobs}, ends, is_list=job.is_list)
+            return cls(distinct(job.jobs), ends, is_list=job.is_list)
         jobs = distinct([job])
         return cls(jobs, [*jobs], is_list=False)
 
@@ -519,6 +528,9 @@ def distinct(jobs: Iterable[AnyJob]) -> dict[int, AnyJob]:
             raise ConfigurationError(
                 f"{job!r} is no job: give what app.enqueue has returned, or a job's id, a whole number"
             )
+        if isinstance(job, Job):
+            job.require_own()
+            found[id] = job
         found.setdefault(id, job)
     return found
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sqlq.backoff import Backoff, exponential
-from sqlq.clock import LONGEST_MS, Duration, milliseconds
-from sqlq.errors import ExecutionError, JobTimeoutError
+from sqlq.clock import LONGEST_MS, Duration, milliseconds, readable
+from sqlq.errors import ExecutionError, JobTimeoutError, SealError
 from sqlq.history import UNKNOWN, Course, written
 from sqlq.job import ClaimedJob, FailureReason
 from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
@@ -143,13 +143,36 @@ def given_back(job: ClaimedJob, *, delay_ms: int = 0, crowded: bool = False) -> 
     return failed(job, error, delay_ms=delay_ms)
 
 
-def put_off(job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], error: Exception) -> Outcome:
-    """Return the outcome of a job that this worker cannot run, but a newer or older one may: put back with a
-    growing delay, and failed when none could run it for a day."""
+def put_off(
+    job: ClaimedJob,
+    reason: Literal["unknown_task", "bad_payload", "bad_signature"],
+    why: str,
+    error: Exception,
+    others: str = "another worker's code is newer or older",
+) -> Outcome:
+    """Return the outcome of a job that this worker cannot run, but another may, and say so in the log: put
+    back with a growing delay, and failed when none could run it for a day."""
     if (job.unknown_ms or 0) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
         return Failed(reason, describe(error))
     delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
+    log.warning(
+        "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met",
+        *(job.id, scrubbed(why, 500), readable(delay_ms), others, readable(UNKNOWN_TASK_MS)),
+        extra={
+            "job_id": job.id,
+            "task": job.task,
+            "queue": job.queue,
+            "attempt": job.attempts,
+            "event": reason,
+        },
+    )
     return Released(delay_ms, unknown_task=True, reason=reason)  # guard: unknown-task-is-put-back
+
+
+def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
+    """Return the outcome of a job whose payload, or what it takes, is sealed with a key that is not here."""
+    # guard: without-a-key-it-is-put-back
+    return put_off(job, "bad_signature", str(error), error, "another worker has that")
 
 
 _put_off: Final = exponential("1s", cap="10m")

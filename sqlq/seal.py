@@ -212,7 +212,7 @@ class Seal:
         how, id, given, rest = found
         key = self.keys.get(id)
         if key is None:
-            raise SealError(unknown_key(kind, id, list(self.keys)))
+            raise SealError(unknown_key(kind, id, list(self.keys)), lacks_key=True)
         context = _context(how, id, kind, task, queue)
         try:
             if how == _ENCRYPTED:
@@ -222,7 +222,7 @@ class Seal:
                 plain = _unwrapped(kind, rest)
                 fits = plain is not None and _equal(key.signature(context, plain), given)
         except ConfigurationError as error:  # the library is missing
-            raise SealError(f"its {kind} cannot be opened: {error}") from None
+            raise SealError(f"its {kind} cannot be opened: {error}", lacks_key=True) from None
         except UnicodeError:  # SQLite lets in what is no text
             plain, fits = None, False
         if plain is not None and fits:  # guard: signatures-are-checked
@@ -232,11 +232,37 @@ class Seal:
             f"{task} in {queue}"
         )
 
+    def opens(self, task: str, queue: str, payload: str) -> bool:
+        """Whether a payload as its row has it may be run."""
+        try:
+            self.opened("payload", task, queue, payload)
+        except SealError:
+            return False
+        return True
+
+    def result_for(self, taker: str, task: str, queue: str, text: str) -> str:
+        """Return a result, opened, for a step in the queue `taker`. Raises as `opened`, and where anybody may
+        have had it made who writes plain rows, while the taker's queue has sealed ones only."""
+        if self.refuses_plain(taker) and not self.refuses_plain(queue):  # guard: plain-queues-feed-no-sealed
+            raise SealError(
+                f"its queue {queue} takes plain rows, and so nothing it returns goes into sealed ones as in "
+                f"{taker}: run it in a queue that unsealed= does not list"
+            )
+        return self.opened("result", task, queue, text)
+
     def refuses_plain(self, queue: str) -> bool:
         """Whether plain rows of this queue are refused."""
         return self._unsealed == "refuse" or (
             not isinstance(self._unsealed, str) and queue not in self._unsealed
         )
+
+
+def opened_without_keys(kind: Kind, text: str) -> str:
+    """Return a text that is not sealed. Raises `SealError` for one that is."""
+    if isinstance(text, str) and text.startswith(HEAD):
+        id = text[len(HEAD) : len(HEAD) + MARK].partition(".")[2]
+        raise SealError(unknown_key(kind, id, ()), lacks_key=True)  # guard: sealed-without-a-key
+    return text
 
 
 def unknown_key(kind: Kind, id: str, known: Sequence[str]) -> str:

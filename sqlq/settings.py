@@ -273,7 +273,7 @@ DirectCalls = Literal["allow", "warn", "refuse"]
 
 def checked_eager(value: Any, what: str = "eager") -> Eager:
     """Return what `eager` may be. Raises `ConfigurationError` for anything else."""
-    if value is True or value is False or value == "commit":
+    if value is True or value is False or value == "commit":  # guard: eager-is-no-text
         return cast("Eager", value)
     raise ConfigurationError(
         f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -20,6 +20,7 @@ from sqlq.annotations import (
     hints_of,
     may_become,
     never_none,
+    takes_object,
 )
 from sqlq.around import Scope, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
@@ -33,6 +34,7 @@ from sqlq.headers import NO_HEADERS
 from sqlq.headers import checked as checked_headers
 from sqlq.job import (
     KEPT,
+    Ended,
     Follows,
     Kept,
     NewJob,
@@ -231,6 +233,14 @@ class Task(Generic[P, R]):
                 f"{option} is {misfit}: its handler is called with how the job ended, as in def "
                 "alarm(ended: sqlq.Ended)"
             )
+        name = next(iter(self._signature.parameters))
+        # read anew when it is called: annotations may name what comes later
+        hint = hints_of(self.handler).get(name, Any)
+        if hint is not Ended and not takes_object(hint, asdict(_AN_ENDING)):  # guard: a-follow-up-fits
+            raise error(
+                f"{option} is {self.name}, whose {name} is annotated as {_shown(hint)}: its handler is "
+                "called with how the job ended, as in def alarm(ended: sqlq.Ended)"
+            )
         return Follower(self.name, self.queue, self.priority).as_text()
 
     @cached_property
@@ -327,6 +337,9 @@ class Task(Generic[P, R]):
     def result_conversion(self) -> Conversion | None:
         """What the return annotation makes of results; None where they are plain JSON."""
         return conversion_of(self.returns)
+
+
+_AN_ENDING = Ended(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
 
 
 def _shown(hint: Any) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from sqlq.admin import Admin
     from sqlq.enqueue import Enqueues
+    from sqlq.handles import AnyJob
     from sqlq.job import Job, JobDetails, JobOrFlow, NewJob
     from sqlq.schedules import Schedules
     from sqlq.store.database import Address, Database
@@ -98,8 +99,9 @@ class DjangoApp(App):
     def use(self, *args: Any, **options: Any) -> None:
         """Point the App at another database; see `App.use`. From then on it follows Django's settings no
         more."""
-        self._follows = False
+        before = self._own_address
         super().use(*args, **options)
+        self._follows = self._follows and self._own_address is before
 
     # -- where Django is -------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class DjangoApp(App):
 
     # -- on Django's connection ------------------------------------------------------------------------------
 
-    def get(self, id: int) -> JobDetails:
+    def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, as the transaction on Django's connection sees it: also one that was
         enqueued there and is not committed. Raises `JobNotFoundError`."""
         connection = self.connection()
@@ -169,7 +171,8 @@ class DjangoApp(App):
             return super().get(id)
         conn: Any = connection_of(connection)
         version.require(conn, self.database.schema_for(conn))
-        found = self.seen_in_django(id)
+        found = self.seen_in_django(id if isinstance(id, int) else id.id)
+        records.require_own(id, found)
         if found is None:
             raise JobNotFoundError(f"there is no job {id}: it never was, or is kept no more")
         return found
@@ -181,7 +184,7 @@ class DjangoApp(App):
         reading: Any = _Reading(conn, self.database.schema_for(conn))  # executes alike
         return records.details(reading, id, self.seal)
 
-    async def aget(self, id: int) -> JobDetails:
+    async def aget(self, id: AnyJob) -> JobDetails:
         """`get` for asynchronous code."""
         return await sync_to_async(self.get)(id)
 

@@ -399,8 +399,16 @@ def wake(conn: Connection, keys: Iterable[str]) -> None:
 def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> None:
     """End jobs that were taken from their owners, with what follows them."""
     rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
+    forged: set[int] = set()
+    if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
+        found = conn.execute(select(*_SEALED).where(jobs.c.id.in_(followed)))
+        forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
     _end(conn, _FAIL, rows, failed_jobs)
-    _follow(conn, (follow_up(row, failure, seal) for row, failure in over), _schema(conn))
+    follow_ups = (follow_up(row, failure, seal) for row, failure in over if row.id not in forged)
+    _follow(conn, follow_ups, _schema(conn))
+
+
+_SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
 
 
 class HasEnded(Protocol):

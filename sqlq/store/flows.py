@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -35,9 +35,10 @@ from sqlq.errors import SealError
 from sqlq.flow import GROWN_FROM, EnqueuedFlow, Plan
 from sqlq.job import ClaimedJob, Job, State
 from sqlq.outcome import ErrorText, Failed, Outcome
+from sqlq.retry import put_off_without_key
 from sqlq.schema.moments import Moment, after, far, now
 from sqlq.schema.tables import TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
-from sqlq.seal import Seal
+from sqlq.seal import Seal, opened_without_keys
 from sqlq.store import wakes
 from sqlq.store.database import Database
 from sqlq.store.dialect import Batch, Dialect
@@ -131,32 +132,37 @@ def _insert_edges(dialect: Dialect) -> Any:
 
 class Before(NamedTuple):
     """A step that another waited for, and what it returned, as JSON; `result` None and `why` where there is
-    no result."""
+    no result. `unopened` is why there is none where there is a sealed one."""
 
     id: int
     task: str | None
     result: str | None
     why: str | None
+    unopened: SealError | None = None
 
 
-def before(conn: Connection, ids: Iterable[int], seal: Seal | None = None) -> dict[int, list[Before]]:
-    """Return the steps before each of these jobs, in the order in which they were named; with a seal their
-    results are opened."""
+def before(conn: Connection, takers: Mapping[int, str], seal: Seal | None = None) -> dict[int, list[Before]]:
+    """Return the steps before each of these jobs, which are in these queues, in the order in which they were
+    named; their results are opened."""
     found: dict[int, list[Before]] = defaultdict(list)
-    for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(ids)}):
-        why = None
-        if seal is not None and result is not None:
+    for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
+        why = unopened = None
+        if result is not None:
             try:
-                result = seal.opened("result", task, queue, result)  # guard: results-of-steps-are-opened
+                if seal is None:
+                    opened_without_keys("result", result)
+                else:
+                    # guard: results-of-steps-are-opened
+                    result = seal.result_for(takers[id], task, queue, result)
             except SealError as error:
-                result, why = None, f"of job {depends_on} ({task}): {error}"
+                result, why, unopened = None, f"of job {depends_on} ({task}): {error}", error
         if outcome is None:
             why = f"there is no finished job {depends_on}: it failed, or its row was pruned"
         elif outcome != "completed":
             why = f"job {depends_on} ({task}) was cancelled"
         elif reason is not None:
             why = f"of job {depends_on} ({task}): {reason}"
-        found[id].append(Before(depends_on, task, result, why))
+        found[id].append(Before(depends_on, task, result, why, unopened))
     return found
 
 
@@ -186,7 +192,7 @@ class Filled(NamedTuple):
 
 def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
     """Put the results of the steps before them into the arguments of claimed jobs: one read for all."""
-    taking = {job.id for job in claimed if takes_results(job)}
+    taking = {job.id: job.queue for job in claimed if takes_results(job)}
     if not taking:
         return Filled(list(claimed), [])
     with database.single_statements() as conn:
@@ -196,9 +202,13 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
         if job.id not in taking:
             done.ready.append(job)
             continue
-        payload, why = with_results(job.payload, found.get(job.id, []))
+        steps = found.get(job.id, [])
+        payload, why = with_results(job.payload, steps)
+        lacking = next((step.unopened for step in steps if step.unopened and step.unopened.lacks_key), None)
         if why is None:
             done.ready.append(job._replace(payload=payload))
+        elif lacking is not None:  # guard: a-result-without-its-key-is-put-back
+            done.unready.append((job, put_off_without_key(job, lacking)))
         else:
             error = ErrorText("sqlq.errors.NoResultError", f"it takes a result that is not there: {why}")
             done.unready.append((job, Failed("bad_payload", error)))  # guard: a-missing-result-fails-its-job

@@ -106,6 +106,16 @@ def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str,
     return [_job(job, id, state) for job, (id, state) in zip(new, rows, strict=True)]
 
 
+def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
+    """Return when jobs were created, as a driver's connection has it from SQLite."""
+    options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
+    asked = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
+    return {id: at for each in asked for id, at in conn.execute(_CREATED, each, execution_options=options)}
+
+
+_CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
+
+
 def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
     """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
     them. What it returns is for `inserted`."""

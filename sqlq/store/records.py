@@ -35,11 +35,12 @@ from sqlalchemy import (
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq import history
+from sqlq.handles import AnyJob, Handle
 from sqlq.history import Course, HistoryLine
 from sqlq.job import JobDetails, Progress, State, error_line
 from sqlq.outcome import ErrorText
 from sqlq.retry import error_record
-from sqlq.schema.moments import FAR, after, far, now
+from sqlq.schema.moments import FAR, after, far, milliseconds_of, now
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.seal import Seal, Unopened, looked_into
 from sqlq.settings import ERROR_BYTES
@@ -125,6 +126,12 @@ _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
     State.FINISHED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "completed"),
     State.CANCELLED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "cancelled"),
 }
+
+
+def require_own(asked: AnyJob, found: JobDetails | None) -> None:
+    """Raise `JobNotFoundError` where a handle was asked for, and what was found is another job's."""
+    if isinstance(asked, Handle):
+        asked.require_own(None if found is None else milliseconds_of(found.created_at))
 
 
 def details(conn: Connection, id: int, seal: Seal | None = None) -> JobDetails | None:

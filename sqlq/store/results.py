@@ -59,6 +59,8 @@ class Seen(NamedTuple):
     exception: str | None = None
     message: str | None = None
     traceback: str | None = None
+    created: int | None = None
+    """When it was created, as SQLite has it, which may give its id to another job."""
 
     @property
     def is_over(self) -> bool:
@@ -127,6 +129,8 @@ def _look(dialect: Dialect) -> Any:
             for name in _SAID
         ]
         columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *said)
+        if dialect.one_writer:
+            columns = (*columns, table.c.created_at)
         sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
     return union_all(*sources)
 

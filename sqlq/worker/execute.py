@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from sqlq import backoff, headers
 from sqlq.clock import readable
@@ -34,7 +34,7 @@ from sqlq.errors import (
     UnknownTaskError,
 )
 from sqlq.job import NOT_IN_TIME, ClaimedJob
-from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, SelfCompleted
+from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, SelfCompleted
 from sqlq.retry import (
     DEFAULT_POLICY,
     RetryPolicy,
@@ -44,9 +44,7 @@ from sqlq.retry import (
     failed,
     given_back,
     put_off,
-    scrubbed,
 )
-from sqlq.settings import UNKNOWN_TASK_MS
 from sqlq.task import Task
 from sqlq.worker import checkpoint
 from sqlq.worker.result import completion
@@ -355,33 +353,13 @@ def _not_runnable(running: RunningJob) -> Outcome:
             ),
         )
     text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
-    return _put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
+    return put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
 
 
 def _misfit(job: ClaimedJob, misfit: str) -> Outcome:
     """Put a job back whose arguments the handler here does not take: in a rolling deploy another worker's
     may."""
     text = f"{misfit}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
-    return _put_off(
+    return put_off(
         job, "bad_payload", f"its arguments do not fit the handler here ({misfit})", ArgumentsError(text)
     )
-
-
-def _put_off(
-    job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], why: str, error: Exception
-) -> Outcome:
-    outcome = put_off(job, reason, error)
-    if isinstance(outcome, Released):
-        log.warning(
-            "job %d: %s; put back for %s, in case another worker's code is newer or older. It will fail %s "
-            "after it was first met",
-            *(job.id, scrubbed(why, 500), readable(outcome.delay_ms), readable(UNKNOWN_TASK_MS)),
-            extra={
-                "job_id": job.id,
-                "task": job.task,
-                "queue": job.queue,
-                "attempt": job.attempts,
-                "event": reason,
-            },
-        )
-    return outcome

@@ -46,9 +46,7 @@ class Intake:
 
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with payloads that can be read, the results of other steps in their places."""
-        if (seal := self._database.seal) is None:
-            return self._with_results(claimed)
-        opened, sealed = opened_by(seal, claimed)
+        opened, sealed = opened_by(self._database.seal, claimed)
         ready, unready = self._with_results(opened)
         return flows.Filled(ready, [*sealed, *unready])
 

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.endings import settlement
+from sqlq.endings import as_trusted, settlement
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.history import Course
@@ -231,7 +231,8 @@ class LeaseKeeper:
                 courses = {job.id: Course(since.get(job.id), worker=worker) for job in unstarted}
                 seal = database.seal  # guard: what-follows-the-unstarted-is-sealed
                 settlements = [
-                    settlement(job, given_back(job), courses[job.id], seal=seal) for job in unstarted
+                    settlement(as_trusted(job, seal), given_back(job), courses[job.id], seal=seal)
+                    for job in unstarted
                 ]
                 endings.settle(conn, settlements)
             taken = endings.lose(conn, lost, why, seal=database.seal) if lost else []

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq import headers
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, SealError
 from sqlq.flow import Growth
 from sqlq.job import ClaimedJob, NewJob, Progress
 from sqlq.retry import scrubbed
@@ -325,7 +325,7 @@ class RunningJob(Commits):
         that failed.
 
         Asks the database when it is first looked at. Raises `ConfigurationError` for a job that is in no
-        flow.
+        flow, and `SealError` for a result that is not opened.
 
         >>> sqlq.current_job().results  # doctest: +SKIP
         [Receipt(number=12), 3]
@@ -335,7 +335,7 @@ class RunningJob(Commits):
         steps = self.before
         if steps is None:
             with self.app.database.read() as conn:
-                steps = flows.before(conn, [self.id], self._seal).get(self.id, [])
+                steps = flows.before(conn, {self.id: self.queue}, self._seal).get(self.id, [])
         return [self._result_of(step) for step in steps]
 
     @property
@@ -345,6 +345,8 @@ class RunningJob(Commits):
         return None if app is None else app.seal
 
     def _result_of(self, step: Before) -> Any:
+        if step.unopened is not None:  # guard: a-result-that-is-not-opened-is-no-none
+            raise SealError(f"the result {step.why}")
         if step.result is None:
             return None
         task = None if step.task is None else self.app.tasks.get(step.task)

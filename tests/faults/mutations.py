@@ -101,6 +101,8 @@ METRICS, OTEL, SENTRY = (
     "tests/faces/test_otel.py::",
     "tests/faces/test_sentry.py::",
 )
+HANDLES = "tests/conformance/test_handles_rolled_back.py::"
+SETTINGS, FLOW_UNIT = "tests/unit/test_settings.py::", "tests/unit/test_flow.py::"
 LOGS, OUTLET = "tests/faces/test_cli_logs.py::", "tests/faces/test_cli_outlet.py::"
 PLANS, SCHEDULES = "tests/unit/test_schedule.py::", "tests/conformance/test_schedules.py::"
 AROUND, LIFESPAN, EVENTS = (
@@ -573,6 +575,19 @@ GUARDS = [
     Guard("deaths-are-told", None, "pass", EVENTS + "test_jobs_of_a_worker_that_died_are_told_by_the_next[sqlite]"),
     Guard("events-are-flushed", "not self._events.flush(LOOK_SECONDS)", "False", EVENTS + "test_a_slow_listener_delays_no_job[sqlite]"),
     Guard("no-word-of-what-is-rolled-back", None, "pass", EVENTS + "test_what_is_enqueued_is_told_when_it_is_committed[sqlite]"),
+    Guard("a-connection-that-is-dropped-is-rolled-back", None, "pass", HANDLES + "test_a_handle_of_a_connection_that_was_dropped_names_no_other_job[sqlite]"),
+    Guard("a-handle-knows-of-its-rollback", "origin.is_undone or is_another", "is_another", HANDLES + "test_a_handle_of_a_rollback_names_no_other_job[pysqlite-Session]"),
+    Guard("a-handle-knows-of-its-rollback", "origin.is_undone or is_another", "origin.is_undone", HANDLES + "test_a_handle_of_a_drivers_rollback_names_no_other_job[sqlite3]"),
+    Guard("use-says-something", None, "if False:", SETTINGS + "test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing"),
+    Guard("what-is-not-said-stays", "self._said | place", "{'engine': None} | place", SETTINGS + "test_what_use_is_not_told_stays"),
+    Guard("where-to-listen-goes-with-the-database", None, "pass", SETTINGS + "test_the_url_to_listen_at_goes_with_its_database"),
+    Guard("a-missing-variable-is-no-default", None, "if False:", SETTINGS + "test_a_url_of_none_is_refused_in_the_place_of_a_default"),
+    Guard("eager-is-no-text", None, "if False:", SETTINGS + "test_eager_is_no_text[no]"),
+    Guard("a-flow-is-enqueued-once", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
+    Guard("an-enqueued-flow-takes-no-steps", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
+    Guard("when-is-of-steps", None, "if False:", FLOW_UNIT + "test_what_cannot_be_is_refused_in_a_sentence"),
+    Guard("a-follow-up-fits", None, "if False:", "tests/worker/test_follow_up_annotations.py::test_a_task_whose_annotation_says_another_thing_cannot_follow[sqlite-a number]"),
+    Guard("none-makes-no-key", None, "if False:", "tests/unit/test_limit.py::test_none_makes_no_key"),
     Guard("no-word-of-savepoints-undone", None, "pass", EVENTS + "test_a_savepoint_that_is_rolled_back_takes_its_events_along[sqlite-before]"),
     Guard("async-around-needs-async-def", None, "if False:", AROUND + "test_what_cannot_surround_a_task_is_refused"),
     Guard("generators-are-no-results", None, "pass", KIT + "TestWhatHandlersReturn::test_a_generator_is_no_result[sqlite-aenqueue]"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 STORM = "tests/faults/test_operated.py::"
-SEAL, SEALED, FAULTS, ROTATION = (
+SEAL, SEALED, BORDER, FAULTS, ROTATION = (
     "tests/unit/test_seal.py::",
     "tests/worker/test_sealed.py::",
+    "tests/worker/test_unsealed_influence.py::",
     "tests/faults/test_sealed_jobs.py::",
     "tests/conformance/test_rotation.py::",
 )
@@ -20,9 +21,18 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("signatures-are-checked", "plain is not None and fits", "plain is not None", SEAL + "test_no_change_of_a_sealed_text_is_taken[sign]"),
     ("plain-rows-are-refused", None, "if False:", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-sign-without its seal]"),
     ("no-seal-without-a-key", None, "if False:", SEAL + "test_the_environment_says_it_where_the_app_does_not"),
-    ("a-bad-seal-fails", None, "done.ready.append(job)", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-sign-cut off]"),
-    ("sealed-is-not-bad-payload", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-sign]"),
-    ("sealed-without-a-key-fails", None, "if False:", SEALED + "test_another_key_opens_nothing_until_it_is_given[sqlite-encrypt]"),
+    ("a-bad-seal-fails", None, "bad = Failed('error', describe(error))", SEALED + "test_what_was_tampered_with_fails_alone[sqlite-sign-cut off]"),
+    ("sealed-is-not-bad-payload", None, "if False:", BORDER + "test_a_seal_that_was_written_anew_fails_at_once_whatever_keys_are_here[sqlite-None]"),
+    ("sealed-without-a-key-fails", None, "if False:", BORDER + "test_a_seal_that_was_written_anew_fails_at_once_whatever_keys_are_here[sqlite-keys2]"),
+    ("sealed-without-a-key", None, "pass", BORDER + "test_a_job_is_put_back_when_its_key_is_not_here[sqlite-None-encrypt]"),
+    ("without-a-key-it-is-put-back", None, "return Failed('bad_signature', describe(error))", BORDER + "test_a_job_is_put_back_when_its_key_is_not_here[sqlite-keys1-sign]"),
+    ("a-result-without-its-key-is-put-back", None, "elif False:", BORDER + "test_a_step_is_put_back_when_the_key_of_a_result_is_not_here[sqlite]"),
+    ("nothing-follows-a-bad-seal", None, "case Failed('bad_seal'):", BORDER + "test_nothing_follows_a_row_that_is_refused[sqlite-{}]"),
+    ("the-lost-are-trusted", None, "forged = set()", BORDER + "test_nothing_follows_a_forged_row_whose_worker_is_lost[sqlite]"),
+    ("the-unstarted-are-trusted-by-their-seals", None, "return job", BORDER + "test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started[sqlite]"),
+    ("a-refused-row-is-not-sealed", None, "pass", BORDER + "test_a_replay_signs_no_argument_of_a_row_that_was_refused[sqlite]"),
+    ("plain-queues-feed-no-sealed", None, "if False:", BORDER + "test_a_plain_row_feeds_no_sealed_step[sqlite-pay]"),
+    ("a-result-that-is-not-opened-is-no-none", None, "if False:", BORDER + "test_a_plain_row_feeds_no_sealed_step[sqlite-look]"),
     ("results-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-encrypt]"),
     ("results-are-sealed", None, "pass", STORM + "test_in_a_storm_everybody_is_told_what_became_of_their_job[sqlite]"),
     ("complete-seals", None, "done,", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import flow as flows
@@ -39,6 +43,11 @@ def taking(step: Any) -> Any:
     return count.new(step.result)
 
 
+def grown() -> sqlq.Flow:
+    """The flow of a running job."""
+    return flows.Growth(7, count.new(1))
+
+
 REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda f, s: f.add(count), "flow.add takes a job, a chain or a group, not the Task"),
     (lambda f, s: f.add(sqlq.Flow("b")), "not the flow 'b': write flow.add"),
@@ -48,6 +57,17 @@ REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda f, s: f.add(taking(sqlq.Flow().add(count.new(1)))), "is a step of another flow"),
     (lambda f, s: f.add(count.new(1), after=[s], when="sucess"), "when is 'sucess': it is \"success\""),
     (lambda f, s: f.add(count.new(1), after={s: "never"}), "when is 'never'"),
+    (lambda f, s: f.add(count.new(1), when="never"), "when is 'never'"),
+    (lambda f, s: f.add(count.new(1), when="failure"), 'when is "failure", and after names no steps'),
+    (lambda f, s: f.add(count.new(1), after=[], when="ended"), 'when is "ended", and after names no steps'),
+    (lambda f, s: f.add(taking(s), when="failure"), 'when is "failure", and after names no steps'),
+    (lambda f, s: f.add(count.map([1]), when="failure"), 'when is "failure", and after names no steps'),
+    (lambda f, s: f.add(say.new("a"), after=f.add(sqlq.group()), when="failure"), "and after names no steps"),
+    (
+        lambda f, s: f.add(say.new("a"), after={s: "ended"}, when="failure"),
+        "and after names no steps of which",
+    ),
+    (lambda f, s: grown().add(say.new("a"), when="failure"), 'when is "failure", and after names no steps'),
     (lambda f, s: f.add(count.new(1).set(unique_key="k")), "has the unique key 'k': a step of a flow cannot"),
     (lambda f, s: f.add(taking(s), after=[s], when="failure"), "and comes when that has failed: only a step"),
     (lambda f, s: f.add(taking(s), after=[s], when="ended"), "and comes when that has ended in any way"),
@@ -111,6 +131,70 @@ def test_a_flow_is_written_as_jobs_and_edges() -> None:
         *(Edge(3, 2, "failure", 0), Edge(3, 0, "failure", 1)),
     ]
     assert json.loads(plan.jobs[2].payload) == {"args": [None], "results": [[0, [0, 1]]]}
+
+
+def test_steps_that_come_after_another_way_of_ending_are_taken() -> None:
+    flow = sqlq.Flow()
+    one = flow.add(count.new(1))
+    flow.add(say.new("a"), after=[one], when="failure")
+    flow.add(say.new("a"), after={one: "ended"})
+    flow.add(say.new("a"), after=[])
+    one.on_failure(say.new("a"))
+    assert [edge.when for edge in flow.plan().edges] == ["failure", "ended", "failure"]
+
+
+def test_a_flow_is_enqueued_once_and_takes_no_steps_after_that(app_here: sqlq.App) -> None:
+    def laid() -> tuple[sqlq.Flow, sqlq.Step[Any]]:
+        flow = sqlq.Flow("a")
+        return flow, flow.add(count.new(1))
+
+    engine = app_here.database.engine
+    ways: list[Callable[[sqlq.Flow], Any]] = [
+        app_here.enqueue,
+        lambda flow: asyncio.run(app_here.aenqueue(flow)),
+        lambda flow: app_here.enqueue(flow, eager=True),
+        lambda flow: _rolled_back(app_here, flow),
+    ]
+    for enqueue in ways:
+        flow, step = laid()
+        with pytest.raises(EnqueueError):
+            app_here.enqueue(flow, session=engine)  # type: ignore[arg-type]
+        enqueue(flow)
+        for late in (step.on_success, step.on_failure, flow.add):
+            with pytest.raises(EnqueueError, match="say is added to the flow 'a', which is enqueued already"):
+                late(say.new("a"))
+        for again in (flow, copy.copy(flow), copy.deepcopy(flow)):
+            with pytest.raises(EnqueueError, match="which is enqueued already"):
+                again.add(sqlq.chain(say.new("a")))
+            for way in ways:
+                with pytest.raises(EnqueueError, match="the flow 'a' is enqueued already, and a second time"):
+                    way(again)
+        assert len(flow) == 1
+    assert len(app_here.admin.flows()) == 2
+
+
+def test_a_chain_is_no_flow_yet_and_is_enqueued_as_often_as_a_job(app_here: sqlq.App) -> None:
+    nightly = sqlq.chain(count.new(1), count)
+    first, second = app_here.enqueue(nightly), app_here.enqueue(nightly)
+    assert first.id != second.id
+    assert [len(flow.steps) for flow in map(app_here.flow, (first.id, second.id))] == [2, 2]
+
+
+def _rolled_back(app: sqlq.App, flow: sqlq.Flow) -> None:
+    with Session(app.database.engine) as session:
+        app.enqueue(flow, session=session)
+        session.rollback()
+
+
+@pytest.fixture
+def app_here(tmp_path: Path) -> Iterator[sqlq.App]:
+    """An App with a database."""
+    here = sqlq.App(f"sqlite:///{tmp_path}/flows.db")
+    here.migrate()
+    for task in (count, say):
+        here.task(name=task.name)(task.handler)
+    yield here
+    here.close()
 
 
 def test_a_flow_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

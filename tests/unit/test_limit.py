@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import sqlq
+from sqlq.errors import ArgumentsError
 from sqlq.job import Rule
 from sqlq.limit import Limit, Serial, checked_rate, said
 
@@ -60,6 +63,35 @@ def test_a_key_too_long_is_said(app: sqlq.App) -> None:
 
     with pytest.raises(sqlq.ArgumentsError, match="the key of its limit has 302 characters: at most 255"):
         bill.new("x" * 300)
+
+
+@dataclass
+class Order:
+    customer: int | None
+
+
+@pytest.mark.parametrize("limit", [sqlq.Limit, sqlq.Serial])
+def test_none_makes_no_key(app: sqlq.App, limit: Any) -> None:
+    """All jobs without a customer would wait in one line, and nobody would know."""
+    more = {"running": 1} if limit is sqlq.Limit else {}
+
+    @app.task(name="plain", limit=limit("k{x}", **more))
+    def plain(x: int | None = None) -> None: ...
+
+    @app.task(name="inner", limit=limit("k{order.customer!r:>5}", **more))
+    def inner(order: Order) -> None: ...
+
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: plain.new(None), "x"),
+        (plain.new, "x"),
+        (lambda: plain.new(x=None), "x"),
+        (lambda: inner.new(Order(None)), "order.customer"),
+    ]
+    for wrong, name in refused:
+        with pytest.raises(ArgumentsError, match=f"the key of its limit cannot be made .*{name} is None"):
+            wrong()
+    assert plain.new(0).limit_key == "k0"
+    assert inner.new(Order(7)).limit_key == "k    7"
 
 
 def test_a_key_takes_no_result(app: sqlq.App) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import URL, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 import sqlq
@@ -272,6 +277,94 @@ def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyP
     assert host() == "direct"
     app.use("postgresql://pooler/other")
     assert host() == "env"
+
+
+def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
+    """Also in a factory, which knows of the session alone."""
+    engine = create_engine("postgresql+psycopg://pooler/shop")
+    given = {"schema": "queue", "listen_url": "postgresql://direct/shop"}
+
+    def at(app: sqlq.App) -> tuple[Any, ...]:
+        there = app.address
+        url = app.database.engine.url
+        return url.host, url.database, there.schema, there.listen_url and there.listen_url.host
+
+    for app in (sqlq.App(engine=engine, **given), sqlq.App(engine.url, **given)):  # type: ignore[arg-type]
+        database = app.database
+        session = scoped_session(sessionmaker(engine))
+        app.use(session=session)
+        assert (app._session, app.database) == (session, database), "nothing was closed"
+        assert at(app) == ("pooler", "shop", "queue", "direct")
+        app.use(schema="other")
+        assert at(app) == ("pooler", "shop", "other", "direct")
+        assert (app.address.engine is None) is (app.address.url is not None)
+        app.use(listen_url=None)
+        assert at(app) == ("pooler", "shop", "other", None)
+        app.use(engine=create_engine("postgresql+psycopg://next/shop"), listen_url="postgresql://by/shop")
+        assert at(app) == ("next", "shop", "other", "by")
+        app.use("postgresql://last/shop")
+        assert at(app) == ("last", "shop", "other", "by")
+        app.use("postgresql://last/other", schema=None)
+        assert at(app) == ("last", "other", None, None), "which leads to another database"
+        app.use(schema="queue")
+        app.use(f"sqlite:///{tmp_path}/shop.db")
+        assert app.address.schema is None, "SQLite has none"
+        assert app._session is session
+        app.close()
+
+
+def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
+    app = sqlq.App("sqlite:///shop.db")
+    before = app.address
+    wrong: Any = sessionmaker
+    tries: list[tuple[Callable[[], Any], str]] = [
+        (app.use, "^use\\(\\) says nothing"),
+        (lambda: app.use(session=None), "^use\\(\\) says nothing"),
+        (lambda: app.use("sqlite:///x.db", session=wrong), "give a scoped_session, or a function"),
+        (lambda: app.use("mysql://h/d", session=lambda: None), "sqlq runs on PostgreSQL and SQLite"),
+    ]
+    for refused, why in tries:
+        with pytest.raises(sqlq.ConfigurationError, match=why):
+            refused()
+        assert (app.address, app._session) == (before, None)
+
+
+def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = sqlq.App()
+    for refused in (
+        lambda: sqlq.App(os.environ.get("NO_SUCH_VARIABLE")),
+        lambda: sqlq.App(url=None),
+        lambda: app.use(None),
+        lambda: app.use(url=None, schema="queue"),
+    ):
+        with pytest.raises(
+            sqlq.ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"
+        ):
+            refused()
+    monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of_the_environment.db")
+    with pytest.raises(sqlq.ConfigurationError, match="the database URL is None"):
+        sqlq.App(None)
+    assert sqlq.App().address.url == make_url("sqlite:///of_the_environment.db")
+    engine = create_engine("sqlite:///shop.db")
+    assert sqlq.App(None, engine=engine).address.engine is engine, "a database is named"
+
+
+@pytest.mark.parametrize("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
+def test_eager_is_no_text(wrong: Any) -> None:
+    """As that of an environment variable, which is true whatever it says."""
+    app = sqlq.App("sqlite:///shop.db")
+    job = app.named("t").new()
+    for refused in (
+        lambda: sqlq.App("sqlite:///shop.db", eager=wrong),
+        lambda: app.enqueue(job, eager=wrong),
+        lambda: app.enqueue_many([job], eager=wrong),
+        lambda: asyncio.run(app.aenqueue(job, eager=wrong)),
+        lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
+    ):
+        with pytest.raises(
+            sqlq.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "
+        ):
+            refused()
 
 
 @pytest.mark.parametrize(

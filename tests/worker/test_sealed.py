@@ -108,7 +108,6 @@ TAMPERED = {
     "moved to another queue": "UPDATE jobs SET queue = 'other' WHERE id = :id",
     "cut off": "UPDATE jobs SET payload = substr(payload, 1, length(payload) - 5) WHERE id = :id",
     "closed after a cut": "UPDATE jobs SET payload = substr(payload, 1, 40) || '\"}' WHERE id = :id",
-    "of an unknown key": "UPDATE jobs SET payload = replace(payload, :key, 'deadbeef') WHERE id = :id",
     "without its seal": "UPDATE jobs SET payload = '{\"args\": [1]}' WHERE id = :id",
     "written anew by a tool": "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"') WHERE id = :id",
     "with more behind it": "UPDATE jobs SET payload = payload || ' ' WHERE id = :id",
@@ -121,11 +120,7 @@ def test_what_was_tampered_with_fails_alone(sealing: sqlq.App, engine: Engine, c
     pay = sealing.task(name="pay")(lambda amount: ran.append(("pay", amount)))
     sealing.task(name="refund")(lambda amount: ran.append(("refund", amount)))
     first, _ = sealing.enqueue_many([pay.new(1000), pay.new(2)])
-    assert sealing.seal is not None
-    parameters: dict[str, Any] = {"id": first.id}
-    if ":key" in TAMPERED[change]:
-        parameters["key"] = next(iter(sealing.seal.keys))
-    write(engine, TAMPERED[change], **parameters)
+    write(engine, TAMPERED[change], id=first.id)
     raw = stored(engine)[0]
     tally = work(sealing)
     assert (tally.completed, tally.failed) == (1, 1)
@@ -177,11 +172,11 @@ def test_another_key_opens_nothing_until_it_is_given(
     with caplog.at_level(logging.DEBUG):
         for app in (other(), other(keys=[OLD])):
             task_of(app)
-            assert work(app).failed == 1
-            (found,) = app.list(state="failed")
-            assert (found.reason, found.sealed is not None) == ("bad_signature", True)
+            assert work(app).released == 1
+            found = app.get(job.id)
+            assert (found.state, found.sealed is not None) == ("scheduled", True)
             assert SECRET not in json.dumps(found.payload)
-            assert app.retry_failed([job.id]) == [job.id]
+            write(engine, "UPDATE jobs SET available_at = created_at")
     rotated = other(keys=[OLD, KEY])
     task_of(rotated)
     assert work(rotated).completed == 1
@@ -318,9 +313,7 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
             sqlq.current_job().complete(session, SECRET)
 
     lost, returned = (sealing.task(name=name, **then)(lambda: None) for name in ("lost", "returned"))
-    bad = sealing.task(name="bad", **then)(lambda: None)
-    sealing.enqueue_many([task.new() for task in (good, completed, bad)])
-    write(engine, "UPDATE jobs SET payload = '{}' WHERE task = 'bad'")
+    sealing.enqueue_many([good.new(), completed.new()])
     sealing.enqueue(lost.new().set(queue="lost"))
     database = sealing.database
     with database.begin() as conn:
@@ -336,7 +329,6 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
     assert keeper._give_back_of("dead", set(), "died")
     work(sealing)
     assert sorted(heard, key=str) == [
-        ("bad", "bad_signature"),
         ("completed", None),
         ("good", None),
         ("lost", "worker_lost"),

@@ -1,0 +1,51 @@
+"""What a `Job` knows of the transaction in which it was enqueued, beside what it shows.
+
+On SQLite a transaction that is rolled back gives its ids back: the next job, a stranger's, has one of them.
+So the handle has to know that its own is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from sqlq.errors import JobNotFoundError
+
+
+class Origin:
+    """The transaction of a caller, or the part of one that a savepoint undoes, in which jobs were
+    enqueued."""
+
+    def __init__(self, created: Mapping[int, int] | None = None) -> None:
+        """`created` says when each job was, as SQLite has it, where nobody tells how the transaction ends."""
+        self.created = created or {}
+        self.is_undone = False
+
+    def undo(self) -> None:
+        self.is_undone = True
+
+
+class Handle:
+    """What `enqueue` answers for a job. This very object knows its origin, and no copy of it."""
+
+    __slots__ = ("_origin",)
+    id: int
+
+    def enqueued_in(self, origin: Origin) -> None:
+        object.__setattr__(self, "_origin", origin)
+
+    def require_own(self, created: int | None = None) -> None:
+        """Raise `JobNotFoundError` where the row of its id is another job's: one that was `created` at
+        another moment, or whatever came after a rollback."""
+        origin: Origin = getattr(self, "_origin", _CERTAIN)
+        is_another = created is not None and origin.created.get(self.id, created) != created
+        if origin.is_undone or is_another:  # guard: a-handle-knows-of-its-rollback
+            raise JobNotFoundError(
+                f"job {self.id} is not there: the transaction that enqueued it was rolled back, and its id "
+                "may be another job's by now"
+            )
+
+
+_CERTAIN = Origin()
+AnyJob: TypeAlias = Handle | int
+AnyJobs: TypeAlias = Sequence[AnyJob]

@@ -1,0 +1,208 @@
+"""What `enqueue` answered in a transaction that was rolled back names no other job, though SQLite gives its
+id to the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from django.db import transaction
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.errors import JobNotFoundError
+from tests.conformance import driver_callers
+from tests.conformance.callers import Caller, Way, every_way
+from tests.conformance.test_django_connections import connection as _connection
+from tests.waiting import wait_until
+
+connection = _connection
+"""Django's."""
+
+
+@pytest.fixture
+def task(app: sqlq.App) -> sqlq.Task[..., Any]:
+    @app.task(name="shop.double", max_attempts=1)
+    def double(n: int) -> int:
+        if n < 0:
+            raise ValueError(n)
+        return 2 * n
+
+    return double
+
+
+def refuses(app: sqlq.App, job: sqlq.Job[Any]) -> None:
+    """Expect that whatever a handle is given to says that its job is not there."""
+    uses: list[Callable[[], Any]] = [
+        lambda: app.result(job),
+        lambda: app.result(job, timeout="1s"),
+        lambda: asyncio.run(app.aresult(job, timeout="1s")),
+        lambda: app.wait([job], "1s"),
+        lambda: asyncio.run(app.await_([job], "1s")),
+        lambda: list(app.as_completed([job], "1s")),
+        lambda: app.wait([job.id, job], "1s"),
+        lambda: app.get(job),
+        lambda: asyncio.run(app.aget(job)),
+        lambda: app.cancel([job]),
+        lambda: app.cancel([job], force=True),
+        lambda: asyncio.run(app.acancel([job])),
+        lambda: app.retry_failed([job]),
+        lambda: app.replay(job),
+        lambda: app.replay([job]),
+        lambda: app.admin.forget_failed([job]),
+    ]
+    for use in uses:
+        with pytest.raises(JobNotFoundError, match=rf"job {job.id}\b"):
+            use()
+
+
+def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
+    assert app.get(job).id == job.id
+    assert app.result(job) == result
+    assert app.wait([job]).ended[0].id == job.id
+    assert app.cancel([job]) == {job.id: "ended"}
+    assert app.replay(job).number == 1
+
+
+def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any]) -> sqlq.Job[Any]:
+    """Enqueue a stranger's job, which on SQLite gets the id that was given back."""
+    stranger = app.enqueue(task.new(100))
+    assert (stranger.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
+    return stranger
+
+
+@every_way
+def test_a_handle_of_a_rollback_names_no_other_job(
+    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way) as caller:
+        stale = caller.enqueue(app, task.new(1))
+        caller.rollback()
+        refuses(app, stale)
+        stranger = is_taken_again(app, stale, task)
+        refuses(app, stale)
+        app.worker(drain=True).run()
+        refuses(app, stale)
+        serves(app, stranger, 200)
+
+
+@every_way
+def test_a_handle_of_a_savepoint_goes_with_it_alone(
+    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
+) -> None:
+    with Caller(database_url, way) as caller:
+        kept = caller.enqueue(app, task.new(1))
+        with caller.savepoint() as savepoint:
+            stale = caller.enqueue_many(app, [task.new(2), task.new(3)])
+            savepoint.rollback()
+        with caller.savepoint():
+            late = caller.enqueue(app, task.new(4))
+        caller.commit()
+        assert (late.id == stale[0].id) is (app.database.engine.dialect.name == "sqlite")
+        app.worker(drain=True).run()
+        for job in stale:
+            refuses(app, job)
+        serves(app, kept, 2)
+        serves(app, late, 8)
+
+
+@driver_callers.every_mode
+def test_a_handle_of_a_drivers_rollback_names_no_other_job(
+    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, mode: driver_callers.Mode
+) -> None:
+    with driver_callers.Caller(database_url, mode) as caller:
+        caller.begin()
+        stale = caller.enqueue(app, task.new(1))
+        caller.rollback()
+        until = time.time() + 0.003
+        wait_until(lambda: time.time() > until, what="another millisecond")
+        caller.begin()
+        mine = caller.enqueue(app, task.new(7))
+        caller.commit()
+        assert (mine.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
+        app.worker(drain=True).run()
+        refuses(app, stale)
+        serves(app, mine, 14)
+
+
+def test_a_handle_of_an_atomic_block_names_no_other_job(
+    app: sqlq.App, task: sqlq.Task[..., Any], connection: Any
+) -> None:
+    with transaction.atomic(using=connection.alias):
+        stale = app.enqueue(task.new(1), session=connection)
+        transaction.set_rollback(True, using=connection.alias)
+    until = time.time() + 0.003
+    wait_until(lambda: time.time() > until, what="another millisecond")
+    stranger = is_taken_again(app, stale, task)
+    app.worker(drain=True).run()
+    refuses(app, stale)
+    serves(app, stranger, 200)
+
+
+def test_a_handle_of_a_connection_that_was_dropped_names_no_other_job(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    """Its pool rolls it back, and tells nobody."""
+    conn = engine.connect()
+    stale = app.enqueue(task.new(1), session=conn)
+    del conn
+    gc.collect()
+    is_taken_again(app, stale, task)
+    refuses(app, stale)
+
+
+def test_a_job_that_was_found_by_its_key_stays_when_who_found_it_rolls_back(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    there = app.enqueue(task.new(1).set(unique_key="there"))
+    with Session(engine) as session:
+        first = app.enqueue(task.new(2).set(unique_key="mine"), session=session)
+        old = app.enqueue(task.new(4).set(unique_key="there"), session=session)
+        assert (old.id, old.created) == (there.id, False)
+        session.rollback()
+    is_taken_again(app, first, task)
+    app.worker(drain=True).run()
+    refuses(app, first)
+    serves(app, old, 2)
+
+
+def test_a_flow_that_was_rolled_back_has_no_result(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    with Session(engine) as session:
+        stale = app.enqueue(sqlq.chain(task.new(1), task), session=session)
+        session.rollback()
+    app.enqueue_many([task.new(1), task.new(2)])
+    app.worker(drain=True).run()
+    for timeout in ("0s", "10s"):
+        with pytest.raises(JobNotFoundError):
+            app.result(stale, timeout=timeout)
+
+
+def test_a_schedules_job_that_was_rolled_back_names_no_other(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    app.schedules.add("yearly", task.new(5), cron="0 0 1 1 *")
+    with Session(engine) as session:
+        stale = app.schedules.run("yearly", session=session)
+        session.rollback()
+    is_taken_again(app, stale, task)
+    refuses(app, stale)
+
+
+def test_a_handle_is_as_ever_to_those_who_look_at_it(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    with Session(engine) as session, session.begin():
+        job = app.enqueue(task.new(1), session=session)
+    assert asdict(job).keys() == {"id", "queue", "task", "state", "created", "replaced"}
+    assert job == replace(job)
+    with engine.connect() as conn:
+        assert conn.scalar(text("SELECT count(*) FROM jobs")) == 1
+    assert app.get(job).id == app.get(job.id).id == job.id

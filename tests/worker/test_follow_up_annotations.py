@@ -1,0 +1,102 @@
+"""A task follows others where its annotation takes how a job ended, and is refused at their declaration where
+it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypedDict
+from uuid import UUID
+
+import pytest
+
+import sqlq
+
+
+@dataclass
+class Part:
+    """Some of what is known of an ending."""
+
+    id: int
+    task: str
+
+
+@dataclass
+class Other:
+    order: int
+
+
+class Typed(TypedDict, total=False):
+    id: int
+
+
+TAKING: dict[str, tuple[Any, bool]] = {
+    "an Ended": (sqlq.Ended, True),
+    "an Ended or none": (sqlq.Ended | None, True),
+    "a dict": (dict, True),
+    "a dict of a type": (dict[str, Any], True),
+    "a mapping": (Mapping[str, Any], True),
+    "a dict of a known form": (Typed, True),
+    "anything": (Any, True),
+    "any object": (object, True),
+    "one of several": (int | sqlq.Ended, True),
+    "a number or a dict": (int | dict[str, Any], True),
+    "what is not known here": ("NotHere", True),
+    "a class that has some of it": (Part, False),
+    "a number": (int, False),
+    "a text": (str, False),
+    "a text in quotes": ("str", False),
+    "a list": (list[Any], False),
+    "a truth or none": (bool | None, False),
+    "nothing": (None, False),
+    "an id": (UUID, False),
+    "a moment": (datetime, False),
+    "a class of another form": (Other, False),
+    "a word": (Literal["failed"], False),
+    "an annotated number": (Annotated[int, "of the order"], False),
+}
+
+
+@pytest.mark.parametrize("what", TAKING)
+def test_a_task_whose_annotation_says_another_thing_cannot_follow(app: sqlq.App, what: str) -> None:
+    hint, fits = TAKING[what]
+
+    def handler(ended: Any) -> None: ...
+
+    handler.__annotations__["ended"] = hint
+    follows = app.task(name="follows")(handler)
+    pay = app.task(name="pay")(lambda: None)
+    ways: list[tuple[str, Callable[[], Any]]] = [
+        ("on_failure", lambda: app.task(name=f"f{len(app.tasks)}", on_failure=follows)(lambda: None)),
+        ("on_success", lambda: app.task(name=f"s{len(app.tasks)}", on_success=follows)(lambda: None)),
+        ("on_failure", lambda: pay.new().set(on_failure=follows)),
+        ("on_success", lambda: pay.new().set(on_success=app.named("follows"))),
+    ]
+    for option, way in ways:
+        if fits:
+            way()
+            continue
+        with pytest.raises(
+            sqlq.SqlqError, match=f"^{option} is follows, whose ended is annotated as "
+        ) as error:
+            way()
+        assert isinstance(error.value, (sqlq.ConfigurationError, sqlq.EnqueueError))
+
+
+def test_annotations_of_a_follow_up_may_name_what_comes_later(app: sqlq.App) -> None:
+    """Its own are read anew when it is called."""
+
+    def handler(ended: Late) -> None:  # type: ignore[name-defined]  # noqa: F821
+        heard.append(ended)
+
+    heard: list[Any] = []
+    follows = app.task(name="follows")(handler)
+    pay = app.task(name="pay", on_success=follows)(lambda: None)
+    globals()["Late"] = sqlq.Ended
+    try:
+        app.enqueue(pay.new())
+        app.worker(drain=True).run()
+    finally:
+        del globals()["Late"]
+    assert [type(each) for each in heard] == [sqlq.Ended]

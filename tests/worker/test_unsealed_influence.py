@@ -1,0 +1,310 @@
+"""Who writes rows, and has no key, has nothing signed for them, and feeds nothing that is; who has a key, but
+not this one, spoils nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.errors import SealError
+from sqlq.schema.moments import FAR, milliseconds_of
+from sqlq.seal import HEAD, new_key
+from sqlq.settings import MAX_RELEASES
+from sqlq.store import endings, jobs
+from sqlq.worker.keeper import LeaseKeeper
+
+KEY, OTHER = new_key(), new_key()
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def make(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
+    """Makes Apps on the same database."""
+    made: list[sqlq.App] = []
+
+    def app(**options: Any) -> sqlq.App:
+        made.append(sqlq.App(database_url, **options))
+        return made[-1]
+
+    yield app
+    for each in made:
+        each.close()
+
+
+def work(app: sqlq.App) -> Any:
+    return app.worker(drain=True).run()
+
+
+def write(engine: Engine, statement: str, **parameters: Any) -> None:
+    with engine.begin() as conn:
+        conn.execute(text(statement), parameters)
+
+
+def _hear(ended: sqlq.Ended) -> None: ...
+
+
+def tasks_in(engine: Engine) -> list[str]:
+    """Return the tasks of all jobs that are waiting or running."""
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT task FROM jobs ORDER BY id")))
+
+
+def _moment(engine: Engine, moment: datetime) -> str:
+    return str(milliseconds_of(moment)) if engine.dialect.name == "sqlite" else f"timestamptz '{moment}'"
+
+
+# -- a key that is not here ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seal", ["sign", "encrypt"])
+@pytest.mark.parametrize("keys", [None, [OTHER]])
+def test_a_job_is_put_back_when_its_key_is_not_here(
+    make: Callable[..., sqlq.App],
+    engine: Engine,
+    keys: list[str] | None,
+    seal: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran: list[Any] = []
+    sealing, without = make(keys=[KEY], seal=seal), make(keys=keys)
+    for app in (sealing, without):
+        app.task(name="pay", max_attempts=1, on_failure=app.task(name="alarm")(_hear))(ran.append)
+    sealing.enqueue(sealing.tasks["pay"].new(7))
+    for _ in range(3):
+        assert (work(without).released, without.list(state="failed")) == (1, [])
+        write(engine, "UPDATE jobs SET available_at = created_at")
+    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(warnings) == 3
+    assert all("which this App does not have" in each.getMessage() for each in warnings)
+    assert all(each.event == "bad_signature" for each in warnings)  # type: ignore[attr-defined]
+    assert work(sealing).completed == 1
+    assert ran == [7]
+
+
+def test_a_job_whose_key_no_worker_had_for_a_day_fails_and_is_not_followed(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    sealing, without = make(keys=[KEY]), make(keys=[OTHER])
+    for app in (sealing, without):
+        app.task(name="pay", on_failure=app.task(name="alarm")(print))(print)
+    sealing.enqueue(sealing.tasks["pay"].new(7))
+    work(without)
+    write(engine, f"UPDATE jobs SET unknown_since = {_moment(engine, LONG_AGO)}, available_at = created_at")
+    assert work(without).failed == 1
+    (failed,) = without.list(state="failed")
+    assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.SealError")
+    assert tasks_in(engine) == []
+    assert sealing.retry_failed([failed.id]) == [failed.id]
+    assert work(sealing).completed == 1
+
+
+def test_a_step_is_put_back_when_the_key_of_a_result_is_not_here(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    ran: list[int] = []
+    first, second, both = make(keys=[KEY]), make(keys=[OTHER]), make(keys=[OTHER, KEY])
+    for app in (first, second, both):
+        app.task(name="one")(lambda: 1)
+        app.task(name="take")(ran.append)
+    flow = sqlq.Flow()
+    flow.add(second.tasks["take"].new(flow.add(second.tasks["one"].new()).result))
+    second.enqueue(flow)
+    both.worker(drain=True, max_jobs=1).run()
+    assert first.seal is not None
+    write(
+        engine, "UPDATE finished_jobs SET result = :r", r=first.seal.sealed("result", "one", "default", "1")
+    )
+    assert (work(second).released, second.list(state="failed")) == (1, [])
+    write(engine, "UPDATE jobs SET available_at = created_at")
+    assert work(both).completed == 1
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("keys", [None, [OTHER], [KEY]])
+def test_a_seal_that_was_written_anew_fails_at_once_whatever_keys_are_here(
+    make: Callable[..., sqlq.App], engine: Engine, keys: list[str] | None
+) -> None:
+    sealing, app = make(keys=[KEY]), make(keys=keys, unsealed=None if keys is None else "take")
+    for each in (sealing, app):
+        each.task(name="pay")(print)
+    sealing.enqueue(sealing.tasks["pay"].new(7))
+    write(engine, "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"')")
+    assert work(app).failed == 1
+    assert [job.reason for job in app.list(state="failed")] == ["bad_signature"]
+
+
+# -- what follows --------------------------------------------------------------------------------------------
+
+FORGED = """
+INSERT INTO jobs (queue, task, payload, on_failure, on_success, label, attempts, max_attempts, releases)
+VALUES ('any "thing"', '{"amount": 1000000}', :payload, '{"task": "charge", "queue": "pay"}',
+        '{"task": "charge", "queue": "pay"}', 'theirs', :attempts, 1, :releases)
+"""
+
+
+def forge(engine: Engine, payload: str = "{}", *, attempts: int = 0, releases: int = 0) -> None:
+    write(engine, FORGED, payload=payload, attempts=attempts, releases=releases)
+
+
+@pytest.mark.parametrize("payload", ["{}", f'{HEAD}s1.KEY.{"A" * 43}"}}'])
+def test_nothing_follows_a_row_that_is_refused(
+    make: Callable[..., sqlq.App], engine: Engine, payload: str
+) -> None:
+    """Else it would be signed, with a task, a queue and a label of theirs in it."""
+    app = make(keys=[KEY])
+    assert app.seal is not None
+    app.task(name="charge", queue="pay")(print)
+    forge(engine, payload.replace("KEY", next(iter(app.seal.keys))))
+    assert work(app).failed == 1
+    assert [(job.reason, job.label) for job in app.list()] == [("bad_signature", "theirs")]
+    assert tasks_in(engine) == []
+
+
+def test_nothing_follows_a_forged_row_whose_worker_is_lost(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    """Whoever ends it has never opened it."""
+    app = make(keys=[KEY])
+    then = app.task(name="charge", queue="pay")(print)
+    honest = app.task(name="honest", max_attempts=1, on_failure=then)(print)
+    database = app.database
+    for payload in ("{}", None):
+        forge(engine, payload or "{}") if payload else app.enqueue(honest.new(1))
+        with database.begin() as conn:
+            (held,) = jobs.claim(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
+        with database.begin() as conn:
+            endings.lose(conn, [(held.id, held.lease_token)], "is gone", seal=app.seal)
+    assert [(job.task, job.reason) for job in app.list(state="failed")] == [
+        ("honest", "worker_lost"),
+        ('{"amount": 1000000}', "worker_lost"),
+    ]
+    assert tasks_in(engine) == ["charge"], "the one that follows the honest one"
+    (follows,) = app.list(state="available")
+    assert follows.payload["args"][0]["task"] == "honest"
+
+
+def test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    app = make(keys=[KEY])
+    app.task(name="charge", queue="pay")(print)
+    forge(engine, releases=MAX_RELEASES)
+    with app.database.begin() as conn:
+        assert jobs.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
+    keeper = LeaseKeeper(1000)
+    keeper._database = app.database
+    assert keeper._give_back_of("dead", set(), "died")
+    assert [job.reason for job in app.list(state="failed")] == ["error"]
+    assert tasks_in(engine) == []
+
+
+def test_a_replay_signs_no_argument_of_a_row_that_was_refused(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    app = make(keys=[KEY])
+    app.task(name="pay", queue="pay")(lambda to, amount=0: None)
+    write(
+        engine,
+        "INSERT INTO jobs (queue, task, payload) VALUES ('pay', 'pay', :payload)",
+        payload='{"args": [1], "kwargs": {"amount": 1000000}}',
+    )
+    work(app)
+    (job,) = app.list(state="failed")
+    with pytest.raises(SealError, match="is not sealed"):
+        app.replay(job.id, args=[7])
+    assert app.replay(job.id).number == 1, "as it was, it is refused again"
+    assert work(app).failed == 1
+
+
+# -- what goes into later steps ------------------------------------------------------------------------------
+
+
+def feed(engine: Engine, sealed_step: str) -> None:
+    """As a role that inserts rows: one in the queue whose plain rows are taken, and behind it a step whose
+    arguments were sealed for another flow."""
+    with engine.begin() as conn:
+        flow_id = conn.scalar(text("SELECT max(id) FROM sqlq_flows"))
+        insert = "INSERT INTO jobs (queue, task, payload, flow_id, blocked_by, available_at) VALUES "
+        echo = conn.scalar(
+            text(
+                f"{insert} ('hooks', 'echo', :payload, :flow, NULL, {_moment(engine, LONG_AGO)}) RETURNING id"
+            ),
+            {"payload": json.dumps({"args": [{"amount": 555}]}), "flow": flow_id},
+        )
+        step = conn.scalar(
+            text(f"{insert} ('pay', 'pay', :payload, :flow, 'flow', {_moment(engine, FAR)}) RETURNING id"),
+            {"payload": sealed_step, "flow": flow_id},
+        )
+        conn.execute(
+            text(
+                "INSERT INTO sqlq_edges (job_id, depends_on, on_outcome, place) VALUES (:s, :e, 'success', 0)"
+            ),
+            {"s": step, "e": echo},
+        )
+
+
+def shop(app: sqlq.App) -> list[Any]:
+    """Give an App the tasks of these tests, and return what `pay` is called with."""
+    paid: list[Any] = []
+    app.task(name="quote", queue="pay")(lambda: {"amount": 1})
+    app.task(name="echo", queue="hooks")(lambda value: value)
+    app.task(name="pay", queue="pay")(paid.append)
+
+    @app.task(name="look", queue="pay")
+    def look() -> None:
+        paid.append(sqlq.current_job().results)
+
+    return paid
+
+
+@pytest.mark.parametrize("task", ["pay", "look"])
+def test_a_plain_row_feeds_no_sealed_step(make: Callable[..., sqlq.App], engine: Engine, task: str) -> None:
+    app = make(keys=[KEY], unsealed=["hooks"])
+    paid = shop(app)
+    flow = sqlq.Flow()
+    quoted = flow.add(app.tasks["quote"].new())
+    step = app.tasks["pay"].new(quoted.result) if task == "pay" else app.tasks["look"].new()
+    flow.add(step, after=[quoted])
+    app.enqueue(flow)
+    with engine.connect() as conn:
+        sealed = str(conn.scalar(text("SELECT payload FROM jobs WHERE task = :t"), {"t": task}))
+    feed(engine, sealed)
+    write(engine, "UPDATE jobs SET task = :t WHERE id = (SELECT max(id) FROM jobs)", t=task)
+    work(app)
+    assert paid == [{"amount": 1} if task == "pay" else [{"amount": 1}]], "what the App has asked for"
+    refused = app.list(state="failed") + app.list(state="scheduled")
+    assert len(refused) == 1
+    said = refused[0].message or str(refused[0].errors[-1])
+    assert "its queue hooks takes plain rows" in said
+
+
+@pytest.mark.parametrize("unsealed", ["take", ["hooks", "pay"]])
+def test_a_step_takes_results_of_plain_rows_where_its_own_queue_takes_them(
+    make: Callable[..., sqlq.App], engine: Engine, unsealed: Any
+) -> None:
+    app = make(keys=[KEY], unsealed=unsealed)
+    paid = shop(app)
+    flow = sqlq.Flow()
+    flow.add(app.tasks["pay"].new(flow.add(app.tasks["echo"].new(3)).result))
+    app.enqueue(flow)
+    work(app)
+    assert paid == [3]
+
+
+def test_sealed_steps_feed_those_in_a_queue_that_takes_plain_rows(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    app = make(keys=[KEY], unsealed=["hooks"])
+    shop(app)
+    flow = sqlq.Flow()
+    flow.add(app.tasks["echo"].new(flow.add(app.tasks["quote"].new()).result))
+    done = app.enqueue(flow)
+    work(app)
+    assert app.result(done) == {"amount": 1}
