@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -91,7 +92,9 @@ def run(context: Context | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(commandline.escaped_lines(said.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of the pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
