@@ -225,15 +225,13 @@ def test_strangers_hold_few_descriptors_and_none_for_long(sqlq_: Command) -> Non
             held = supervisor.net_connections("tcp")
             return sum(each.laddr.port == port and each.status != psutil.CONN_LISTEN for each in held)
 
-        silent = [open_.enter_context(closing(asks(url, b"GET /met"))) for _ in range(MOST_CONNECTIONS)]
-        wait_until(lambda: taken() == MOST_CONNECTIONS, what="all of them taken")
-        for _ in range(100):
-            more = open_.enter_context(closing(asks(url)))
-            with suppress(ConnectionError):
-                assert more.recv(1) == b"", "one more is closed"
-            assert taken() <= MOST_CONNECTIONS + 1
+        silent = []
+        for _ in range(4 * MOST_CONNECTIONS):
+            silent.append(open_.enter_context(closing(asks(url, b"GET /met"))))
+            assert taken() <= MOST_CONNECTIONS + 1, "one more is closed at once"
         for connection in silent:
-            assert connection.recv(1) == b"", "and so are those that do not ask"
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b"", "and so are in a while those that do not ask"
         wait_until(lambda: taken() == 0, what="the descriptors free")
         wait_until(lambda: value(scrape(url), "sqlq_processes") == 1, what="the worker ready")
 
