@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,6 +87,27 @@ def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str
         return "connect as the role that owns the tables, or may create them"
     grants = command(f"grants {word(role)} --as {kind}", url, schema=schema)
     return f"the owner of the tables mends it by what `{grants}` prints"
+
+
+# Also what turns the direction of text around, ends a line, or has no UTF-8.
+STEERS = r"\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # guard: nothing-steers-a-terminal
+"""What could steer a terminal, for a class of a regular expression; without what stands below a space."""
+_STEERING = re.compile(rf"[\x00-\x08\x0a-\x1f{STEERS}]")
+
+
+def escaped(text: str) -> str:
+    """Return text whose characters steer no terminal and end no line: escaped as in JSON, so that two names
+    stay two. Tabs stay.
+
+    >>> escaped("mail\x1b[2J") == r"mail\u001b[2J"
+    True
+    """
+    return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], str(text))  # SQLite lets in bytes
+
+
+def escaped_lines(text: str) -> str:
+    """The same, keeping line ends."""
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def word(name: str) -> str:

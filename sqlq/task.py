@@ -511,8 +511,9 @@ class Registry(Mapping[str, Task[..., Any]]):
         self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task.elsewhere)
         for each in (task, *task.elsewhere.values()):
             object.__setattr__(each, "app", self._app)
-        self._tasks[task.name] = task
-        self._found |= dict.fromkeys(names, task)
+        # anew, since workers go through them meanwhile
+        self._tasks = {**self._tasks, task.name: task}
+        self._found = {**self._found, **dict.fromkeys(names, task)}
 
     def find(self, name: str) -> Task[..., Any]:
         """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest ones."""

@@ -28,6 +28,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.errors import SqlqError
 from sqlq.store import results
 from sqlq.store.database import Database
+from sqlq.store.hearing import Hearing
 from sqlq.store.postgresql import leads_to_one_server
 from sqlq.store.results import Seen
 
@@ -76,6 +77,7 @@ class Waiting:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._hearing = Hearing()
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -207,7 +209,7 @@ class Waiting:
             if self._database.dialect.sees_commits:
                 yield _Glances(self._database, bell, self._called, open_)
             else:
-                yield _Listens(self._database, bell, open_)
+                yield _Listens(self._database, bell, self._hearing, open_)
 
     def _look_out(self, source: _Source) -> None:
         """Look until nobody has waited for a while; raises when the connection breaks or does not answer."""
@@ -302,8 +304,9 @@ class _Listens(_Source):
     """On a connection that LISTENs, where the way to the database carries that; elsewhere looks alone have to
     do."""
 
-    def __init__(self, database: Database, bell: socket.socket, open_: ExitStack) -> None:
+    def __init__(self, database: Database, bell: socket.socket, hearing: Hearing, open_: ExitStack) -> None:
         self._bell = bell
+        self._hearing = hearing
         listening = database.for_listening()
         looking = database.for_looking(listening)
         for opened in {listening, looking} - {database}:
@@ -316,13 +319,13 @@ class _Listens(_Source):
         if looking is not listening:
             self._eye = open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
         driver: Any = self._ear.connection.driver_connection
-        self._driver = driver
-        self._has_asked = False
+        self._has_asked, self._took = False, 0.0
         self._selector = open_.enter_context(selectors.DefaultSelector())
         self._selector.register(bell, selectors.EVENT_READ)
         named = database.address is not None and database.address.listen_url is not None
         self._hears = callable(getattr(driver, "notifies", None)) and (named or leads_to_one_server(driver))
         if self._hears:
+            self._hearing.begin(driver)
             results.listen(self._ear)
             self._selector.register(driver.fileno(), selectors.EVENT_READ)
         looks: Any = self._eye.connection.driver_connection
@@ -337,7 +340,10 @@ class _Listens(_Source):
 
     def look(self, wanted: dict[int, bool]) -> dict[int, Seen]:
         self._has_asked = True
-        return results.look(self._eye, wanted)
+        began = time.monotonic()
+        found = results.look(self._eye, wanted)
+        self._took = time.monotonic() - began
+        return found
 
     def wait(self, until: float) -> Iterable[int] | None:
         # what came together with an answer, the selector does not see
@@ -346,7 +352,10 @@ class _Listens(_Source):
         _rang(self._bell)
         if not self._hears:
             return ()
-        return [id for found in self._driver.notifies(timeout=0) for id in results.named_in(found.payload)]
+        ids = self._hearing.read(all_of_it=True).ids  # else it would come with the answer of the next look
+        if ids is None:
+            time.sleep(min((LOOKS_SHARE - 1) * self._took, LONGEST_LOOK_SECONDS))
+        return ids
 
 
 class _Glances(_Source):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sqlq.cli.outlet import Outlet
 from sqlq.cli.output import in_json
 from sqlq.clock import readable, written
+from sqlq.commandline import escaped, escaped_lines
 from sqlq.job import ClaimedJob
 from sqlq.retry import scrubbed
 from sqlq.settings import ERROR_BYTES
@@ -81,9 +82,15 @@ class Lines(Form):
         if not _is_ours(record):
             job = getattr(record, _LABELS, None)
             of_job = "" if job is None else "job {job_id} {task}: ".format_map(job)
-            said = f"[{record.name}] {of_job}{said}"
+            said = f"[{escaped(record.name)}] {escaped(of_job)}{said}"
         record.message = said
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return escaped_lines(super().formatException(ei))  # guard: tracebacks-steer-no-terminal
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's name
+        return escaped_lines(stack_info)
 
     def finished(self, job: ClaimedJob, seconds: float) -> str:
         return (
@@ -95,7 +102,8 @@ class Lines(Form):
 
 def _on_one_line(text: str) -> str:
     # a message may quote what a row holds; that must not look like a second event
-    return scrubbed(text, ERROR_BYTES).replace("\r", "").replace("\n", " / ")
+    # guard: lines-steer-no-terminal
+    return escaped(scrubbed(text, ERROR_BYTES).replace("\r", "").replace("\n", " / "))
 
 
 @lru_cache(1_000)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.output import Cell, Column, console, plain, show_table
+from sqlq.commandline import escaped
 
 if TYPE_CHECKING:
     from sqlq.admin import QueueStatus
@@ -74,6 +75,7 @@ def show_wrapped(label: str, text: str, *, before: str = "") -> None:
     character, or where that leaves too little room, a little indented on lines of its own."""
     from rich.text import Text
 
+    label, text = escaped(label), escaped(text)  # guard: looks-steer-no-terminal
     out = console()
     hanging = len(before) + len(label)
     if out.width - hanging < NARROW // 3:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 log = logging.getLogger("sqlq.worker")
 
-HOST = "0.0.0.0"
+HOST = "127.0.0.1"
 _NEEDS = "needs prometheus_client: pip install 'sqlq[metrics]'"
 
 

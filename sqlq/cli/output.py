@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from sqlq.commandline import STEERS
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -166,9 +168,7 @@ def _text(cell: str | int | None) -> str:
     return f"{cell:,}" if isinstance(cell, int) else plain(cell)
 
 
-# Also what turns the direction of text around, ends a line, or has no UTF-8.
-_STEERS = r"\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # guard: nothing-steers-a-terminal
-_STEERING, _CONTROL = re.compile(f"[{_STEERS}]+"), re.compile(rf"[\x00-\x1f{_STEERS}]+")
+_STEERING, _CONTROL = re.compile(f"[{STEERS}]+"), re.compile(rf"[\x00-\x1f{STEERS}]+")
 
 
 def plain(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from sqlq.commandline import escaped_lines
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
 
 
 def explain(error: Exception, context: Context) -> str | None:
-    """Return the sentence for an error that comes from outside; None for one that is a bug and deserves its
-    traceback."""
+    """Return the sentence for an error that comes from outside, which may quote a row; None for one that is a
+    bug and deserves its traceback."""
+    said = _explained(error, context)
+    return None if said is None else escaped_lines(said)
+
+
+def _explained(error: Exception, context: Context) -> str | None:
     if isinstance(error, SqlqError):
         return str(error)
     if isinstance(error, DBAPIError):

@@ -133,7 +133,9 @@ def run(context: Context | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(commandline.escaped_lines(said.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         from sqlq.cli.problems import explain

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sqlq.commandline import escaped
+
 
 def entitle(name: str | None) -> Callable[[str], None]:
     """Return what sets the title of this process, as in "sqlq: mail-1 worker idle"; it does nothing where
@@ -19,6 +21,6 @@ def entitle(name: str | None) -> Callable[[str], None]:
         nonlocal shown
         if said != shown:
             shown = said
-            setproctitle(before + said)
+            setproctitle(escaped(before + said))
 
     return show

@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from sqlq.commandline import escaped
 from sqlq.metrics.names import Described
 from sqlq.settings import VERSION as SQLQ
 from sqlq.worker.meter import BOUNDS
@@ -44,5 +45,5 @@ def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[
 
 
 def shown(label: str) -> str:
-    """Return a name as UTF-8 can carry it: a row may hold anything."""
-    return label.encode("utf-8", "backslashreplace").decode()
+    """Return a name as UTF-8 can carry it, and as steers no terminal: a row may hold anything."""
+    return escaped(label)  # guard: labels-steer-no-terminal

@@ -30,6 +30,7 @@ from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import cluster
 from sqlq.store.database import Database
 from sqlq.store.dialect import Batch, Dialect
+from sqlq.store.hearing import ANY_JOB
 from sqlq.store.jobs import DIALECTS, Compiled
 from sqlq.store.records import possible
 from sqlq.store.rows import ENDED_STATE, LIVE_STATE, slices
@@ -38,8 +39,6 @@ AT_ONCE = 10_000
 """For so many jobs one statement asks."""
 WAITS = "waits "
 """How what a waiter says begins; a hint to workers is empty."""
-ANY_JOB = "*"
-"""Said where too many jobs are waited for to name them."""
 MOST_NAMED = 2_000
 _LONGEST = 7_500
 """Bytes of a notification, of which PostgreSQL takes just under 8,000."""
@@ -159,11 +158,6 @@ def answer(database: Database, ids: Iterable[int]) -> None:
             "SELECT pg_notify(%(channel)s, %(words)s), set_config('synchronous_commit', 'off', true)",
             {"channel": _channel(database.schema), "words": words},
         )
-
-
-def named_in(words: str) -> list[int]:
-    """Return the jobs that a notification names; what is none of sqlq's names none."""
-    return [int(word) for word in words.split(",") if word.isdigit()]
 
 
 def _named(ids: Iterable[int]) -> list[str]:

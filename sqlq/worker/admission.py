@@ -118,7 +118,7 @@ class Admissions:
             self._thread = thread  # one that could not start is tried again
 
     def _run(self) -> None:
-        outage = Outage("admitting jobs")
+        outage = Outage("admitting jobs", self._database)
         keys: set[str] = set()
         while not self._abandoned.is_set():
             if not self._gather(keys):

@@ -10,17 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 
 from sqlq.store import results
 from sqlq.store.database import Database
+from sqlq.store.records import possible
 from sqlq.waiting import ASK_SECONDS
 
 log = logging.getLogger("sqlq.worker")
 
 REMEMBERED_SECONDS = 3 * ASK_SECONDS
 LAST_WORDS_SECONDS = 0.5
+FORGET_SECONDS = 1.0
+MOST_REMEMBERED = 10_000
+"""Where more jobs are waited for, the ends of all jobs are told. Who may NOTIFY may ask for any number."""
 
 
 class Answers:
@@ -31,22 +35,25 @@ class Answers:
         self._lock = threading.Lock()
         self._until: dict[int, float] = {}
         """For which jobs somebody waits, and when that is forgotten, by the monotonic clock."""
-        self._any_until = self._latest = float("-inf")
+        self._any_until = self._latest = self._forget_at = float("-inf")
         self.are_wanted = False
         """Whether somebody waits, for whatever."""
         self._ended: SimpleQueue[list[int] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def asked(self, words: str) -> None:
-        """Note for which jobs somebody waits, as a notification says it."""
+    def asked(self, ids: Sequence[int] | None) -> None:
+        """Note for which jobs somebody waits, as far as is known; None stands for any."""
         moment = time.monotonic()
-        named = words.removeprefix(results.WAITS)
         with self._lock:
-            self._forget(moment)
+            if moment >= self._forget_at:
+                self._forget(moment)
+                self._forget_at = moment + FORGET_SECONDS
             self._latest = moment + REMEMBERED_SECONDS
-            if named == results.ANY_JOB:
+            # guard: what-is-remembered-is-bounded
+            if ids is None or len(self._until) + len(ids) > MOST_REMEMBERED:
                 self._any_until = self._latest
-            self._until |= dict.fromkeys(results.named_in(named), self._latest)
+            else:
+                self._until |= dict.fromkeys(possible(ids), self._latest)
             self.are_wanted = True
 
     def ended(self, ids: Iterable[int], *, here: bool = False) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlq.clock import readable
@@ -38,8 +38,8 @@ worker is entered."""
 Look = Callable[[], None]
 """Ends the rest of a loop, because there may be work."""
 
-Asked = Callable[[str], None]
-"""Hears for which jobs somebody waits, in a waiter's own words."""
+Asked = Callable[["Sequence[int] | None"], None]
+"""Hears for which jobs somebody waits; None for any."""
 
 Report = Callable[[], "dict[str, Any]"]
 """Says how far a worker has come: `tally`, and how many jobs are `running`."""
@@ -88,7 +88,7 @@ class Unsupervised:
         told: Told,
         report: Report = dict,
         look: Look = lambda: None,
-        asked: Asked = lambda words: None,
+        asked: Asked = lambda ids: None,
         control: Hear = lambda message: None,
     ) -> None:
         """Hear the supervisor from now on: when to stop, when to look for jobs, which leases it has renewed,
@@ -160,7 +160,7 @@ class Supervised(Unsupervised):
         told: Told,
         report: Report = dict,
         look: Look = lambda: None,
-        asked: Asked = lambda words: None,
+        asked: Asked = lambda ids: None,
         control: Hear = lambda message: None,
     ) -> None:
         self._report = report

@@ -69,11 +69,14 @@ class Chore(Protocol):
 class Chores:
     """Does chores, each when it is due, in a thread of its own; the earliest first."""
 
-    def __init__(self, chores: Sequence[Chore], *, quiet: bool = False) -> None:
-        """`quiet` where others speak of a database that is away."""
+    def __init__(
+        self, chores: Sequence[Chore], database: Database | None = None, *, quiet: bool = False
+    ) -> None:
+        """`quiet` where others speak of a `database` that is away."""
         order = itertools.count()
         self._due = [
-            (time.monotonic(), next(order), chore, Outage(chore.doing, quiet=quiet)) for chore in chores
+            (time.monotonic(), next(order), chore, Outage(chore.doing, database, quiet=quiet))
+            for chore in chores
         ]
         self._lock = threading.Lock()
         self._changed = threading.Event()

@@ -135,7 +135,8 @@ class Claimer:
         self._seen: dict[str, float] = {}
         """The queues there are, and those there were: when each last held a job."""
         self._tasks = tasks
-        self._tasks_say, self._number_of_tasks = "{}", 0
+        self._tasks_say = "{}"
+        self._seen_tasks: tuple[Any, ...] = ()
         self._follow_ups: str | None = None
         """What follows their jobs, for rows that do not say it themselves; None where nothing does."""
         self._looked_at = float("-inf")
@@ -290,16 +291,14 @@ class Claimer:
 
     def _max_attempts(self) -> str:
         """Return what the tasks say, for rows that do not say it themselves."""
-        if len(self._tasks) != self._number_of_tasks:
-            named = {
-                name: task.max_attempts
-                for task in self._tasks.values()
-                for name in (task.name, *task.aliases)
-            }
-            self._tasks_say, self._number_of_tasks = json.dumps(named, ensure_ascii=False), len(self._tasks)
+        tasks = tuple(self._tasks.values())
+        if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
+            self._seen_tasks = tasks
+            named = {name: task.max_attempts for task in tasks for name in (task.name, *task.aliases)}
+            self._tasks_say = json.dumps(named, ensure_ascii=False)
             followed = {
                 name: {"on_success": task.on_success, "on_failure": task.on_failure}
-                for task in self._tasks.values()
+                for task in tasks
                 if task.on_success is not None or task.on_failure is not None
                 for name in (task.name, *task.aliases)
             }

@@ -95,7 +95,8 @@ class Duties:
                 Unstarted(database, worker, gives_back.forgotten),
                 Held(database, worker, leases.not_started),
                 *others,
-            ]
+            ],
+            database,
         )
 
     def expect_tick(self, moment: float) -> None:

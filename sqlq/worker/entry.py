@@ -49,7 +49,7 @@ class Entry:
 
     def enter(self, *, patient: bool) -> bool:
         """Enter the worker into the database; return False when it was stopped before it could be."""
-        outage = Outage("starting")
+        outage = Outage("starting", self._database)
         while not self._grace.stopping.is_set():
             try:
                 with self._database.begin() as conn:

@@ -106,7 +106,7 @@ class Host:
             admit,
             ends,
         ]
-        self._chores = Chores(duties, quiet=True)
+        self._chores = Chores(duties, database, quiet=True)
         lookout = Lookout(
             database,
             facts["queues"],
@@ -196,10 +196,11 @@ class Host:
             if self._is_kept(child):  # guard: another-database-is-not-watched
                 child.box.looked(moment)
 
-    def _asked(self, words: str) -> None:
+    def _asked(self, ids: Sequence[int] | None) -> None:
         for child in self._children():
             if self._is_kept(child):
-                child.link.offer(asked=words)  # guard: children-hear-who-waits
+                # who waits asks again; a child that is stopped takes nothing
+                child.link.offer(droppable=True, asked=ids)  # guard: children-hear-who-waits
 
     def _relay(self, wanted: Wanted) -> None:
         """Tell each worker what is new of what operators want of it."""

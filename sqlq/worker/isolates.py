@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
+from sqlq.job import Progress
 from sqlq.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
 from sqlq.retry import failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
@@ -202,9 +203,13 @@ class Isolates:
         while (reply := isolate.receive()) is not None:
             said = reply.get("progress")
             if said is not None and tuple(reply["right"]) == running.right:
-                running.has_said(unpacked(said))
+                if not isinstance(progress := unpacked(said), Progress):
+                    raise TypeError("progress is not what it says")
+                running.has_said(progress)
             if "outcome" in reply:
-                outcome: Outcome = unpacked(reply["outcome"])
+                outcome = unpacked(reply["outcome"])
+                if not isinstance(outcome, Outcome):  # guard: an-isolate-says-outcomes
+                    raise TypeError("an outcome is not what it says")
                 # guard: isolates-tell-their-trace
                 running.trace_id, running.span_id = reply.get("trace", (None, None))
                 return outcome
@@ -357,7 +362,8 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
     def receive() -> None:
         while (message := link.receive()) is not None:
             if "cancel" in message:  # perhaps for a job that is still among the messages, or over
-                to_stop.add(tuple(message["cancel"]))
+                with suppress(TypeError):
+                    to_stop.add(tuple(message["cancel"]))
                 stop()
             else:
                 messages.put(message)

@@ -194,7 +194,7 @@ class Leases:
         self._teller.rescued(lost, "could not write the outcome of its attempt")
 
     def _run(self) -> None:
-        outage = Outage("renewing leases")
+        outage = Outage("renewing leases", self._database)
         every = heartbeat_seconds(self._lease_ms)
         next_beat = time.monotonic() + every
         while not self._stop.wait(max(0.0, next_beat - time.monotonic())):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ from sqlq.job import ClaimedJob, Progress
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 
 Message = dict[str, Any]
+log = logging.getLogger("sqlq.worker")
 
 _SENT: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -40,6 +42,7 @@ class Link:
         self._lines = end.makefile("rb")
         self._lock = threading.Lock()
         self._unsent = bytearray()
+        self._ignored = 0
 
     @classmethod
     def pair(cls) -> tuple[Link, socket.socket]:
@@ -91,15 +94,23 @@ class Link:
             self._unsent.clear()
 
     def receive(self) -> Message | None:
-        """Wait for the next message; None when the other side is gone."""
-        try:
-            line = self._lines.readline()
-        except (OSError, ValueError):
-            return None
-        if not line.endswith(b"\n"):  # it died in the middle of a word; guard: words-cut-off
-            return None
-        message: Message = json.loads(line)
-        return message
+        """Wait for the next message, passing over what is none; None when the other side is gone."""
+        while True:
+            try:
+                line = self._lines.readline()
+            except (OSError, ValueError):
+                return None
+            if not line.endswith(b"\n"):  # it died in the middle of a word; guard: words-cut-off
+                return None
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                message = None
+            if isinstance(message, dict):
+                return message
+            if not self._ignored:  # the first of them is told
+                log.warning("another process of this worker says what is no message: it is ignored")
+            self._ignored += 1
 
     def has_word(self) -> bool:
         """Say whether something has come that was not received yet, or the other side is gone."""

@@ -33,6 +33,7 @@ from sqlq.settings import HEARTBEAT_MS, LOOKOUT_MS, RESCUE_MS
 from sqlq.store import cluster
 from sqlq.store.control import Wanted
 from sqlq.store.database import Database
+from sqlq.store.hearing import Heard, Hearing
 from sqlq.store.postgresql import leads_to_one_server
 from sqlq.store.results import WAITS
 from sqlq.worker.outage import Outage
@@ -88,7 +89,7 @@ class Lookout:
         looked: Callable[[], None] = lambda: None,
         found: Callable[[cluster.Look], None] = lambda look: None,
         ticks: Callable[[float], None] = lambda moment: None,
-        asked: Callable[[str], None] = lambda words: None,
+        asked: Callable[[Sequence[int] | None], None] = lambda ids: None,
         rescue_ms: float = RESCUE_MS,
         stands_by: Callable[[], bool] = lambda: False,
         quiet: bool = False,
@@ -96,8 +97,8 @@ class Lookout:
         wanted: Callable[[Wanted], None] = lambda wanted: None,
     ) -> None:
         """`looked` hears of each look that was answered, `found` of each that asked what there is for chores,
-        `ticks` when the next schedule is due, by the monotonic clock, `asked` what those say who wait for
-        jobs, and `wanted` what operators want of these `workers`. While it `stands_by` it does nothing;
+        `ticks` when the next schedule is due, by the monotonic clock, `asked` for which jobs somebody waits
+        (None: any), `wanted` what operators want of these `workers`. While it `stands_by` it does nothing;
         `quiet` where others speak of a database that is away.
         """
         self._database = database
@@ -111,7 +112,7 @@ class Lookout:
         self._stands_by = stands_by
         self._workers = workers
         self._wanted = wanted
-        self._outage = Outage("looking for jobs", quiet=quiet)
+        self._outage = Outage("looking for jobs", database, quiet=quiet)
         self.leases_looked_at = float("-inf")
         """When it was last asked whether leases have run out, and what else there is for chores, by the
         monotonic clock."""
@@ -119,6 +120,7 @@ class Lookout:
         self._hosts_at = self._chores_at = float("-inf")
         self._look_at = self._go_at = self._check_at = NEVER
         self._stopping = threading.Event()
+        self._hearing = Hearing(WAITS)
         self._thread = threading.Thread(target=self._run, name="sqlq-lookout", daemon=True)
 
     def start(self) -> None:
@@ -167,6 +169,7 @@ class Lookout:
         driver: Any = ear.connection.driver_connection
         listens = self._can_listen(driver)
         if listens:
+            self._hearing.begin(driver)
             cluster.listen(ear)
         self._look_at, self._go_at, self._check_at = time.monotonic(), NEVER, NEVER
         self._listened_at = -NEVER
@@ -176,7 +179,9 @@ class Lookout:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
             while not (self._stopping.is_set() or self._stands_by()):
                 moment = time.monotonic()
-                looks = moment >= self._look_at
+                # What a flood has left unread would come with the answer, all of it.
+                # guard: a-flood-is-read-before-a-look
+                looks = moment >= self._look_at and (not listens or self._hearing.is_dry)
                 if looks:  # guard: lookout-looks
                     hears = self._look(eye).listens
                     if eye is not ear and listens:
@@ -195,7 +200,7 @@ class Lookout:
                 # guard: no-hint-waits-for-a-look
                 selector.select(0.0 if looks else max(0.0, until - time.monotonic()))
                 if listens:
-                    self._heard([found.payload for found in driver.notifies(timeout=0)])
+                    self._heard(self._hearing.read())
 
     def _still_hears(self, ear: Connection) -> bool:
         """Whether a connection that only LISTENs does so; asked rarely."""
@@ -272,11 +277,10 @@ class Lookout:
             self._go_or_look(answered + min(later))  # guard: no-worker-is-sent-too-early
         return found
 
-    def _heard(self, said: Sequence[str]) -> None:
-        for words in said:
-            if words.startswith(WAITS):
-                self._asked(words)
-        if any(not words.startswith(WAITS) for words in said):
+    def _heard(self, heard: Heard) -> None:
+        if heard.ids != []:
+            self._asked(heard.ids)
+        if heard.hinted:
             self._hinted()
 
     def _hinted(self) -> None:

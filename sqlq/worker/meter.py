@@ -110,7 +110,8 @@ class Meter:
         that they are not taken for unknown ones."""
         self._send = send
         self._tasks = tasks
-        self._named = 0
+        self._named: tuple[Any, ...] = ()
+        self._naming: tuple[Any, ...] = ()
         self._lock = threading.Lock()
         self._numbers = Numbers()
 
@@ -160,13 +161,14 @@ class Meter:
 
     def _message(self) -> dict[str, Any]:
         packed = self._numbers.packed()
-        if len(self._tasks) != self._named:
-            packed["tasks"] = sorted({name for task in self._tasks.values() for name in names_of(task)})
+        self._naming = tuple(self._tasks.values())
+        if self._naming != self._named:  # guard: new-tasks-are-named
+            packed["tasks"] = sorted({name for task in self._naming for name in names_of(task)})
         return packed
 
     def _sent(self) -> None:
         self._numbers.clear()
-        self._named = len(self._tasks)
+        self._named = self._naming
 
 
 def names_of(task: Any) -> Iterable[str]:

@@ -6,12 +6,12 @@ import logging
 import random
 import threading
 import time
-from typing import ClassVar
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.clock import readable
-from sqlq.store.database import MissingFileError
+from sqlq.store.database import Database, MissingFileError
 from sqlq.store.health import missing_grant, refusal
 from sqlq.store.jobs import is_refused, takes_no_writes
 
@@ -26,20 +26,32 @@ SAY_EVERY_SECONDS = 60.0
 TAKES_NO_WRITES = "takes no writes"
 
 
+class _Trouble:
+    """What all loops of this process share that ask the same database."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.said_at: dict[str, float] = {}
+        """When each kind of trouble was last spoken of."""
+        self.since: float | None = None
+        self.number = 0
+        """How many outages are over."""
+
+
+_troubles: dict[Any, _Trouble] = {}
+"""By the place of the database."""
+
+
 class Outage:
-    """The trouble one loop of a worker has with the database. All loops of a worker meet the same outage at
-    the same time, so what is said about it is said once for all of them."""
+    """The trouble one loop of a worker has with its database. All loops meet the same outage at the same
+    time, so what is said about it is said once for all of them."""
 
-    _lock = threading.Lock()
-    _said_at: ClassVar[dict[str, float]] = {}
-    """When each kind of trouble was last spoken of."""
-    _since: float | None = None
-    _number = 0
-    """How many outages are over."""
-
-    def __init__(self, doing: str, *, quiet: bool = False) -> None:
+    def __init__(self, doing: str, database: Database | None = None, *, quiet: bool = False) -> None:
         """`quiet` where others, who meet the same, speak of it; what the database refuses is met by this
         loop alone, and told."""
+        url = None if database is None else database.engine.url
+        place = None if url is None else (url.host, url.port, url.database, str(url.query))
+        self._shared = _troubles.setdefault(place, _Trouble())  # guard: each-database-has-its-own-outages
         self._doing = doing
         self._quiet = quiet
         self._failures = 0
@@ -53,9 +65,9 @@ class Outage:
         and settle a round trip. The same holds after an outage: a loop may still have a connection that was
         made in it, to a standby for example, and what that one says is no news.
         """
-        with Outage._lock:
-            if self._met_number != Outage._number:  # guard: an-outage-is-told-once
-                self._failures, self._met_number = 0, Outage._number
+        with self._shared.lock:
+            if self._met_number != self._shared.number:  # guard: an-outage-is-told-once
+                self._failures, self._met_number = 0, self._shared.number
         self._failures += 1
         # a driver's own error: LISTEN's connection broke
         if self._failures == 1 and getattr(error, "connection_invalidated", True):
@@ -69,11 +81,11 @@ class Outage:
         return seconds * random.uniform(0.5, 1.0)
 
     def _speak_of(self, error: BaseException) -> None:
-        with Outage._lock:
-            if Outage._since is None:
-                Outage._since = time.monotonic()
+        with self._shared.lock:
+            if self._shared.since is None:
+                self._shared.since = time.monotonic()
             trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
-            if Outage._is_to_be_said(trouble):
+            if self._is_to_be_said(trouble):
                 log.warning(
                     "the database %s (while %s: %s); trying again until it does",
                     *(trouble, self._doing, refusal(error)),
@@ -82,22 +94,21 @@ class Outage:
 
     def _speak_of_refusal(self, error: BaseException) -> None:
         grant = missing_grant(error, kind="worker")
-        with Outage._lock:
+        with self._shared.lock:
             # guard: what-is-refused-is-told
-            if Outage._is_to_be_said(self._doing):
+            if self._is_to_be_said(self._doing):
                 log.error(
                     "the database refuses what %s needs: %s%s; trying again once it is mended",
                     *(self._doing, refusal(error), f"; {grant}" if grant else ""),
                     extra={"event": "database_refuses"},
                 )
 
-    @staticmethod
-    def _is_to_be_said(trouble: str) -> bool:
+    def _is_to_be_said(self, trouble: str) -> bool:
         """Whether it was last said long ago; notes that it is said now."""
         moment = time.monotonic()
-        if moment - Outage._said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
+        if moment - self._shared.said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
             return False
-        Outage._said_at[trouble] = moment
+        self._shared.said_at[trouble] = moment
         return True
 
     def forget(self) -> None:
@@ -110,15 +121,15 @@ class Outage:
         does as well, and a database whose disk is full."""
         if self._failures == 0:
             return
-        with Outage._lock:
-            if not wrote and TAKES_NO_WRITES in Outage._said_at:  # guard: standby-is-an-outage
+        with self._shared.lock:
+            if not wrote and TAKES_NO_WRITES in self._shared.said_at:  # guard: standby-is-an-outage
                 return
             self._failures = 0
-            if Outage._since is not None:
-                away_ms = (time.monotonic() - Outage._since) * 1000
-                Outage._since = None
-                Outage._number += 1
-                Outage._said_at.clear()
+            if self._shared.since is not None:
+                away_ms = (time.monotonic() - self._shared.since) * 1000
+                self._shared.since = None
+                self._shared.number += 1
+                self._shared.said_at.clear()
                 log.warning(
                     "the database is back after %s", readable(away_ms), extra={"event": "database_back"}
                 )

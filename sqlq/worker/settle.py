@@ -140,7 +140,7 @@ class Settler:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        outage = Outage("settling jobs")
+        outage = Outage("settling jobs", self._database)
         pending = self._pending
         gathering = True
         while (gathering or pending) and not self._abandoned.is_set():

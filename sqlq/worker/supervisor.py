@@ -45,8 +45,14 @@ SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
 SHORTAGES = (OSError, RuntimeError, MemoryError)
 """What Python raises where the machine has no process, file, memory or thread."""
+MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What comes of a word that is not what it should be."""
 SILENT_SECONDS = 30.0
 """A loop that has not turned for so long is no sign of life."""
+
+
+def _counted(said: dict[str, int]) -> Counter[str]:
+    return Counter({name: int(number) for name, number in said.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ class Child:
         """Have it claim now."""
         self.sent_at = time.monotonic()
         self.box.called()
-        self.link.offer(look=True)
+        self.link.offer(droppable=True, look=True)  # a hint; guard: a-stopped-child-is-called-once
 
     def end(self) -> int | None:
         """Return the status of a process that has closed its link; None while it is still about to end by
@@ -324,6 +330,13 @@ class Supervisor:
             return None
         if message is None:
             return self._spare_gone(child) if child is self._spare else self._gone(child)
+        try:
+            self._follow(child, message)
+        except MISFITS:  # guard: no-word-ends-a-supervisor
+            log.exception("what worker process %d says could not be followed", child.process.pid)
+        return None
+
+    def _follow(self, child: Child, message: Message) -> None:
         if "stands_by" in message:
             child.stands_by = True
             log.debug("worker process %d stands by", child.process.pid)
@@ -341,16 +354,15 @@ class Supervisor:
                 )
         elif "ended" in message:
             child.ended = True
-            child.tally = Counter(message["ended"])
+            child.tally = _counted(message["ended"])
         elif "report" in message:
-            child.tally = Counter(message["report"]["tally"])
-            child.running = message["report"]["running"]
-            child.idle_ms = message["report"]["idle_ms"]
+            child.tally = _counted(message["report"]["tally"])
+            child.running = int(message["report"]["running"])
+            child.idle_ms = float(message["report"]["idle_ms"])
             self._stop_idle()
-        return None
 
     def _ready(self, child: Child, facts: Message) -> None:
-        child.slots = facts["slots"]
+        child.slots = int(facts["slots"])
         child.worker = facts["worker"]
         self.ready_since = self.ready_since or time.monotonic()
         self.place = (facts["url"], facts["schema"])

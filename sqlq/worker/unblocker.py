@@ -70,7 +70,7 @@ class Unblocker:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        outage = Outage("unblocking jobs")
+        outage = Outage("unblocking jobs", self._database)
         waiting: list[int] = []
         gathering = True
         while (gathering or waiting) and not self._abandoned.is_set():

@@ -387,7 +387,7 @@ class Worker(Background):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        outage, quiet, is_last = Outage("claiming jobs"), False, False
+        outage, quiet, is_last = Outage("claiming jobs", self._database), False, False
         lifetime_ms = self._options.max_lifetime_ms
         ends_at = float("inf") if lifetime_ms is None else time.monotonic() + lifetime_ms / 1000
         while not (self._grace.stopping.is_set() or self._retiring):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ import sqlq
 from sqlq.metrics import DatabaseCollector, names
 from sqlq.metrics import __dir__ as names_of_the_room
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
-from sqlq.metrics.serve import serve
+from sqlq.metrics.serve import MOST_CONNECTIONS, serve
 from sqlq.metrics.serve import text as shown
 from sqlq.store.vitals import Vitals
 from tests.faces.command import Command
@@ -81,8 +81,8 @@ def shown_as(metric: Described) -> set[str]:
 
 
 def url_in(said: str) -> str:
-    found = re.search(r"http://0\.0\.0\.0:(\d+)/metrics", said)
-    return f"http://127.0.0.1:{found[1]}/metrics" if found else ""
+    found = re.search(r"http://127\.0\.0\.1:\d+/metrics", said)
+    return found[0] if found else ""
 
 
 @contextmanager
@@ -198,13 +198,72 @@ def test_slots_that_are_busy_and_what_was_given_back(sqlq_: Command, app: sqlq.A
 
 @on_sqlite
 def test_a_port_in_use_is_one_sentence(sqlq_: Command) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for command in (("work", "--metrics-port"), ("metrics", "--port")):
             said = sqlq_.shop(*command, port)
             assert said.code == 1
             named = f"sqlq: {command[1]} {port}: "
             assert said.err == f"{named}another process listens there already; name a port that is free\n"
+
+
+def asks(url: str, said: bytes = b"GET /metrics HTTP/1.0\r\n\r\n") -> socket.socket:
+    connection = socket.create_connection(
+        ("127.0.0.1", int(url.split(":")[2].split("/", maxsplit=1)[0])), timeout=60
+    )
+    connection.sendall(said)
+    return connection
+
+
+@on_sqlite
+def test_strangers_hold_few_descriptors_and_none_for_long(sqlq_: Command) -> None:
+    with scraped(sqlq_) as (url, process), ExitStack() as open_:
+        supervisor = psutil.Process(process.pid)
+        port = urllib.parse.urlsplit(url).port
+
+        def taken() -> int:
+            held = supervisor.net_connections("tcp")
+            return sum(each.laddr.port == port and each.status != psutil.CONN_LISTEN for each in held)
+
+        silent = []
+        for _ in range(4 * MOST_CONNECTIONS):
+            silent.append(open_.enter_context(closing(asks(url, b"GET /met"))))
+            assert taken() <= MOST_CONNECTIONS + 1, "one more is closed at once"
+        for connection in silent:
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b"", "and so are in a while those that do not ask"
+        wait_until(lambda: taken() == 0, what="the descriptors free")
+        wait_until(lambda: value(scrape(url), "sqlq_processes") == 1, what="the worker ready")
+
+
+@on_sqlite
+def test_who_sends_a_byte_now_and_then_is_closed(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlq.metrics.serve.LONGEST_SECONDS", 1.0)
+    url = serve(DatabaseCollector(app.admin), 0, "127.0.0.1", "--port")
+    with closing(asks(url, b"GET /")) as slow:
+
+        def has_ended() -> bool:
+            try:
+                slow.sendall(b"m")
+                slow.settimeout(0.2)
+                return slow.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        wait_until(has_ended, what="the connection closed")
+
+
+@on_sqlite
+def test_only_this_machine_is_answered_unless_said_otherwise(sqlq_: Command) -> None:
+    for command in ("work", "metrics"):
+        assert "127.0.0.1" in sqlq_.ok(command, "--help")
+    with scraped(sqlq_) as (_, process):
+        heard = [
+            each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"
+        ]
+    assert heard == ["127.0.0.1"]
 
 
 @on_sqlite
@@ -352,7 +411,7 @@ def test_a_name_that_is_no_utf_8_stops_no_scrape(app: sqlq.App) -> None:
         conn.exec_driver_sql("INSERT INTO jobs (queue, task, payload) VALUES ('ma\nil\"\\', 't', '{}')")
     registry = CollectorRegistry()
     registry.register(DatabaseCollector(app.admin))
-    labels = {"queue": 'ma\nil"\\', "state": "available"}
+    labels = {"queue": 'ma\\nil"\\', "state": "available"}
     assert registry.get_sample_value("sqlq_jobs", labels) == 1.0
 
 

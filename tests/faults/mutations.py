@@ -33,6 +33,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tests.faults import seal_guards
+from tests.faults.border_guards import BORDER
 from tests.faults.waiting_guards import WAITING
 from tests.servers import own_postgresql
 
@@ -167,7 +168,7 @@ GUARDS = [
     Guard("start-on-a-trusted-lease", None, "if False:", LEASES + "test_a_job_is_not_started_on_a_lease_that_is_not_trusted[sqlite]"),
     Guard("give-back-unstarted", None, "pass", FLOW + "test_what_does_not_start_in_time_is_given_back[sqlite]"),
     Guard("who-holds-jobs-rests-no-longer", "self._executors.load()[1] and ", "False and ", FLOW + "test_what_does_not_start_is_given_back_by_a_worker_that_waits_for_jobs[postgresql]"),
-    Guard("what-is-refused-is-told", "Outage._is_to_be_said(self._doing)", "not self._quiet and Outage._is_to_be_said(self._doing)", "tests/worker/test_outage.py::test_what_is_refused_is_told_where_others_speak_of_outages[sqlite]"),
+    Guard("what-is-refused-is-told", "self._is_to_be_said(self._doing)", "not self._quiet and self._is_to_be_said(self._doing)", "tests/worker/test_outage.py::test_what_is_refused_is_told_where_others_speak_of_outages[sqlite]"),
     Guard("give-back-after-grace", None, "pass", FLOW + "test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted"),
     # limits
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_without_a_session_and_without_waiting[sqlite]"),
@@ -491,7 +492,7 @@ GUARDS = [
     Guard("standby-is-an-outage", None, "if False:", "tests/worker/test_outage.py::test_an_answer_to_a_question_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("what-is-settled-is-let-go", "finally:", "except KeyError:\n            raise\n        else:", "tests/worker/test_events.py::test_what_is_settled_is_let_go_whatever_telling_of_it_meets[sqlite]"),
     Guard("a-log-handler-may-raise", "except Exception as error:", "except KeyError as error:", "tests/worker/test_events.py::test_a_log_handler_that_raises_keeps_no_worker_from_its_work[sqlite]"),
-    Guard("an-outage-is-told-once", "if self._met_number != Outage._number:", "if False:", "tests/worker/test_outage.py::test_a_connection_left_over_from_an_outage_is_no_second_one[postgresql]"),
+    Guard("an-outage-is-told-once", "if self._met_number != self._shared.number:", "if False:", "tests/worker/test_outage.py::test_a_connection_left_over_from_an_outage_is_no_second_one[postgresql]"),
     Guard("job-without-its-hint", None, "if True:", SMALL + "test_a_job_does_not_depend_on_its_hint"),
     Guard("hint-connects-early", "self._begin() # so that it has a connection by the time of the commit", "pass", HINTS + "test_a_hint_for_a_session_finds_a_connection_made[postgresql]"),
     Guard("hint-alone-is-asynchronous", "set_config('synchronous_commit', 'off', true)", "set_config('synchronous_commit', 'off', false)", HINTS + "test_a_hint_waits_for_no_disk_and_all_else_does[postgresql]"),
@@ -616,7 +617,7 @@ GUARDS = [
     Guard("the-next-moment-is-asked-for", None, "wait_ms = None", "tests/worker/test_scheduler.py::test_while_a_lookout_looks_nothing_else_is_asked[postgresql]"),
     Guard("its-own-worker-is-called", None, "pass", "tests/worker/test_scheduler.py::test_the_worker_that_ticks_is_called_at_once[sqlite]"),
     Guard("the-lookout-tells-of-ticks", None, "pass", "tests/worker/test_scheduler.py::test_a_lookout_tells_when_the_next_schedule_is_due[postgresql]"),
-    *(Guard(*each) for each in WAITING),
+    *(Guard(*each) for each in (*WAITING, *BORDER)),
 ]
 # fmt: on
 GUARDS += [Guard(*each) for each in seal_guards.GUARDS]

@@ -136,7 +136,7 @@ def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
 
     def hears(looking: Lookout, said: Any) -> None:
         heard(looking, said)
-        if said:
+        if said.hinted:
             looking._look_at = looking._go_at
 
     monkeypatch.setattr(Lookout, "_heard", hears)

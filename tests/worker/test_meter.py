@@ -3,6 +3,7 @@ asks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +89,33 @@ def test_what_no_supervisor_takes_does_not_grow_without_bound() -> None:
     counting.last(sent.append)
     assert len(sent[0]["counts"]) == meter.MOST_KEYS + 1
     assert sent[0]["counts"][-1] == ["claimed", OTHER, 100]
+
+
+def test_a_task_that_takes_the_place_of_another_is_named() -> None:
+    """And one that comes between a message and its being sent."""
+    tasks: dict[str, Any] = dict(KNOWN)
+    totals = Totals()
+    sends: list[Callable[[], None]] = []
+
+    def send(numbers: Any) -> bool:
+        totals.add(numbers)
+        for late in sends:
+            late()
+        return True
+
+    counting = Meter(send, tasks)
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    gone = tasks.pop(next(iter(tasks)))
+    tasks["new"] = SimpleNamespace(**{**vars(gone), "name": "new"})
+    sends.append(lambda: tasks.update(late=SimpleNamespace(**{**vars(gone), "name": "late"})))
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert "new" in totals._known
+    sends.clear()
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert "late" in totals._known
 
 
 class Asked(Unsupervised):

@@ -7,12 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
+from sqlq.worker import outage as outages
 from sqlq.worker.chores import Chore, Chores, SchemaWatch
 from sqlq.worker.outage import Outage
 
@@ -22,8 +24,7 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 @pytest.fixture(autouse=True)
 def outages_end() -> Iterator[None]:
     yield
-    Outage._since = None
-    Outage._said_at.clear()
+    outages._troubles.clear()
 
 
 @pytest.fixture
@@ -249,3 +250,33 @@ def test_a_right_that_is_missing_is_told_with_its_grant(
         "the owner of the tables mends it by what `sqlq grants ROLE --as worker` prints; "
         "trying again once it is mended"
     ]
+
+
+def test_two_databases_have_each_their_own_outage(
+    app: sqlq.App, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two Apps in one process: the answer of one database is no news of the other."""
+    caplog.set_level(logging.WARNING)
+    other = sqlq.App(f"sqlite:///{tmp_path / 'other.db'}")
+    here, there = Outage("claiming", app.database), Outage("claiming", other.database)
+    settling = Outage("settling", app.database.for_loops)
+    for outage in (here, there):
+        outage.met(AWAY)
+        outage.met(AWAY)
+    settling.met(AWAY)
+    told = ["the database does not answer"] * 2
+    assert [line.split(" (")[0] for line in caplog.messages] == told, "each of its own, once for all loops"
+    there.over()
+    assert caplog.messages[2].startswith("the database is back after")
+    here.met(AWAY)
+    assert len(caplog.messages) == 3, "the other is still away, which is known"
+    here.over()
+    assert caplog.messages[3].startswith("the database is back after")
+    assert len(caplog.messages) == 4
+    other.close()
+
+
+def test_the_chores_of_a_worker_speak_of_its_database(app: sqlq.App) -> None:
+    worker = app.worker()
+    outages_of = {outage._shared for *_, outage in worker._chores._due}
+    assert outages_of == {Outage("claiming", app.database)._shared}

@@ -381,20 +381,20 @@ def held_task(app: sqlq.App) -> tuple[Any, threading.Event]:
     return held, go
 
 
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what workers are told by those who wait, as they hear it."""
-    heard: list[str] = []
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the jobs for which workers hear that somebody waits."""
+    heard: list[int] = []
     asked = Answers.asked
 
-    def noted(self: Answers, words: str) -> None:
-        asked(self, words)
-        heard.append(words)
+    def noted(self: Answers, ids: list[int]) -> None:
+        asked(self, ids)
+        heard.extend(ids)
 
     monkeypatch.setattr(Answers, "asked", noted)
     return heard
 
 
-def worker_listens(app: sqlq.App, heard: list[str]) -> bool:
+def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
     """Say whether a worker has heard of a job that there is not; each call tells it once more."""
     with app.database.begin() as conn:
         results.ask(conn, [2**62])
@@ -412,7 +412,7 @@ def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch
         job = app.enqueue(held.new())
         waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
         if app.database.dialect.notifies:
-            wait_until(lambda: f"waits {job.id}" in heard, what="the word of the waiter")
+            wait_until(lambda: job.id in heard, what="the word of the waiter")
         # its first look comes after its word
         wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())))
         go.set()
@@ -457,15 +457,15 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
     answers = Answers(app.database)
     answers.ended([1])
     assert not answers.are_wanted
-    answers.asked("waits 1,2")
-    answers.asked("waits some words, 3x")
+    answers.asked([1, 2])
+    answers.asked([0, 2**63])
     assert answers.are_wanted
     answers.ended([2, 3])
-    answers.asked(f"waits {results.ANY_JOB}")
+    answers.asked(None)
     answers.ended([4, 5])
     monkeypatch.setattr("sqlq.worker.answers.REMEMBERED_SECONDS", -1.0)
-    answers.asked("waits *")
-    answers.asked("waits 6")
+    answers.asked(None)
+    answers.asked([6])
     answers.ended([7, 6, 1])
     assert not answers.are_wanted
     answers.finish()
@@ -490,7 +490,7 @@ def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.Mo
 def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     box, fd = BlackBox.create()
     os.close(fd)
-    (here, end), heard = Link.pair(), queue.SimpleQueue[str]()
+    (here, end), heard = Link.pair(), queue.SimpleQueue[Any]()
     there = Link(end)
     worker = Supervised(there, box)
     worker.listen(
@@ -498,8 +498,8 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     )
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
-    Host(lambda: children, keeper)._asked("waits 7")
-    assert heard.get(timeout=60) == "waits 7"
+    Host(lambda: children, keeper)._asked([7])
+    assert heard.get(timeout=60) == [7]
     worker.ended({})
     here.close()
     there.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -170,3 +171,14 @@ def test_odd_names_find_their_tasks(app: sqlq.App, engine: Engine) -> None:
     claimer = Claimer(app.database.for_loops, "me", ["default"], 99, 30_000, tasks=app.tasks)
     found = {job.task: job.max_attempts for job in claimer.claim(99)}
     assert found == dict(zip(names, range(10, 17), strict=True))
+
+
+def test_a_claimer_sees_that_a_task_took_the_place_of_another(app: sqlq.App) -> None:
+    for name, attempts in (("a", 3), ("b", 5)):
+        app.task(name=name, max_attempts=attempts)(lambda: None)
+    tasks: dict[str, Any] = {"a": app.tasks["a"]}
+    claimer = Claimer(app.database.for_loops, "me", ["default"], 3, 30_000, tasks=tasks)
+    assert json.loads(claimer._max_attempts()) == {"a": 3}
+    tasks["b"] = app.tasks["b"]
+    del tasks["a"]
+    assert json.loads(claimer._max_attempts()) == {"b": 5}

@@ -1,0 +1,30 @@
+"""Guards of the border, as `tests.faults.mutations` takes them away: what strangers say, ask, and write into rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEARD, LINKS = "tests/faults/test_notifications.py::", "tests/faults/test_links.py::"
+STEERING, METRICS = "tests/faces/test_cli_steering.py::", "tests/faces/test_metrics.py::"
+
+# ruff: noqa: E501 - a guard is one line
+# fmt: off
+BORDER: Final[list[tuple[str, str | None, str, str]]] = [
+    ("notifications-are-read-strictly", "not _IDS.fullmatch(words)", "not words", HEARD + "test_bytes_are_a_list_of_ids_or_name_nothing"),
+    ("floods-stand-for-any-job", "self._left < 0 or", "", HEARD + "test_what_is_said_at_once_of_many_jobs_stands_for_any[postgresql]"),
+    ("ignored-is-told-seldom", None, "if True:", HEARD + "test_a_stranger_ends_no_wait_and_writes_no_traceback[postgresql]"),
+    ("what-is-remembered-is-bounded", "or len(self._until) + len(ids) > MOST_REMEMBERED", "", HEARD + "test_what_was_asked_for_is_forgotten_once_a_second[sqlite]"),
+    ("a-flood-is-read-before-a-look", "and (not listens or self._hearing.is_dry)", "", HEARD + "test_what_comes_in_one_transaction_is_read_before_the_next_look[postgresql]"),
+    ("a-stopped-child-is-called-once", "droppable=True, ", "", LINKS + "test_a_child_that_is_stopped_has_no_words_piled_up_for_it"),
+    ("no-word-ends-a-supervisor", "MISFITS", "KeyboardInterrupt", LINKS + "test_no_word_ends_a_supervisor"),
+    ("an-isolate-says-outcomes", "not isinstance(outcome, Outcome)", "False", LINKS + "test_what_an_isolate_says_is_an_outcome_or_its_end"),
+    ("few-scrape-at-a-time", None, "return True", METRICS + "test_strangers_hold_few_descriptors_and_none_for_long[sqlite]"),
+    ("no-connection-stays", "time.monotonic() > end", "False", METRICS + "test_who_sends_a_byte_now_and_then_is_closed[sqlite]"),
+    ("lines-steer-no-terminal", "escaped(", "str(", STEERING + "test_no_line_of_a_worker_steers[sqlite-text]"),
+    ("tracebacks-steer-no-terminal", "escaped_lines(", "str(", STEERING + "test_no_line_of_a_worker_steers[sqlite-text]"),
+    ("looks-steer-no-terminal", "escaped(label), escaped(text)", "label, text", STEERING + "test_no_look_steers[sqlite]"),
+    ("labels-steer-no-terminal", "escaped(label)", "label", STEERING + "test_no_look_steers[sqlite]"),
+    ("claims-know-new-tasks", "tasks != self._seen_tasks", "len(tasks) != len(self._seen_tasks)", "tests/worker/test_sql_rows.py::test_a_claimer_sees_that_a_task_took_the_place_of_another[sqlite]"),
+    ("new-tasks-are-named", "self._naming != self._named", "len(self._naming) != len(self._named)", "tests/worker/test_meter.py::test_a_task_that_takes_the_place_of_another_is_named"),
+    ("each-database-has-its-own-outages", "setdefault(place,", "setdefault(None,", "tests/worker/test_outage.py::test_two_databases_have_each_their_own_outage[sqlite]"),
+]

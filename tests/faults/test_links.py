@@ -1,0 +1,204 @@
+"""Whatever comes over a link between processes of a worker: no process goes deaf of it, none ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sqlq.job import ClaimedJob
+from sqlq.outcome import Outcome
+from sqlq.worker.blackbox import BlackBox
+from sqlq.worker.child import Supervised
+from sqlq.worker.commits import CompletionTarget
+from sqlq.worker.host import Host
+from sqlq.worker.isolates import Isolates
+from sqlq.worker.link import Link
+from sqlq.worker.running import RunningJob
+from sqlq.worker.supervisor import Child, Supervisor, SupervisorOptions
+from tests.waiting import wait_until
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+KINDS = [
+    "Completed",
+    "Failed",
+    "Released",
+    "Progress",
+    "ClaimedJob",
+    "ErrorText",
+    "JobEvent",
+    "datetime",
+    "no",
+]
+packed_up = st.fixed_dictionaries(
+    {"is": st.sampled_from([*KINDS, "datetime"])}, optional={"result": anything, "at": anything}
+)
+said_to_a_worker = ["look", "asked", "control", "events", "renewed", "sent_at", "entered", "go", "none"]
+said_to_a_supervisor = ["ready", "leaving", "replace", "ended", "report", "stands_by", "paused", "none"]
+said_by_an_isolate = ["up", "began", "progress", "right", "outcome", "trace", "none"]
+
+
+def messages(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    reports = st.fixed_dictionaries({"tally": anything, "running": anything, "idle_ms": anything})
+    names_of_place = dict.fromkeys(("slots", "worker", "url", "schema"), anything)
+    values = anything | packed_up | reports | st.fixed_dictionaries(names_of_place) | st.just([1, 1])
+    return st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=4)
+
+
+def fuzzed(*strategies: Any) -> Callable[[Any], Any]:
+    def mark(test: Any) -> Any:
+        often = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        given_some: Any = given(*strategies)
+        return often(given_some(test))
+
+    return mark
+
+
+LINES = [b"", b"{", b"7", b"null", b'"x"', b"[]", b"[" * 100_000, b"\xff\xfe", b"9" * 5_000, b"{}" * 2, b"\0"]
+
+
+@fuzzed(st.lists(st.binary(max_size=30) | st.sampled_from(LINES), max_size=8))
+def test_a_line_that_is_no_message_is_passed_over(lines: list[bytes]) -> None:
+    here, there = Link.pair()
+    writing = threading.Thread(target=there.sendall, args=(b"\n".join([*lines, b'{"last": 1}', b""]),))
+    writing.start()
+    message: Any = {}
+    while "last" not in message:
+        message = here.receive()
+        assert isinstance(message, dict)
+    writing.join(60)
+    here.close()
+    there.close()
+
+
+@fuzzed(st.lists(messages(said_to_a_worker), max_size=6))
+def test_no_word_deafens_a_worker(said: list[dict[str, Any]]) -> None:
+    box, fd = BlackBox.create()
+    os.close(fd)
+    here, there = Link.pair()
+    supervisor, stopped = Link(there), threading.Event()
+
+    def follow(*what: Any) -> None:
+        hash(what)
+
+    worker = Supervised(here, box)
+    worker.listen(
+        stop=lambda grace: stopped.set(),
+        renewed=follow,
+        told=follow,
+        asked=follow,
+        control=follow,
+    )
+    for message in said:
+        supervisor.send(**message)
+    supervisor.send(stop=True)
+    assert stopped.wait(60)
+    worker._over = True
+    supervisor.close()
+    here.close()
+    box.close()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child(lambda link, box: [sys.executable, "-c", "input()"], lambda child, message: None)
+    yield child
+    child.process.kill()
+    wait_until(lambda: child.end() is not None, what="its process ending")
+    child.close()
+
+
+def test_no_word_ends_a_supervisor(child: Child) -> None:
+    options = SupervisorOptions(processes=1, lease_ms=30_000, grace_ms=1_000)
+
+    @fuzzed(st.lists(messages(said_to_a_supervisor), max_size=6))
+    def fuzz(said: list[dict[str, Any]]) -> None:
+        supervisor = Supervisor([sys.executable, "-c", ""], options)
+        supervisor._children = [child]
+        kept: Any = SimpleNamespace(keep=lambda *what: None, tally=supervisor._keeper.tally)
+        supervisor._keeper = kept
+        for message in said:
+            supervisor._heard(child, message)
+            assert supervisor._next_event() is None
+        supervisor._ended = supervisor._ended + child.tally
+        assert supervisor.tally.total() + supervisor.running + supervisor.slots is not None
+
+    fuzz()
+
+
+def test_a_child_that_is_stopped_has_no_words_piled_up_for_it(child: Child) -> None:
+    """Hints come as often as anybody wants, and it reads none."""
+    child.worker = "w"
+    keeper: Any = SimpleNamespace(knows=lambda worker: True)
+    host = Host(lambda: [child], keeper)
+    for _ in range(50_000):
+        child.send()
+        host._asked(None)
+    assert len(child.link._unsent) < 1_000
+
+
+def a_job() -> RunningJob:
+    target = CompletionTarget(None, keep_finished=True)
+    return RunningJob(ClaimedJob(1, 1, "q", "t", "{}", 1, 3), None, float("inf"), target, isolated=True)
+
+
+@fuzzed(st.lists(messages(said_by_an_isolate), max_size=6))
+def test_what_an_isolate_says_is_an_outcome_or_its_end(said: list[dict[str, Any]]) -> None:
+    """What raises is for the caller, who kills the process and counts the attempt."""
+    here, there = Link.pair()
+    other = Link(there)
+    for message in said:
+        other.offer(**message)
+    other.close()
+    isolate: Any = SimpleNamespace(link=here, receive=here.receive)
+    try:
+        outcome = Isolates(lambda fd: pytest.fail("none is to be started"))._attempt(isolate, a_job())
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return
+    finally:
+        here.close()
+    assert outcome is None or isinstance(outcome, Outcome)
+
+
+ISOLATE = """
+import sys
+import sqlq
+from sqlq.worker.isolates import serve
+from sqlq.worker.link import Link
+serve(Link.inherited(int(sys.argv[1])), sqlq.App("sqlite://").tasks)
+"""
+
+
+def test_no_word_deafens_an_isolate() -> None:
+    link, there = Link.pair()
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ISOLATE, str(there.fileno())], pass_fds=[there.fileno()]
+        )
+    try:
+        assert link.receive() == {"up": True}
+        for line in LINES:
+            link._socket.sendall(line + b"\n")
+        cancels: list[Any] = [7, None, [[]], {}, "x", [1, 1]]
+        for cancelled in cancels:
+            link._socket.sendall(json.dumps({"cancel": cancelled}).encode() + b"\n")
+        link.send(leave=True)
+        assert process.wait(60) == 0
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        link.close()
