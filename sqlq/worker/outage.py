@@ -26,6 +26,17 @@ SAY_EVERY_SECONDS = 60.0
 TAKES_NO_WRITES = "takes no writes"
 
 
+def begins(thread: threading.Thread) -> bool:
+    """Start a thread and say whether it has begun. None may be to be had now: what needs it makes another one
+    the next time."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:  # guard: without-a-thread-the-rest-goes-on
+        log.debug("the thread %s cannot be started now: %s", thread.name, error)
+        return False
+    return True
+
+
 class Outage:
     """The trouble one loop of a worker has with the database. All loops of a worker meet the same outage at
     the same time, so what is said about it is said once for all of them."""
