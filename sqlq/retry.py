@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from sqlq.backoff import Backoff, exponential
 from sqlq.clock import LONGEST_MS, Duration, milliseconds, readable
-from sqlq.errors import ExecutionError, JobTimeoutError, SealError
+from sqlq.errors import ExecutionError, JobTimeoutError, SealError, WorkerLostError
 from sqlq.history import UNKNOWN, Course, written
 from sqlq.job import ClaimedJob, FailureReason
 from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
@@ -141,6 +141,15 @@ def given_back(job: ClaimedJob, *, delay_ms: int = 0, crowded: bool = False) -> 
         return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else delay_ms)
     error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
     return failed(job, error, delay_ms=delay_ms)
+
+
+def broken_off(job: ClaimedJob) -> Outcome:
+    """Return the outcome of an attempt that had started when its worker had to leave: it does not count, but
+    for a job that may start only once. That one has failed, as if its worker had been lost."""
+    if follows(1, job.max_attempts):  # guard: what-starts-once-is-not-given-back
+        return given_back(job)
+    why = "its worker had to leave before the handler ended, and with max_attempts=1 it starts only once"
+    return Failed("worker_lost", describe(WorkerLostError(why)))
 
 
 def put_off(

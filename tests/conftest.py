@@ -50,8 +50,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 SAME_ON_BOTH = ("faces/", "faults/", "worker/")
 ON_EACH = (
-    *(f"worker/test_{what}.py" for what in ("complete", "flow", "flows", "leases", "limits", "limits_and")),
-    *(f"worker/test_{what}.py" for what in ("newest_first", "outage", "rates", "serial", "sql_rows")),
+    *(f"worker/test_{what}.py" for what in ("complete", "dead_hosts", "flow", "flows", "leases", "limits")),
+    *(
+        f"worker/test_{what}.py"
+        for what in ("limits_and", "newest_first", "outage", "rates", "serial", "sql_rows")
+    ),
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
 """Folders of tests of what is above the database, many of which start processes, but for files that are about

@@ -125,6 +125,7 @@ def load() -> list[Measure]:
         moments,
         overhead,
         recovery,
+        rescue,
         results,
         snapshot,
         trace,
@@ -133,6 +134,6 @@ def load() -> list[Measure]:
 
     rooms = (
         *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
-        *(recovery, features, fleet, waiting),
+        *(recovery, rescue, features, fleet, waiting),
     )
     return [measure for room in rooms for measure in room.MEASURES]

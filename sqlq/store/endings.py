@@ -14,7 +14,7 @@ together or not at all, and of several that believe to hold a job only one gets 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
 
@@ -23,6 +23,7 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     Integer,
+    Select,
     Table,
     Text,
     Update,
@@ -41,11 +42,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningDelete
 
 from sqlq import history
-from sqlq.endings import follow_up
+from sqlq.endings import as_trusted, follow_up, settlement
 from sqlq.history import Course
-from sqlq.job import NewJob
+from sqlq.job import ClaimedJob, NewJob
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted, Settlement
-from sqlq.retry import error_record, follows, wait_after_loss_ms
+from sqlq.retry import error_record, follows, given_back, wait_after_loss_ms
 from sqlq.schema.moments import after, far, now
 from sqlq.schema.tables import (
     CARRIED,
@@ -59,7 +60,7 @@ from sqlq.schema.tables import (
 )
 from sqlq.seal import Seal
 from sqlq.settings import ERROR_BYTES, NOTES_BYTES
-from sqlq.store.dialect import NO_OPTIONS, Batch, Dialect, Right, held, rights
+from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights
 from sqlq.store.jobs import DIALECTS, HOLD, insert
 from sqlq.store.wakes import Wake, write
 
@@ -351,6 +352,21 @@ def lose(conn: Connection, wanted: Iterable[Right], why: str, *, seal: Seal | No
     return _lose(conn, revoked, why, seal)
 
 
+def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None = None) -> set[Right]:
+    """Give back jobs that their owner never began, in its stead; return the rights that it still had. A row
+    that another transaction has locked is passed over."""
+    if not wanted:
+        return set()
+    dialect = DIALECTS[conn.dialect.name]
+    rows = conn.execute(_unbegun(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
+    # guard: what-never-began-keeps-its-key
+    unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
+    settlements = [
+        settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
+    ]
+    return settle(conn, settlements)
+
+
 def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None) -> list[Rescued]:
     alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
     spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
@@ -376,10 +392,11 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None)
 
     failed = {row.id for row in end_apart(conn, spent, fail, "has failed")}
     wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
+    again_ids = {row.id for row in alive}
     return [
-        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r in spent, r.flow_id, r.limit_key)
+        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r.id in failed, r.flow_id, r.limit_key)
         for r in revoked
-        if r not in spent or r.id in failed
+        if r.id in failed or r.id in again_ids
     ]
 
 
@@ -490,6 +507,12 @@ _REVOKED = (
     jobs.c.limit_key,
 )
 _REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
+
+
+@cache
+def _unbegun(dialect: Dialect) -> Select[Any]:
+    mine = held(dialect, HOLD)
+    return select(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by).where(jobs.c.id == mine.c.id)
 
 
 @cache

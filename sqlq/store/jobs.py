@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import (
     BigInteger,
     Connection,
-    String,
     Update,
     bindparam,
     literal,
@@ -33,7 +32,7 @@ from sqlq.job import (
 from sqlq.schema.moments import after
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import lasting, wakes
-from sqlq.store.dialect import CLAIMED, Batch, Dialect, Right, held
+from sqlq.store.dialect import Batch, Dialect, Right, held
 from sqlq.store.keyed import Conflict, conflict_of, insert_keyed, inserting
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.rows import (
@@ -291,15 +290,10 @@ def _extend(dialect: Dialect) -> Update:
     )
 
 
-_OWNED = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == bindparam("owner", type_=String))
-
-
-def owned(conn: Connection, owner: str) -> list[ClaimedJob]:
-    """Return, and lock, what an owner holds but for rows that another transaction has locked."""
-    return [ClaimedJob._make(row) for row in conn.execute(_owned_jobs, {"owner": owner})]
-
-
-_owned_jobs = select(*CLAIMED).where(*_OWNED).order_by(jobs.c.id).with_for_update(skip_locked=True)
+def owned(conn: Connection, owner: str) -> list[Right]:
+    """Return the rights that an owner has, by id. Reads every row that is reserved."""
+    mine = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner)
+    return [(id, token) for id, token in conn.execute(select(*_RIGHT).where(*mine).order_by(jobs.c.id))]
 
 
 # -- looking -------------------------------------------------------------------------------------------------

@@ -351,15 +351,16 @@ def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple
     with database.begin() as conn:
         keys, freed = sweep_on(conn, after_key, most)
     done = look(database, {*keys, *freed}, most=0) if keys or freed else Admitted()
+    done.more_wakes = done.more_wakes or len(freed) >= JOBS_AT_ONCE  # guard: a-full-sweep-goes-on
     return done, keys[-1] if len(keys) == most else None
 
 
-def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], set[str]]:
+def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], list[str]]:
     """Return the next keys in whose lines jobs wait, each with a row by now, and those of which slots were
-    given back."""
-    freed = set(conn.scalars(_BACK_INTO_LINE, {"most": JOBS_AT_ONCE}))
+    given back, once for each slot."""
+    freed = list(conn.scalars(_BACK_INTO_LINE, {"most": JOBS_AT_ONCE}))
     if (served := cluster.served(conn)) is not None:  # guard: unserved-hold-no-slots
-        freed |= set(conn.scalars(_BACK_INTO_LINE_UNSERVED, {"most": JOBS_AT_ONCE, "served": served}))
+        freed += list(conn.scalars(_BACK_INTO_LINE_UNSERVED, {"most": JOBS_AT_ONCE, "served": served}))
     keys = [key for key in conn.scalars(_KEYS, {"after_key": after_key, "most": most}) if key is not None]
     if keys:
         _add(conn, DIALECTS[conn.dialect.name], _unknown(conn, keys))

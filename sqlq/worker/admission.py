@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from sqlq.settings import POLL_MS
 from sqlq.store import limits
 from sqlq.store.database import Database
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.unblocker import tell_idle
 
 log = logging.getLogger("sqlq.worker")
@@ -73,10 +73,11 @@ class Admissions:
 
     def look(self) -> None:
         """Look at wakes soon, since something happened; returns at once."""
-        if self._in_use and not self._hinted:
+        if self._in_use and not (self._hinted and self._thread):
             with self._changed:
                 self._hinted = True
                 self._changed.notify_all()
+                self._begin()  # guard: admissions-begin-when-they-can
 
     def look_now(self) -> bool:
         """Admit what may run by all wakes that are due; return whether anything was. For a worker that leaves
@@ -114,8 +115,8 @@ class Admissions:
     def _begin(self) -> None:
         if self._thread is None and not self._closing:
             thread = threading.Thread(target=self._run, name="sqlq-admit", daemon=True)
-            thread.start()
-            self._thread = thread  # one that could not start is tried again
+            if begins(thread):
+                self._thread = thread
 
     def _run(self) -> None:
         outage = Outage("admitting jobs", self._database)

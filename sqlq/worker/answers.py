@@ -17,6 +17,7 @@ from sqlq.store import results
 from sqlq.store.database import Database
 from sqlq.store.records import possible
 from sqlq.waiting import ASK_SECONDS
+from sqlq.worker.outage import begins
 
 log = logging.getLogger("sqlq.worker")
 
@@ -70,10 +71,8 @@ class Answers:
                 return
             if self._thread is None and not here:
                 thread = threading.Thread(target=self._run, name="sqlq-answers", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # no thread is to be had now; who waits looks for itself
-                    return
+                if not begins(thread):
+                    return  # who waits looks for itself
                 self._thread = thread
         if here:
             self._answer(wanted)

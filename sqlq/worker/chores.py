@@ -33,6 +33,11 @@ log = logging.getLogger("sqlq.worker")
 PRUNE_SECONDS = 60.0
 PRUNE_BATCH = 1_000
 EXPIRE_BATCH = 500
+RESCUE_BATCH = 300
+"""How many jobs one transaction takes from dead workers: 15 to 50 ms, of a core of its own."""
+BETWEEN_SECONDS = 0.03
+"""Who waits for SQLite's write lock looks for it at growing intervals, of 25 ms at most in the first tenth of
+a second: a lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
 UNUSED_MS = 30 * 24 * 3_600_000
@@ -186,13 +191,23 @@ class LookedFor:
         return wait
 
 
+def at_once(database: Database, began: float) -> float:
+    """Return in how many seconds the next batch is due after a full one that began then: at once, or where
+    there is one writer after about as long as this one took, its wait for the lock included, so that others
+    find the lock free."""
+    if not database.dialect.one_writer:
+        return 0.0
+    return max(BETWEEN_SECONDS, jittered(time.monotonic() - began))  # guard: a-batch-leaves-time
+
+
 def jittered(seconds: float) -> float:
     """Return about so many seconds, so that the chores of many workers do not fall together."""
     return seconds * random.uniform(SHORTEST_RHYTHM, 2 - SHORTEST_RHYTHM)
 
 
 class Rescue:
-    """Takes jobs from workers that did not renew their leases.
+    """Takes jobs from workers that did not renew their leases: one batch a turn, at once the next, until one
+    finds none.
 
     Who was away itself, because the machine slept or the database did not answer, may be about to take jobs
     from workers that were away for the same reason, and still run them. So it gives them half a lease to
@@ -233,16 +248,20 @@ class Rescue:
         elif moment < self._waits_until:
             wait = min(self._every, self._waits_until - moment)
         else:
+            began = time.monotonic()
             with self._database.begin() as conn:
-                rescued = endings.rescue(conn, seal=self._database.seal)
-            self.is_called = False
+                rescued = endings.rescue(conn, limit=RESCUE_BATCH, seal=self._database.seal)
+            # not by their number: what the database refuses to end is in each batch again
+            self.is_called = bool(rescued)  # guard: a-batch-is-not-the-last
+            goes_on_at = time.monotonic() + at_once(self._database, began)
             unblock.after_losses(self._database.for_claims, rescued)
             self._tell(rescued, "did not renew its lease")
             if rescued:
                 self._rescued()
-            wait = self._every
+            # the others had the time since
+            wait = max(0.0, goes_on_at - time.monotonic()) if self.is_called else self._every
         self._here_at = moment
-        return jittered(wait)
+        return wait if self.is_called else jittered(wait)
 
 
 class Prune:
@@ -262,6 +281,7 @@ class Prune:
         if self._waits:  # workers that start together do not prune together
             waits, self._waits = self._waits, 0.0
             return waits
+        began = time.monotonic()
         with self._database.begin() as conn:
             older_ms = self._older_than_ms
             pruned = (
@@ -270,12 +290,12 @@ class Prune:
                 else records.prune(conn, finished_older_than_ms=older_ms, limit=PRUNE_BATCH)
             )
             pruned += records.prune_expired(conn, limit=PRUNE_BATCH - pruned)
-        return 0.0 if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
+        return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
 
 class Expire:
-    """Cancels jobs that were not started in time: one batch a turn, at once the next where there may be
-    more."""
+    """Cancels jobs that were not started in time: one batch a turn, at once the next, until one finds
+    none."""
 
     doing = "cancelling jobs that were not started in time"
 
@@ -284,10 +304,11 @@ class Expire:
         self._tell = tell
 
     def run(self) -> float:
+        began = time.monotonic()
         with self._database.begin() as conn:
             expired = expiry.expire(conn, limit=EXPIRE_BATCH)
         self._tell(expired)
-        return 0.0 if len(expired) == EXPIRE_BATCH else jittered(RESCUE_MS / 1000)
+        return at_once(self._database, began) if expired else jittered(RESCUE_MS / 1000)
 
 
 class Sweep:
@@ -300,10 +321,11 @@ class Sweep:
         self._database = database
 
     def run(self) -> float:
+        began = time.monotonic()
         with self._database.begin() as conn:
             cluster.sweep(conn, silent_ms=SILENT_MS)
             forgotten = limits.forget_unused(conn, unused_ms=UNUSED_MS, most=PRUNE_BATCH)
-        return 0.0 if forgotten == PRUNE_BATCH else jittered(SWEEP_SECONDS)
+        return at_once(self._database, began) if forgotten == PRUNE_BATCH else jittered(SWEEP_SECONDS)
 
 
 class Unblock:
@@ -371,7 +393,8 @@ class Admit:
         if done.number:
             self._freed()
         rest = SWEEP_SHARE * (time.monotonic() - began)
-        return rest if self._place is not None else max(rest, jittered(RESCUE_MS / 1000))
+        goes_on = self._place is not None or bool(done.more) or done.more_wakes
+        return rest if goes_on else max(rest, jittered(RESCUE_MS / 1000))
 
 
 class Unstarted:

@@ -39,6 +39,7 @@ from sqlq.retry import (
     DEFAULT_POLICY,
     RetryPolicy,
     Signal,
+    broken_off,
     decide,
     describe,
     failed,
@@ -105,7 +106,8 @@ def _prepared(running: RunningJob) -> Outcome | None:
     Raises `ArgumentsError` for a payload that no handler can be called with, and for a cursor that is none.
     """
     job, task = running.claimed, running.task_found
-    if task is None or running.cancel_requested or job.attempts > job.max_attempts:
+    stops = running.asked_to_stop or running.cancel_requested  # guard: what-is-given-back-does-not-start
+    if task is None or stops or job.attempts > job.max_attempts:
         return _not_runnable(running)
     if job.late_ms is not None and running.is_too_late:
         return _not_runnable(running)
@@ -276,7 +278,7 @@ def raised(running: RunningJob, error: BaseException) -> Outcome:
 def _stopped(running: RunningJob) -> Outcome:
     """Return the outcome of a handler that was made to stop: by an operator the job's end, else given
     back."""
-    return Cancelled(BY_OPERATOR) if running.cancel_requested else given_back(running.claimed)
+    return Cancelled(BY_OPERATOR) if running.cancel_requested else broken_off(running.claimed)
 
 
 def _failed(running: RunningJob, error: BaseException) -> Outcome:
@@ -343,6 +345,8 @@ def _not_runnable(running: RunningJob) -> Outcome:
     job = running.claimed
     if running.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(BY_OPERATOR)
+    if running.asked_to_stop:
+        return given_back(job)
     if running.is_too_late:  # guard: too-late-is-not-started
         return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:

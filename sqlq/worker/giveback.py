@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from sqlq.outcome import Outcome, SelfCompleted
-from sqlq.retry import given_back
+from sqlq.retry import broken_off, given_back
 from sqlq.worker.execute import late
 from sqlq.worker.executors import Executors
 from sqlq.worker.lease import Leases
@@ -87,5 +87,5 @@ class GivesBack:
             self._executors.wait_idle(CANCELLED_SECONDS)
         for job in self._executors.running():
             # the handler may have completed the job, here or in its own process
-            otherwise = late(job) or given_back(job.claimed)
+            otherwise = late(job) or (given_back if job.started is None else broken_off)(job.claimed)
             self._settle(job, SelfCompleted(otherwise))  # guard: give-back-after-grace

@@ -27,7 +27,7 @@ from sqlq.around import Scope
 from sqlq.errors import WorkerLostError
 from sqlq.job import Progress
 from sqlq.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
-from sqlq.retry import failed, given_back, wait_after_loss_ms
+from sqlq.retry import broken_off, failed, given_back, wait_after_loss_ms
 from sqlq.store.dialect import Right
 from sqlq.task import Registry
 from sqlq.worker.commits import CompletionTarget
@@ -306,7 +306,7 @@ class Isolates:
         if running.cancel_requested:
             return Cancelled(BY_OPERATOR)
         if running.asked_to_stop or closed:
-            return given_back(running.claimed)
+            return broken_off(running.claimed)
         name = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
         lost = ErrorText(name, f"the process of its own in which this job ran {how}")
         wait_ms = wait_after_loss_ms(running.claimed.losses)

@@ -10,24 +10,23 @@ import random
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.endings import as_trusted, settlement
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
-from sqlq.history import Course
-from sqlq.retry import given_back
 from sqlq.seal import Seal
 from sqlq.store import cluster, endings, jobs, unblock
 from sqlq.store.database import STANDS_IN, Address, Database
 from sqlq.store.dialect import Right
+from sqlq.worker.chores import RESCUE_BATCH, at_once
 from sqlq.worker.lease import heartbeat_seconds
 from sqlq.worker.link import Link, packed
 from sqlq.worker.meter import Totals
+from sqlq.worker.outage import begins
 from sqlq.worker.tell import Teller
 
 log = logging.getLogger("sqlq.worker")
@@ -37,6 +36,19 @@ LONGEST_PAUSE_SECONDS = 10.0
 MOST_UNTOLD = 1_000
 LAST_SECONDS = 10.0
 """How long the supervisor waits at its end for what is still to be given back."""
+
+
+@dataclass
+class Dead:
+    """A worker that died, as `worker_died` takes it."""
+
+    worker: str
+    started: set[Right] | None
+    why: str
+    until: float
+    """After this its leases have run out."""
+    held: list[Right] | None = None
+    """What is still to be given back; None until it was looked for, which reads what all workers hold."""
 
 
 class LeaseKeeper:
@@ -54,7 +66,7 @@ class LeaseKeeper:
         self._every = heartbeat_seconds(lease_ms)
         self._lock = threading.Lock()
         self._kept: dict[str, Link] = {}
-        self._dead: list[tuple[str, set[Right] | None, str, float]] = []
+        self._dead: list[Dead] = []
         self._teller = Teller()
         self._untold: list[JobEvent] = []
         """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
@@ -94,10 +106,7 @@ class LeaseKeeper:
     def begin(self) -> None:
         """Begin to renew, once there is a worker; where no thread can be started now, a later call does."""
         if self._database is not None and self._thread.ident is None:
-            try:
-                self._thread.start()
-            except (RuntimeError, MemoryError) as error:  # guard: a-keeper-begins-when-it-can
-                log.debug("the thread that renews leases cannot be started now: %s", error)
+            begins(self._thread)
 
     def keep_no_more(self, worker: str) -> None:
         """Renew for this worker no longer."""
@@ -132,8 +141,7 @@ class LeaseKeeper:
     def worker_died(self, worker: str, started: set[Right] | None, why: str) -> None:
         """Give back what a dead worker held: `started` counts as an attempt that lost its worker, the rest as
         never begun."""
-        with self._lock:
-            self._dead.append((worker, started, why, time.monotonic() + self._lease_ms / 1000))
+        self._dead.append(Dead(worker, started, why, time.monotonic() + self._lease_ms / 1000))
         self._changed.set()
 
     def close(self) -> None:
@@ -156,9 +164,8 @@ class LeaseKeeper:
                 if time.monotonic() >= self._next_beat:
                     self._next_beat = time.monotonic() + self._every
                     self._beat()
-                left = self._give_back()
+                wait = min(self._give_back(), self._next_beat - time.monotonic())
                 failures = 0
-                wait = LOCKED_SECONDS if left else self._next_beat - time.monotonic()
             except (DBAPIError, SqlqError) as error:
                 if self._closing:
                     return
@@ -193,60 +200,54 @@ class LeaseKeeper:
             rights = [[id, token, cancelled] for (id, token), cancelled in held]
             link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
 
-    def _give_back(self) -> bool:
-        """Give back what dead workers held; return whether something is left, because it was locked."""
-        with self._lock:
-            dead = list(self._dead)
-        left = False
-        for entry in dead:
-            worker, started, why, until = entry
+    def _give_back(self) -> float:
+        """Give back a batch of what each dead worker held; return in how many seconds there is more to do."""
+        wait = float("inf")
+        for dead in list(self._dead):
             try:
-                done = self._give_back_of(worker, started, why)
+                rest = self._give_back_of(dead)
             except Exception as error:  # guard: one-death-keeps-no-other-waiting
                 dialect = self.database.dialect
                 if isinstance(error, DBAPIError) and (dialect.is_away(error) or dialect.rolled_back(error)):
                     raise
-                log.error("what worker %s held stays until its leases have run out: %s", worker, error)
-                done = True
-            if done or time.monotonic() > until:
-                with self._lock:
-                    self._dead.remove(entry)
+                log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
+                rest = None
+            if rest is None or time.monotonic() > dead.until:
+                self._dead.remove(dead)
             else:
-                left = True
-        return left
+                wait = min(wait, rest)
+        return wait
 
-    def _give_back_of(self, worker: str, started: set[Right] | None, why: str) -> bool:
-        database = self._database
-        assert database is not None
+    def _give_back_of(self, dead: Dead) -> float | None:
+        """Give back a batch; return in how many seconds the next is due, None where nothing is left."""
+        database, worker, why = self.database, dead.worker, dead.why
+        began = time.monotonic()
         with database.begin() as conn:
-            held = jobs.owned(conn, worker)
-            lost = [
-                (job.id, job.lease_token)
-                for job in held
-                if started is None or (job.id, job.lease_token) in started  # guard: only-what-started-counts
-            ]
-            unstarted = [job for job in held if (job.id, job.lease_token) not in set(lost)]
-            if unstarted:
-                since = {job.id: job.since for job in cluster.reserved(conn)}
-                courses = {job.id: Course(since.get(job.id), worker=worker) for job in unstarted}
-                seal = database.seal  # guard: what-follows-the-unstarted-is-sealed
-                settlements = [
-                    settlement(as_trusted(job, seal), given_back(job), courses[job.id], seal=seal)
-                    for job in unstarted
-                ]
-                endings.settle(conn, settlements)
-            taken = endings.lose(conn, lost, why, seal=database.seal) if lost else []
-            left = cluster.still_holds(conn, worker)
-            if not left:
+            held = jobs.owned(conn, worker) if dead.held is None else dead.held
+            batch, later = held[:RESCUE_BATCH], held[RESCUE_BATCH:]
+            # guard: only-what-started-counts
+            started = {right for right in batch if dead.started is None or right in dead.started}
+            # guard: what-follows-the-unstarted-is-sealed
+            back = endings.give_back(conn, set(batch) - started, seal=database.seal)
+            taken = endings.lose(conn, started, why, seal=database.seal) if started else []
+            done = {id for id, _ in back} | {job.id for job in taken}
+            # What the database refuses to end has a new token, and is left to the rescue: to the next try it
+            # would be a job that never began.
+            fates = jobs.fates(conn, [right for right in batch if right[0] not in done])
+            # guard: a-refused-end-is-left-to-the-rescue
+            locked = [right for right, fate in fates.items() if fate is jobs.Fate.HELD]
+            left = later + locked  # guard: locked-rows-are-given-back-later
+            if not left and not cluster.still_holds(conn, worker):
                 cluster.leave(conn, worker)
-            if held:
+            if done:
                 cluster.wake_others(conn)
+        dead.held = left
         unblock.after_losses(database, taken)
         self.tell(self._teller.rescued(taken, why))
         ended = Counter("failed" if job.failed else "retried" for job in taken)
-        self.tally = self.tally + ended + Counter(released=len(unstarted))  # guard: lost-jobs-are-counted
-        if unstarted:
-            log.info("%d jobs that worker %s had not started are given back", len(unstarted), worker)
-        if len(taken) < len(lost):  # guard: a-refused-end-is-left-to-the-rescue
-            return True  # their tokens have risen: to the next try they would be jobs that never began
-        return not left  # guard: locked-rows-are-given-back-later
+        self.tally = self.tally + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
+        if back:
+            log.info("%d jobs that worker %s had not started are given back", len(back), worker)
+        if later:
+            return at_once(database, began)  # guard: a-death-is-given-back-whole
+        return LOCKED_SECONDS if left else None

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from sqlq.outcome import Released, Settlement
 from sqlq.settings import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
-from sqlq.store import endings, jobs
+from sqlq.store import endings, jobs, unblock
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
@@ -178,9 +177,10 @@ class Leases:
             started = unknown & self._abandoned
         unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
-            endings.settle(conn, [Settlement(id, token, 0, Released()) for id, token in unstarted])
+            endings.give_back(conn, unstarted, seal=self._database.seal)
             why = "could not write its outcome"
             lost = endings.lose(conn, started, why, seal=self._database.seal) if started else []
+        unblock.after_losses(self._database.for_claims, lost)
         ended = {job.id for job in lost}
         with self._lock:
             # what the database refuses to end has a new token, and was started all the same

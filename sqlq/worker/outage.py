@@ -42,6 +42,17 @@ _troubles: dict[Any, _Trouble] = {}
 """By the place of the database."""
 
 
+def begins(thread: threading.Thread) -> bool:
+    """Start a thread and say whether it has begun. None may be to be had now: what needs it makes another one
+    the next time."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:  # guard: without-a-thread-the-rest-goes-on
+        log.debug("the thread %s cannot be started now: %s", thread.name, error)
+        return False
+    return True
+
+
 class Outage:
     """The trouble one loop of a worker has with its database. All loops meet the same outage at the same
     time, so what is said about it is said once for all of them."""

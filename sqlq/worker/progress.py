@@ -16,6 +16,7 @@ from sqlq.errors import SqlqError
 from sqlq.store import jobs, progress
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
+from sqlq.worker.outage import begins
 from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
@@ -42,11 +43,8 @@ class Pace:
         with self._lock:
             self._changed[job.right] = job
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sqlq-progress", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError:  # no thread is to be had now: the next word tries again
-                    self._thread = None
+                thread = threading.Thread(target=self._run, name="sqlq-progress", daemon=True)
+                self._thread = thread if begins(thread) else None
         self._something.set()
 
     def close(self) -> None:

@@ -184,6 +184,12 @@ class RunningJob(Commits):
         return self.claimed.max_attempts
 
     @property
+    def releases(self) -> int:
+        """How often it was given back or snoozed before, which `attempts` does not count. A checkpoint, or
+        `sqlq failed retry`, begins the number anew."""
+        return self.claimed.releases
+
+    @property
     def lease_token(self) -> int:
         return self.claimed.lease_token
 

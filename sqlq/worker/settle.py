@@ -274,19 +274,17 @@ class Settler:
                 else:
                     self._settled(job, outcome, seconds)
         finally:  # guard: what-is-settled-is-let-go
-            try:
-                if steps:
-                    self._tell_of_steps(steps)  # guard: steps-are-unblocked-after-the-settle
-                if keys:
-                    self._tell_of_keys(keys)  # guard: slots-are-filled-after-the-settle
-            finally:  # also where they could not begin their threads
-                self._leases.drop(ended)
-                if ended:
-                    self._after_settling()
-                    self._teller.told()
-                if over:  # last, since it may be done here
-                    # guard: who-waits-is-answered
-                    self._answers.ended(over, here=self._outcomes.empty())
+            if steps:
+                self._tell_of_steps(steps)  # guard: steps-are-unblocked-after-the-settle
+            if keys:
+                self._tell_of_keys(keys)  # guard: slots-are-filled-after-the-settle
+            self._leases.drop(ended)
+            if ended:
+                self._after_settling()
+                self._teller.told()
+            if over:  # last, since it may be done here
+                # guard: who-waits-is-answered
+                self._answers.ended(over, here=self._outcomes.empty())
         if followed:
             self._wake_for_follow_ups()
 

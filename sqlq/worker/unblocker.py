@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 from sqlq.store import cluster, unblock
 from sqlq.store.database import Database
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.outage import AWAY, Outage, begins
 
 log = logging.getLogger("sqlq.worker")
 
@@ -45,8 +45,9 @@ class Unblocker:
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="sqlq-unblock", daemon=True)
-                thread.start()
-                self._thread = thread  # where none could start a sweep does it, and the next call tries again
+                if not begins(thread):
+                    return  # a sweep does it, and the next call tries again
+                self._thread = thread
             self._owed += len(ids)
         for id in ids:
             self._ended.put(id)

@@ -71,9 +71,9 @@ def test_a_sweep_that_found_a_whole_batch_goes_on_at_once(
     drain(app)
     unuse(engine)
     sweep = Sweep(app.database)
-    assert sweep.run() == sweep.run() == 0.0
+    assert max(sweep.run(), sweep.run()) < 60
     assert known(app) == []
-    assert sweep.run() > 0
+    assert sweep.run() > 60
 
 
 def test_with_the_next_job_the_key_is_known_again(app: sqlq.App, engine: Engine) -> None:

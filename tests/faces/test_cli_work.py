@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 import sqlq
 from sqlq.job import State
@@ -167,6 +168,18 @@ def test_after_the_grace_time_a_running_job_is_given_back_unburnt(sqlq_: Command
         assert worker.wait(30) == 0, "a handler that cannot be stopped must not keep the process"
     job = app.get(running)
     assert (job.state, job.attempts, job.releases) == (State.AVAILABLE, 0, 1)
+
+
+def test_after_the_grace_time_what_may_start_once_has_failed(sqlq_: Command, app: sqlq.App) -> None:
+    running = _enqueue(sqlq_, "wait", "a")
+    with app.database.begin() as conn:
+        conn.execute(text("UPDATE jobs SET max_attempts = 1"))
+    with sqlq_.working("--grace", "100ms", anew=True) as worker:
+        sqlq_.wait_for("a.started")
+        worker.terminate()
+        assert worker.wait(30) == 0
+    job = app.get(running)
+    assert (job.state, job.reason, job.attempts, job.releases) == (State.FAILED, "worker_lost", 1, 0)
 
 
 @pytest.mark.variants

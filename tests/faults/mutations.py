@@ -71,6 +71,7 @@ SMALL, HOSTILE, CROWD = (
 )
 MACHINE, ZOMBIES = "tests/faults/test_state_machine.py::", "tests/faults/test_zombies.py::"
 COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
+DEAD, ONCE = "tests/worker/test_dead_hosts.py::", "tests/worker/test_once.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
 LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
 LASTING = "tests/conformance/test_lasting_keys.py::"
@@ -346,10 +347,21 @@ GUARDS = [
     Guard("what-runs-is-not-waited-for", "job.state is State.RUNNING", "False", CONFLICT + "test_an_open_completion_is_not_waited_for[postgresql]"),
     Guard("keys-in-one-order", "sorted(waiting, key=lambda key: (key[0], key[1] or \"\"))", "list(waiting)", CONFLICT + "test_batches_with_reversed_keys_do_not_deadlock[postgresql]"),
     Guard("postponed-to-a-limit", "(earlier > jobs.c.available_at, earlier)", "(earlier > jobs.c.available_at, statement.excluded.available_at)", CONFLICT + "test_it_is_postponed_but_not_for_ever[sqlite]"),
+    # the jobs of a dead host, in batches
+    Guard("a-batch-is-not-the-last", None, "self.is_called = False", DEAD + "test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait[sqlite-looks itself]"),
+    Guard("a-batch-is-not-the-last", "bool(rescued)", "len(rescued) == RESCUE_BATCH", DEAD + "test_a_job_whose_end_is_refused_keeps_no_batch_waiting[sqlite]"),
+    Guard("a-batch-leaves-time", None, "return 0.0", DEAD + "test_what_is_rescued_in_batches_leaves_time_to_a_single_writer[sqlite]"),
+    Guard("a-death-is-given-back-whole", None, "return None", DEAD + "test_what_a_dead_process_held_is_given_back_in_batches[sqlite]"),
+    Guard("what-never-began-keeps-its-key", "row[: len(CLAIMED)])", "row[: len(CLAIMED)])._replace(limit_key=None)", DEAD + "test_what_never_began_gives_its_slot_back_whoever_gives_it_back[sqlite-itself]"),
+    Guard("a-full-sweep-goes-on", None, "pass", DEAD + "test_a_paused_queue_gives_all_its_slots_back_without_a_wait[sqlite-4]"),
+    # what may start once, and threads that cannot be started
+    Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", ONCE + "test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time[sqlite-is_cancelled-the task says it]"),
+    Guard("what-is-given-back-does-not-start", "running.asked_to_stop or ", "", ONCE + "test_what_was_given_back_before_it_began_does_not_start[sqlite]"),
+    Guard("admissions-begin-when-they-can", None, "pass", "tests/worker/test_short_of_threads.py::test_admissions_begin_once_there_is_a_thread[sqlite]"),
     # the supervisor, and what it knows of a process that died
-    Guard("only-what-started-counts", None, "", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[sqlite]"),
-    Guard("only-what-started-counts", None, "if (job.id, job.lease_token) in (started or ())", SUPERVISING + "test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started[sqlite]"),
-    Guard("locked-rows-are-given-back-later", None, "return True", SUPERVISING + "test_a_row_that_is_locked_is_given_back_later[postgresql]"),
+    Guard("only-what-started-counts", None, "started = set(batch)", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[sqlite]"),
+    Guard("only-what-started-counts", "dead.started is None or right in dead.started", "right in (dead.started or ())", SUPERVISING + "test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started[sqlite]"),
+    Guard("locked-rows-are-given-back-later", None, "left = later", SUPERVISING + "test_a_row_that_is_locked_is_given_back_later[postgresql]"),
     Guard("supervisor-renews", None, "entered, renewed = set(kept), {worker: {} for worker in kept}", SUPERVISING + "test_it_renews_what_its_worker_holds_and_tells_it[sqlite]"),
     Guard("supervisor-renews", None, "entered, renewed = set(kept), {worker: {} for worker in kept}", ZOMBIES + "test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_lives[sqlite]"),
     Guard("unknown-workers-renew-themselves", None, "elif False:", SUPERVISING + "test_a_worker_that_it_does_not_find_has_to_renew_for_itself[sqlite]"),
@@ -381,13 +393,13 @@ GUARDS = [
     Guard("a-worker-runs-once", None, "if False:", "tests/worker/test_bounds.py::test_a_worker_runs_once[sqlite]"),
     Guard("one-death-keeps-no-other-waiting", "Exception", "KeyboardInterrupt", SUPERVISING + "test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting[sqlite]"),
     Guard("no-word-in-the-middle-of-another", None, "self._unsent = bytearray(_line(message))", LINK + "test_a_word_that_waits_begins_after_the_one_that_did_not_fit"),
-    Guard("a-refused-end-is-left-to-the-rescue", None, "if False:", SUPERVISING + "test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began[sqlite]"),
+    Guard("a-refused-end-is-left-to-the-rescue", None, "locked = list(fates)", SUPERVISING + "test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began[sqlite]"),
     Guard("a-refused-loss-was-started", "| refused", "", SUPERVISING + "test_what_could_not_be_written_nor_ended_is_not_given_back[sqlite]"),
     Guard("an-attempt-ends-once", None, "if False:", "tests/worker/test_bounds.py::test_a_handler_that_ends_as_it_is_given_back_ends_once[sqlite]"),
     Guard("no-process-outlives-its-give-back", None, "pass", "tests/worker/test_isolates.py::test_no_process_goes_on_with_a_job_that_is_given_back[sqlite]"),
     Guard("nobody-works-unheard", "BaseException", "KeyboardInterrupt", SUPERVISING + "test_a_child_that_nobody_could_hear_is_not_left_behind"),
     Guard("a-shortage-of-threads-is-waited-out", "SHORTAGES", "OSError", SUPERVISING + "test_a_child_that_nobody_could_hear_is_not_left_behind"),
-    Guard("a-keeper-begins-when-it-can", "(RuntimeError, MemoryError)", "KeyError", SUPERVISING + "test_a_keeper_whose_thread_cannot_be_started_now_begins_later[sqlite]"),
+    Guard("without-a-thread-the-rest-goes-on", "(RuntimeError, MemoryError)", "KeyError", SUPERVISING + "test_a_keeper_whose_thread_cannot_be_started_now_begins_later[sqlite]"),
     Guard("without-a-host-each-looks-itself", "SHORTAGES", "OSError", SUPERVISING + "test_a_host_that_can_do_no_chores_looks_for_nobody[postgresql]"),
     Guard("who-does-no-chores-does-not-look", None, "pass", SUPERVISING + "test_a_host_that_can_do_no_chores_looks_for_nobody[postgresql]"),
     Guard("a-spare-is-paused-too", None, "pass", SUPERVISING + "test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused"),

@@ -289,8 +289,7 @@ def test_in_bounded_batches_the_most_overdue_first(
     monkeypatch.setattr("sqlq.worker.chores.EXPIRE_BATCH", 2)
     told: list[Any] = []
     chore = Expire(app.database, told.extend)
-    assert chore.run() == 0.0, "there may be more"
-    assert chore.run() > 0
+    assert [chore.run() < 5 for _ in range(3)] == [True, True, False]
     assert [job.id for job in told] == [ids[1], ids[2], ids[4]]
 
 

@@ -326,7 +326,8 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
         assert jobs.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
     keeper = LeaseKeeper(1000)
     keeper._database = database
-    assert keeper._give_back_of("dead", set(), "died")
+    keeper.worker_died("dead", set(), "died")
+    assert keeper._give_back() == float("inf")
     work(sealing)
     assert sorted(heard, key=str) == [
         ("completed", None),

@@ -22,6 +22,7 @@ from sqlq.job import ClaimedJob
 from sqlq.outcome import Completed, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED
 from sqlq.store import cluster, endings, jobs
+from sqlq.store.dialect import Right
 from sqlq.store.jobs import Fate
 from sqlq.worker import supervisor
 from sqlq.worker.blackbox import BlackBox
@@ -63,9 +64,16 @@ def enter(app: sqlq.App, worker: str) -> None:
 
 @pytest.fixture
 def dead_worker(app: sqlq.App) -> Callable[..., bool]:
-    keeper = LeaseKeeper(LEASE_MS)
+    keeper = LeaseKeeper(60_000)
     keeper._database = app.database
-    return keeper._give_back_of
+
+    def dies(worker: str, started: set[Right] | None, why: str) -> bool:
+        """Give back what a worker held, or what is left of it; say whether all of it is."""
+        if not keeper._dead:
+            keeper.worker_died(worker, started, why)
+        return keeper._give_back() == float("inf")
+
+    return dies
 
 
 def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(
@@ -135,17 +143,17 @@ def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
     keeper._database = app.database
     give_back = keeper._give_back_of
 
-    def of_worker(worker: str, *more: Any) -> bool:
-        if worker == "odd":
+    def of_worker(dead: Any) -> float | None:
+        if dead.worker == "odd":
             raise LookupError("no such thing")
-        return give_back(worker, *more)
+        return give_back(dead)
 
     monkeypatch.setattr(keeper, "_give_back_of", of_worker)
     app.enqueue(noop.new())
     (job,) = claim(app, "dead")
     for worker in ("odd", "dead"):
         keeper.worker_died(worker, {right(job)}, "died")
-    assert not keeper._give_back(), "nothing is left to do"
+    assert keeper._give_back() == float("inf"), "nothing is left to do"
     assert app.get(job.id).state == "available"
     assert "what worker odd held stays until its leases have run out: no such thing" in caplog.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +19,7 @@ from sqlq.schema.moments import FAR, milliseconds_of
 from sqlq.seal import HEAD, new_key
 from sqlq.settings import MAX_RELEASES
 from sqlq.store import endings, jobs
-from sqlq.worker.keeper import LeaseKeeper
+from sqlq.worker.keeper import Dead, LeaseKeeper
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -200,7 +201,7 @@ def test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started(
         assert jobs.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
     keeper = LeaseKeeper(1000)
     keeper._database = app.database
-    assert keeper._give_back_of("dead", set(), "died")
+    assert keeper._give_back_of(Dead("dead", set(), "died", time.monotonic() + 60)) is None
     assert [job.reason for job in app.list(state="failed")] == ["error"]
     assert tasks_in(engine) == []
 

@@ -1,0 +1,76 @@
+"""One worker's chore of rescuing, in a process of its own: `python -m benchmarks.rescuing URL`.
+
+Prints when its first look began, how many turns found something, and the longest of its transactions, as
+JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import event
+
+import sqlq
+from sqlq.settings import LEASE_MS
+from sqlq.store.endings import Rescued
+from sqlq.worker.chores import Chores, Rescue
+from sqlq.worker.tell import Teller
+
+QUIET_SECONDS = 10.0
+"""After so long without a job rescued it is over: longer than the rhythm of the chore."""
+
+
+@contextmanager
+def _timed(engine: Any) -> Iterator[list[float]]:
+    """Yield the seconds that each transaction takes, from its lock to its connection's return."""
+    seconds: list[float] = []
+    began: list[float] = []
+
+    @event.listens_for(engine, "begin")
+    def _begun(conn: Any) -> None:
+        began[:] = [time.monotonic()]
+
+    @event.listens_for(engine, "checkin")
+    def _returned(*_: Any) -> None:
+        if began:
+            seconds.append(time.monotonic() - began.pop())
+
+    yield seconds
+
+
+def main(url: str) -> None:
+    """Rescue what there is, and say how that went."""
+    logging.basicConfig(level=logging.INFO)  # what a worker writes of each job is a part of its time
+    app = sqlq.App(url)
+    database = app.database.for_loops
+    database.require_tables()
+    teller, turns, changed = Teller(), 0, threading.Event()
+
+    def tell(rescued: Iterable[Rescued], why: str) -> None:
+        nonlocal turns
+        if teller.rescued(rescued, why):
+            turns += 1
+            changed.set()
+
+    with _timed(database.engine) as seconds:
+        rescue = Rescue(database, LEASE_MS, tell, lambda: None)
+        chores = Chores([rescue])
+        first_at = time.time()
+        chores.start()
+        while changed.wait(QUIET_SECONDS):
+            changed.clear()
+        chores.end()
+        chores.join(QUIET_SECONDS)
+    print(json.dumps({"first_at": first_at, "turns": turns, "longest": max(seconds)}), flush=True)
+    app.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

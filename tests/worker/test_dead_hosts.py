@@ -1,0 +1,270 @@
+"""What a dead host, or a dead process, has held: given back in batches that follow each other at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+import sqlq
+from sqlq.job import ClaimedJob
+from sqlq.settings import LEASE_MS
+from sqlq.store import cluster, endings, jobs, limits
+from sqlq.worker import chores, keeper
+from sqlq.worker.keeper import LeaseKeeper
+from tests.worker.test_supervising import fail_before
+
+RHYTHM = 1_000.0
+"""Far longer than any batch takes: a chore that waits for so long waits for its next look."""
+SHORT = 5.0
+"""Longer than a batch takes, and shorter than the rhythm is."""
+MANY = 10_000
+NOBODY = float("inf")
+LIMITED, SPENT = 7, 50
+"""Every so many of the jobs are under a limit, and have no attempt left."""
+
+
+@pytest.fixture(autouse=True)
+def rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chores, "jittered", lambda seconds: RHYTHM if seconds > SHORT else seconds)
+
+
+def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
+    """Have a worker hold so many jobs, with follow-ups, limits and spent attempts among them, and die."""
+    alarm = app.task(name="alarm", queue="ops")(lambda ended: None)
+    plain, limited, once = (
+        app.task(name=name, on_failure=alarm, **options)(lambda: None)
+        for name, options in (
+            ("plain", {}),
+            ("limited", {"limit": sqlq.Limit("api", running=number)}),
+            ("once", {"max_attempts": 1}),
+        )
+    )
+    new = [(once if n % SPENT == 0 else limited if n % LIMITED == 0 else plain).new() for n in range(number)]
+    ids = [job.id for job in app.enqueue_many(new)]
+    with app.database.begin() as conn:
+        cluster.register(conn, id="dead", host="gone", pid=1, version="0", queues=None, concurrency=1)
+        # as a claim leaves them, but with leases that have run out
+        conn.execute(
+            text(
+                "UPDATE jobs SET attempts = 1, lease_token = lease_token + 1, reserved_by = 'dead', "
+                "reserved_at = created_at, lease_expires_at = created_at, blocked_by = NULL, due_at = NULL, "
+                "available_at = created_at"
+            )
+        )
+    return ids
+
+
+def is_as_the_contract_says(app: sqlq.App, engine: Engine, ids: list[int]) -> None:
+    """Of each job the token has risen by one, and it is due again, in line, or failed and followed."""
+    spent = len(ids[::SPENT])
+    with engine.connect() as conn:
+        rows = conn.execute(text("SELECT * FROM jobs WHERE task <> 'alarm'")).all()
+        failed = conn.execute(text("SELECT lease_token, reason FROM failed_jobs")).all()
+        followed = conn.execute(text("SELECT count(*) FROM jobs WHERE task = 'alarm'")).scalar_one()
+    assert [tuple(row) for row in failed] == [(2, "worker_lost")] * spent
+    assert followed == spent
+    assert len(rows) == len(ids) - spent
+    assert {(row.lease_token, row.losses, row.reserved_by) for row in rows} == {(2, 1, None)}
+    assert all("worker_lost" in row.errors for row in rows)
+    assert Counter((row.task, row.blocked_by) for row in rows).keys() == {
+        ("plain", None),
+        ("limited", "limit"),
+    }
+
+
+@pytest.mark.parametrize("somebody_looks", [False, True], ids=["looks itself", "was called"])
+def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
+    app: sqlq.App, engine: Engine, somebody_looks: bool
+) -> None:
+    ids = die(app, engine, MANY)
+    taken: list[int] = []
+
+    def tell(rescued: Any, why: str) -> None:
+        taken.extend(job.id for job in rescued)
+
+    chore = chores.Rescue(
+        app.database, LEASE_MS, tell, lambda: None, looked_at=lambda: NOBODY if somebody_looks else -NOBODY
+    )
+    chore.is_called = somebody_looks
+    waits: list[float] = []
+    while not waits or waits[-1] < RHYTHM:
+        waits.append(chore.run())
+    assert sorted(taken) == ids, "each is rescued once"
+    assert len(waits) == -(-MANY // chores.RESCUE_BATCH) + 1, "a turn for each batch, and one that finds none"
+    is_as_the_contract_says(app, engine, ids)
+
+
+def test_a_job_whose_end_is_refused_keeps_no_batch_waiting(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "RESCUE_BATCH", 10)
+    ids = die(app, engine, 35)
+    fail_before(engine, ids[0])
+    taken: list[int] = []
+    chore = chores.Rescue(
+        app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
+    )
+    while chore.run() < RHYTHM:
+        pass
+    assert sorted(taken) == ids[1:]
+
+
+def test_several_that_rescue_at_once_take_each_job_once(app: sqlq.App, engine: Engine) -> None:
+    ids = die(app, engine, 2_000)
+    taken: list[int] = []
+    start = threading.Barrier(3)
+
+    def rescue() -> None:
+        chore = chores.Rescue(
+            app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
+        )
+        start.wait(30)
+        while chore.run() < RHYTHM:
+            pass
+
+    threads = [threading.Thread(target=rescue) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    # what one found locked, the others were about to take
+    assert sorted(taken) == ids
+    is_as_the_contract_says(app, engine, ids)
+
+
+def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two transactions that follow at once, who waits for SQLite's write lock looks in vain."""
+    die(app, engine, chores.RESCUE_BATCH)
+    clock, rescue = [0.0], endings.rescue
+
+    def takes(*given: Any, **more: Any) -> Any:
+        clock[0] += 0.5
+        return rescue(*given, **more)
+
+    def tell(rescued: Any, why: str) -> None:
+        clock[0] += 0.125
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(endings, "rescue", takes)
+    chore = chores.Rescue(app.database, LEASE_MS, tell, lambda: None)
+    wait = chore.run()
+    monkeypatch.undo()
+    assert wait == (0.375 if app.database.dialect.one_writer else 0.0)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_paused_queue_gives_all_its_slots_back_without_a_wait(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(limits, "JOBS_AT_ONCE", 2)
+    task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(number)])
+    app.worker()._admissions.look_now()
+    app.pause("default")
+    chore = chores.Admit(app.database, lambda: None)
+    turns = 1
+    while chore.run() < RHYTHM:
+        turns += 1
+    assert turns == number // 2 + 1
+    with engine.connect() as conn:
+        assert conn.execute(text("SELECT count(*) FROM jobs WHERE blocked_by IS NULL")).scalar_one() == 0
+
+
+# -- what a supervisor gives back ----------------------------------------------------------------------------
+
+
+@contextmanager
+def statements(app: sqlq.App) -> Iterator[list[str]]:
+    """Gather what is sent on the connections of the App."""
+    sent: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
+        sent.append(statement)
+
+    event.listen(app.database.engine, "before_cursor_execute", note)
+    try:
+        yield sent
+    finally:
+        event.remove(app.database.engine, "before_cursor_execute", note)
+
+
+def owners(sent: list[str]) -> int:
+    """Count the statements that look for jobs by their owner, and so read all that are reserved."""
+    return sum("reserved_by = " in statement.partition("WHERE")[2] for statement in sent)
+
+
+@pytest.fixture
+def keeping(app: sqlq.App) -> LeaseKeeper:
+    made = LeaseKeeper(LEASE_MS)
+    made._database = app.database
+    return made
+
+
+def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
+    with app.database.begin() as conn:
+        return jobs.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
+
+
+def test_what_a_dead_process_held_is_given_back_in_batches(
+    app: sqlq.App, engine: Engine, keeping: LeaseKeeper
+) -> None:
+    task = app.task(name="t")(lambda: None)
+    number = 2 * chores.RESCUE_BATCH + 1
+    app.enqueue_many([task.new() for _ in range(number)])
+    held = claim(app, "dead", number)
+    begun = {(job.id, job.lease_token) for job in held[::2]}
+    keeping.worker_died("dead", begun, "died")
+    assert [keeping._give_back() < RHYTHM for _ in range(3)] == [True, True, False]
+    with engine.connect() as conn:
+        found = conn.execute(text("SELECT attempts, releases, losses FROM jobs")).all()
+    assert Counter(map(tuple, found)) == {(1, 0, 1): len(begun), (0, 1, 0): number - len(begun)}
+    assert keeping.tally == {"retried": len(begun), "released": number - len(begun)}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_row_that_is_locked_has_not_all_others_read_again(
+    app: sqlq.App, engine: Engine, keeping: LeaseKeeper
+) -> None:
+    """The supervisor tries again every 50 ms, for as long as a lease."""
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new(), task.new()])
+    (job, _) = claim(app, "dead", 2)
+    keeping.worker_died("dead", set(), "died")
+    with engine.begin() as rival, statements(app) as sent:
+        rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": job.id})
+        assert [keeping._give_back() for _ in range(5)] == [keeper.LOCKED_SECONDS] * 5
+        assert owners(sent) == 1
+    assert keeping._give_back() == NOBODY
+    assert app.get(job.id).state == "available"
+
+
+@pytest.mark.parametrize("by", ["its supervisor", "itself"])
+def test_what_never_began_gives_its_slot_back_whoever_gives_it_back(
+    app: sqlq.App, engine: Engine, keeping: LeaseKeeper, by: str
+) -> None:
+    task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
+    first, _ = app.enqueue_many([task.new(), task.new()])
+    app.worker()._admissions.look_now()
+    (held,) = claim(app, "dead", 2)
+    assert held.id == first.id
+    if by == "itself":
+        app.worker()._leases._give_back({(held.id, held.lease_token)})
+    else:
+        keeping.worker_died("dead", set(), "died")
+        keeping._give_back()
+    row = app.get(first.id)
+    assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
+    app.worker()._admissions.look_now()
+    with engine.connect() as conn:
+        admitted = conn.execute(text("SELECT id FROM jobs WHERE blocked_by IS NULL")).all()
+    assert len(admitted) == 1, "one of the two holds the slot"
+    (line,) = row.history
+    assert (line.outcome, line.attempt, line.worker) == ("released", 1, "dead")

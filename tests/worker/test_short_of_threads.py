@@ -1,0 +1,78 @@
+"""Threads that a worker begins when it first needs them: where none is to be had, what needs none goes on,
+and the next call tries again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.worker.chores import Chores, Sweep
+from sqlq.worker.worker import Worker
+from tests.waiting import wait_until
+from tests.worker.test_supervising import refuse_threads
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def unswept(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker without the sweeps that make up for what was not looked at."""
+    worker = app.worker()
+    monkeypatch.setattr(worker, "_chores", Chores([Sweep(app.database)]))
+    return worker
+
+
+@pytest.fixture
+def limited(app: sqlq.App) -> Any:
+    return app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
+
+
+def are_finished(app: sqlq.App, number: int) -> bool:
+    return len(app.list(state="finished")) == number
+
+
+def test_the_slot_of_a_step_is_filled_where_no_thread_unblocks(
+    app: sqlq.App,
+    limited: Any,
+    unswept: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = sqlq.Flow()
+    flow.add(limited.new())
+    app.enqueue(flow)
+    app.enqueue(limited.new())
+    refuse_threads(monkeypatch, "sqlq-unblock")
+    with caplog.at_level(logging.DEBUG, "sqlq.worker"), unswept:
+        wait_until(lambda: are_finished(app, 2), what="the second of the key")
+    assert "the thread sqlq-unblock cannot be started now: can't start new thread" in caplog.text
+    assert "settling failed" not in caplog.text
+
+
+@on_sqlite
+def test_admissions_begin_once_there_is_a_thread(
+    app: sqlq.App, limited: Any, unswept: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "sqlq-admit":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    app.enqueue_many([limited.new(), limited.new()])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        unswept.start()
+        assert refused.wait(30)
+    try:
+        wait_until(lambda: are_finished(app, 2), what="both, admitted one after the other")
+    finally:
+        unswept.stop()
+        assert unswept.join("30s")
