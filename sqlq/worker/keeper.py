@@ -35,8 +35,8 @@ log = logging.getLogger("sqlq.worker")
 LOCKED_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 10.0
 MOST_UNTOLD = 1_000
-LAST_SECONDS = 10.0
-"""How long the supervisor waits at its end for what is still to be given back."""
+LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
+"""How long the supervisor waits at its end for what is still to be given back, and where nothing is."""
 
 
 class LeaseKeeper:
@@ -142,7 +142,7 @@ class LeaseKeeper:
         self._changed.set()
         if self._database is not None:
             if self._thread.ident is not None:
-                self._thread.join(LAST_SECONDS)
+                self._thread.join(LAST_SECONDS if self._dead else LAST_STATEMENT_SECONDS)
             self._database.close()
 
     # -- the thread ------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from sqlq.worker.tell import Teller
 
 log = logging.getLogger("sqlq.worker")
 
-STOP_SECONDS = 5.0
 _UNSUPERVISED = float("-inf")
 
 
@@ -141,10 +140,11 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def stop(self) -> None:
-        """End the thread. Leases still held run out, and the worker that rescues them takes over."""
+    def stop(self, seconds: float) -> None:
+        """End the thread, waiting for it for so long. Leases still held run out, and the worker that rescues
+        them takes over."""
         self._stop.set()
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(seconds)
 
     # -- renewing --------------------------------------------------------------------------------------------
 
