@@ -97,9 +97,14 @@ def run(context: Context | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        from sqlq.cli.problems import explain
+        from sqlq.errors import SqlqError
 
-        sentence = explain(error, context)
+        if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
+            sentence: str | None = str(error)
+        else:
+            from sqlq.cli.problems import explain
+
+            sentence = explain(error, context)
         if sentence is None:
             raise
         click.echo(f"{context.name}: {sentence}", err=True)

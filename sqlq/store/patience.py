@@ -64,28 +64,23 @@ class Patience:
         self._thread.gave_up_at = float("-inf")
 
 
-class _Ends(threading.local):
-    left: Callable[[], float] = staticmethod(lambda: float("inf"))
-    """For how many more seconds this thread may wait, whatever its patience."""
-
-
-_ends = _Ends()
+_ends = threading.local()
 
 
 @contextmanager
 def waits_while(left: Callable[[], float]) -> Iterator[None]:
     """Within this, an answer for which this thread waits is given up when `left` says that no seconds are
     left."""
-    before, _ends.left = _ends.left, left
+    _ends.left = left
     try:
         yield
     finally:
-        _ends.left = before
+        del _ends.left
 
 
 def is_over() -> bool:
     """Say whether this thread may wait no longer."""
-    return _ends.left() <= 0
+    return hasattr(_ends, "left") and _ends.left() <= 0
 
 
 def bound(driver: Any, patience: Patience) -> None:

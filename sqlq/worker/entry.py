@@ -64,6 +64,7 @@ class Entry:
                 # none
                 if not self._database.dialect.is_away(error) or not (patient or is_read_only(error)):
                     raise
+                self._grace.pulse()  # who waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))
         return False
 

@@ -31,7 +31,7 @@ class Grace:
         """`pulse` is called while something is waited for, to say that the process is alive."""
         self._ms = ms
         self._until = float("inf")
-        self._pulse = pulse
+        self.pulse = pulse
         self.stopping = threading.Event()
         """Set when the worker is to stop."""
         self.leaving_now = threading.Event()
@@ -57,7 +57,7 @@ class Grace:
         began = time.monotonic()
 
         def may_wait() -> bool:
-            self._pulse()
+            self.pulse()
             graceful_until = min(began + self._ms / 1000, self._until)
             until = max(began + LAST_MOMENT_SECONDS, graceful_until)
             return not self.leaving_now.is_set() and time.monotonic() < until
@@ -82,7 +82,7 @@ class Grace:
         running, _ = executors.load()
         until = float("inf")
         while not self.leaving_now.is_set() and time.monotonic() < until:
-            self._pulse()
+            self.pulse()
             if self.stopping.is_set() and until == float("inf"):
                 until = self._until
                 if running:

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,8 @@ from sqlq.events import JobEvent
 from sqlq.history import Course
 from sqlq.retry import given_back
 from sqlq.seal import Seal
-from sqlq.store import cluster, endings, jobs, unblock
+from sqlq.store import cluster, control, endings, jobs, unblock
+from sqlq.store.control import STUCK
 from sqlq.store.database import STANDS_IN, Address, Database
 from sqlq.store.dialect import Right
 from sqlq.worker.lease import heartbeat_seconds
@@ -54,7 +56,9 @@ class LeaseKeeper:
         self._every = heartbeat_seconds(lease_ms)
         self._lock = threading.Lock()
         self._kept: dict[str, Link] = {}
-        self._dead: list[tuple[str, set[Right] | None, str, float]] = []
+        self._dead: list[tuple[str, set[Right] | None, str, Collection[Right], float]] = []
+        self._stuck: list[tuple[str, bool]] = []
+        """Of which workers it is to be said that they are stuck, or no more."""
         self._teller = Teller()
         self._untold: list[JobEvent] = []
         """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
@@ -129,11 +133,18 @@ class LeaseKeeper:
             self._untold = []
         link.offer(events=told)
 
-    def worker_died(self, worker: str, started: set[Right] | None, why: str) -> None:
-        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, the rest as
-        never begun."""
+    def worker_stuck(self, worker: str, *, stuck: bool) -> None:
+        """Say in the worker's row that it is stuck; or have it say itself what it is at."""
+        self._stuck.append((worker, stuck))
+        self._changed.set()
+
+    def worker_died(
+        self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
+    ) -> None:
+        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, or of what
+        was `late` as one that met its timeout, the rest as never begun."""
         with self._lock:
-            self._dead.append((worker, started, why, time.monotonic() + self._lease_ms / 1000))
+            self._dead.append((worker, started, why, late, time.monotonic() + self._lease_ms / 1000))
         self._changed.set()
 
     def close(self) -> None:
@@ -157,6 +168,7 @@ class LeaseKeeper:
                     self._next_beat = time.monotonic() + self._every
                     self._beat()
                 left = self._give_back()
+                self._say_who_is_stuck()
                 failures = 0
                 wait = LOCKED_SECONDS if left else self._next_beat - time.monotonic()
             except (DBAPIError, SqlqError) as error:
@@ -193,15 +205,26 @@ class LeaseKeeper:
             rights = [[id, token, cancelled] for (id, token), cancelled in held]
             link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
 
+    def _say_who_is_stuck(self) -> None:
+        while self._stuck:
+            worker, stuck = self._stuck[0]
+            if stuck:
+                with self.database.begin() as conn:
+                    # it may be stuck in a transaction that has locked its row
+                    control.say(conn, worker, STUCK, waits=False)
+            elif (link := self._kept.get(worker)) is not None:
+                link.offer(control={"say": True})
+            del self._stuck[0]
+
     def _give_back(self) -> bool:
         """Give back what dead workers held; return whether something is left, because it was locked."""
         with self._lock:
             dead = list(self._dead)
         left = False
         for entry in dead:
-            worker, started, why, until = entry
+            worker, started, why, late, until = entry
             try:
-                done = self._give_back_of(worker, started, why)
+                done = self._give_back_of(worker, started, why, late)
             except Exception as error:  # guard: one-death-keeps-no-other-waiting
                 dialect = self.database.dialect
                 if isinstance(error, DBAPIError) and (dialect.is_away(error) or dialect.rolled_back(error)):
@@ -215,7 +238,9 @@ class LeaseKeeper:
                 left = True
         return left
 
-    def _give_back_of(self, worker: str, started: set[Right] | None, why: str) -> bool:
+    def _give_back_of(
+        self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
+    ) -> bool:
         database = self._database
         assert database is not None
         with database.begin() as conn:
@@ -234,7 +259,7 @@ class LeaseKeeper:
                     settlement(job, given_back(job), courses[job.id], seal=seal) for job in unstarted
                 ]
                 endings.settle(conn, settlements)
-            taken = endings.lose(conn, lost, why, seal=database.seal) if lost else []
+            taken = endings.lose(conn, lost, why, late=late, seal=database.seal) if lost else []
             left = cluster.still_holds(conn, worker)
             if not left:
                 cluster.leave(conn, worker)

@@ -100,9 +100,10 @@ class Leases:
         self._deadlines.watch(claimed)
 
     def starting(self, job: RunningJob) -> None:
-        """Note that a handler is about to run: should this process die now, it may be this job's doing."""
+        """Note that a handler is about to run: should this process die now, it may be this job's doing. Once
+        more for one that runs in a process of its own, when it has begun there."""
         if self._box is not None:
-            self._box.started(job.right)
+            self._box.started(job.right, job.deadline, job.task)
 
     def drop(self, rights: Iterable[Right]) -> None:
         with self._lock:

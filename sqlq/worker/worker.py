@@ -117,7 +117,7 @@ class Worker(Background):
         self._watched = Watched(self._supervision)
         self._wake = wake_for(database, self._watched.at)
         self._keep_finished = keep_finished = options.retention_ms != 0
-        self._deadlines = Deadlines(self._stuck)
+        self._deadlines = Deadlines(self._stuck, self._supervision.beat)
         schema = version.Watch()
         self._entry = Entry(
             *(database, self.id, options, self._grace, schema),
@@ -274,21 +274,17 @@ class Worker(Background):
             control=self._control.hear,
         )
         with waits_while(self._grace.patience):
-            self._enter_and_work(patient=patient)
+            if self._entry.enter(patient=patient):
+                self._intake.target = CompletionTarget(self._database.schema, self._keep_finished)
+                try:
+                    with closing(self._executors), self._lifespans.around() as entered:
+                        if entered:
+                            self._start_and_work()
+                finally:
+                    self._entry.sign_off()
         if self._left_behind:
             raise self._left_behind
         return self._settler.tally
-
-    def _enter_and_work(self, *, patient: bool) -> None:
-        if not self._entry.enter(patient=patient):
-            return
-        self._intake.target = CompletionTarget(self._database.schema, self._keep_finished)
-        try:
-            with closing(self._executors), self._lifespans.around() as entered:
-                if entered:
-                    self._start_and_work()
-        finally:
-            self._entry.sign_off()
 
     def _start_and_work(self) -> None:
         self._bounds.begin()
@@ -580,7 +576,7 @@ class Worker(Background):
         self._gives_back.ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
-            with suppress(RuntimeError):  # guard: a-stop-waits-for-no-words
+            with suppress(RuntimeError):
                 threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True).start()
         self._grace.await_running(self._executors)
         if not self._grace.leaving_now.is_set():

@@ -112,7 +112,7 @@ def test_a_worker_in_a_thread_ends_soon_after_its_grace_time(
         assert began.wait(30)
         breaks(database_url, proxy, until_the_end)
         go.set()
-        wait_until(lambda: worker._settler.unwritten_jobs() == [job.id], what="the outcome on its way")
+        wait_until(lambda: list(worker._settler._pending) == [(job.id, 1)], what="the outcome on its way")
         told = time.monotonic()
         worker.stop()
         assert worker.join("30s"), "it does not end"
