@@ -58,7 +58,8 @@ class WorkerStatus:
     """A worker and what it holds; `queues` None means that it serves all. It is taken for `alive` up to 90 s
     after its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` says how
     many jobs it claimed and could not start. `state` is "starting", "idle", "busy", "paused" or "stopping",
-    the last four since `state_at` as far as the worker said it itself."""
+    the last four since `state_at` as far as the worker said it itself; or "stuck", since its supervisor noted
+    that it gives no sign of life."""
 
     id: str
     host: str

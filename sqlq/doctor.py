@@ -20,13 +20,14 @@ from sqlq.commandline import command, word
 from sqlq.errors import SqlqError
 from sqlq.filecheck import DAMAGED, FileCheck
 from sqlq.findings import Finding, Verdict, check, counted, ok, span, to_do
-from sqlq.fleet import forgotten_pauses
+from sqlq.fleet import forgotten_pauses, since_it_said
 from sqlq.rotation import unreadable
 from sqlq.schema import version
 from sqlq.servercheck import ServerCheck
 from sqlq.settings import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION, masked
 from sqlq.store import cluster, health
 from sqlq.store.cluster import WorkerRow
+from sqlq.store.control import STUCK
 from sqlq.store.database import Database
 
 STUCK_MS = 2 * RESCUE_MS
@@ -72,6 +73,7 @@ class Doctor:
         found += self._each(
             self._indexes,
             self._workers,
+            self._stuck,
             self._starts,
             self._queues,
             self._paused,
@@ -176,6 +178,14 @@ class Doctor:
             )
         else:
             yield ok("workers", said)
+
+    def _stuck(self) -> Iterator[Finding]:
+        for worker in (worker for worker in self._admin.workers() if worker.state == STUCK):
+            who = f"the worker on {worker.host}, pid {worker.pid}, has been stuck for "
+            who += span(since_it_said(worker))
+            held = ", ".join(f"job {job.id} ({job.task})" for job in worker.jobs[:5]) or "no job"
+            remedy = "its supervisor kills it, after --stuck-after at the latest; see its log"
+            yield check("stuck", f"{who}: it gives no sign of life, and holds {held}", remedy)
 
     def _starts(self) -> Iterator[Finding]:
         short = [worker for worker in self._alive if worker.unstarted]

@@ -23,17 +23,17 @@ def health(file: Path, max_age: str) -> None:
     nobody.
     """
     from sqlq.clock import milliseconds, readable
-    from sqlq.commandline import command
     from sqlq.errors import ConfigurationError
+    from sqlq.worker import healthfile
 
     allowed_ms = milliseconds(max_age, "--max-age")
     try:
+        if not healthfile.is_one(file):
+            raise ConfigurationError(f"{file} is no health file: name the one of sqlq work --health-file")
         age_ms = max(0.0, time.time() - file.stat().st_mtime) * 1000
     except OSError as error:
-        raise ConfigurationError(
-            f"{file}: {error.strerror}; start the worker with "
-            + command(f"work --health-file {shlex.quote(str(file))}", needs_app=True)
-        ) from None
+        remedy = f"start the worker with sqlq work --health-file {shlex.quote(str(file))}"
+        raise ConfigurationError(f"{file}: {error.strerror}; {remedy}") from None
     if age_ms > allowed_ms:
         raise ConfigurationError(
             f"the worker has last given a sign of life {readable(age_ms)} ago, allowed are "

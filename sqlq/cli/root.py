@@ -138,9 +138,14 @@ def run(context: Context | None = None) -> NoReturn:
         click.echo(commandline.escaped_lines(said.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except Exception as error:
-        from sqlq.cli.problems import explain
+        from sqlq.errors import SqlqError
 
-        sentence = explain(error, context)
+        if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
+            sentence: str | None = str(error)
+        else:
+            from sqlq.cli.problems import explain
+
+            sentence = explain(error, context)
         if sentence is None:
             raise
         click.echo(f"{context.name}: {sentence}", err=True)

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq.worker")
 LARGEST_WEIGHT = 1_000
+SHORTEST_PATIENCE_MS = 5_000
+START_TIMEOUT = "Touch the health file no more when a worker process does not begin to work for so long."
+STUCK_AFTER = """Kill a worker process that gives no sign of life for so long; after 30s where it runs
+nothing, or a job that is past its timeout."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What stops gracefully, and asked for twice at once."""
 AT_ONCE = (signal.SIGQUIT,)
@@ -109,6 +113,8 @@ group."""
     metavar="FILE",
     help="Touch this file each second while all is well; sqlq health looks at it.",
 )
+@click.option("--start-timeout", default="60s", show_default=True, metavar="DURATION", help=START_TIMEOUT)
+@click.option("--stuck-after", default="10m", show_default=True, metavar="DURATION", help=STUCK_AFTER)
 @click.option(
     "--spare",
     is_flag=True,
@@ -145,6 +151,8 @@ def work(
     queues: tuple[str, ...],
     processes: int,
     health_file: Path | None,
+    start_timeout: str,
+    stuck_after: str,
     spare: bool,
     reload: bool,
     reload_dirs: tuple[Path, ...],
@@ -186,11 +194,14 @@ def work(
         if isolate_jobs is not None and isolate_jobs < 1:
             raise click.UsageError(f"--isolate-jobs is {isolate_jobs}: it must be at least 1")
         checked = _checked(processes, options)
+        patience = _patience(start_timeout, stuck_after)
         watched = _watched(context, reload, reload_dirs, {"--drain": options["drain"], "--spare": spare})
         context.require_app("work runs the tasks of an App")
         set_up_logs()
         shown = (metrics_port, metrics_host)
-        _supervise(context, checked, processes, health_file, spare, shown, drawn=drawn, watched=watched)
+        _supervise(
+            *(context, checked, processes, health_file, spare, shown, patience), drawn=drawn, watched=watched
+        )
 
 
 def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int] | None:
@@ -232,6 +243,16 @@ def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
         return WorkerOptions.of(**options, retention_ms=None)
 
 
+def _patience(start_timeout: str, stuck_after: str) -> tuple[int, int]:
+    from sqlq.clock import milliseconds
+
+    given = {"--start-timeout": start_timeout, "--stuck-after": stuck_after}
+    found = {name: milliseconds(text, name) for name, text in given.items()}
+    for name in (name for name, ms in found.items() if ms < SHORTEST_PATIENCE_MS):
+        raise click.UsageError(f"{name} is {given[name]}: it must be at least 5s, which a busy machine takes")
+    return found["--start-timeout"], found["--stuck-after"]
+
+
 def _watched(context: Context, reload: bool, given: tuple[Path, ...], unfit: dict[str, bool]) -> list[Path]:
     """Return the directories whose code --reload watches; none without it."""
     if not reload:
@@ -254,6 +275,7 @@ def _supervise(
     health_file: Path | None,
     spare: bool,
     metrics: tuple[int | None, str],
+    patience: tuple[int, int],
     *,
     drawn: bool,
     watched: list[Path],
@@ -270,6 +292,8 @@ def _supervise(
             *(processes, options.lease_ms, options.grace_ms, health_file, spare),
             restarts=bool(watched),
             max_idle_ms=options.max_idle_ms,
+            start_ms=patience[0],
+            stuck_ms=patience[1],
         ),
         totals,
     )
@@ -291,10 +315,11 @@ def _supervise(
 
 def _refuse_unwritable(health_file: Path | None) -> None:
     from sqlq.errors import ConfigurationError
+    from sqlq.worker import healthfile
 
     try:
         if health_file is not None:
-            health_file.touch()
+            healthfile.touch(health_file)
     except OSError as error:
         raise ConfigurationError(
             f"--health-file {health_file}: {error.strerror}; name a file in a directory that the worker may "

@@ -65,7 +65,7 @@ def _show(worker: WorkerStatus) -> None:
     if not worker.alive:
         heartbeat = f"silent for {span(worker.silent_seconds)}"
     queues = "all" if worker.queues is None else ", ".join(map(queue_name, worker.queues))
-    told = worker.state in ("paused", "stopping")
+    told = worker.state in ("paused", "stopping", "stuck")
     since = f" for {span(since_it_said(worker))}" if told else ""
     said = [
         ("version", worker.version),

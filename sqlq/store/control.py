@@ -19,6 +19,8 @@ from sqlq.store.dialect import Right
 
 STARTING, WORKING, PAUSED, STOPPING = "starting", "working", "paused", "stopping"
 """What a worker says that it is at."""
+STUCK = "stuck"
+"""What its supervisor says of one that gives no sign of life."""
 ALL = ""
 """Stands in sqlq_queues for all queues, those made later included: no queue has this name."""
 
@@ -103,9 +105,10 @@ def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
     return found
 
 
-def say(conn: Connection, id: str, state: str) -> None:
-    """Note what a worker is at."""
-    conn.execute(update(workers).where(workers.c.id == id).values(state=state, state_at=now()))
+def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
+    """Note what a worker is at; unless it `waits`, not while another transaction has locked its row."""
+    this = select(workers.c.id).where(workers.c.id == id).with_for_update(skip_locked=not waits)
+    conn.execute(update(workers).where(workers.c.id.in_(this)).values(state=state, state_at=now()))
 
 
 def end_pauses(conn: Connection) -> list[str]:

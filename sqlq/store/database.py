@@ -45,7 +45,7 @@ from sqlq.settings import (
 from sqlq.store.dialect import Ask, Dialect
 from sqlq.store.driver import Driver
 from sqlq.store.jobs import DIALECTS
-from sqlq.store.patience import Patience
+from sqlq.store.patience import Patience, is_over
 from sqlq.store.sqlite import READ_ONLY
 
 if TYPE_CHECKING:
@@ -472,7 +472,7 @@ class Database:
                 return attempt()
             except DBAPIError as error:
                 again = self.dialect.rolled_back(error) or was_not_done(error)
-                if not again or number == tries or time.monotonic() >= until:
+                if not again or number == tries or time.monotonic() >= until or is_over():
                     raise
                 log.debug("running a transaction again after %s", error)
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)

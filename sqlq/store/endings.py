@@ -43,8 +43,9 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from sqlq import history
 from sqlq.endings import as_trusted, follow_up, settlement
+from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.history import Course
-from sqlq.job import ClaimedJob, NewJob
+from sqlq.job import ClaimedJob, FailureReason, NewJob
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted, Settlement
 from sqlq.retry import error_record, follows, given_back, wait_after_loss_ms
 from sqlq.schema.moments import after, far, now
@@ -333,6 +334,7 @@ class Rescued(NamedTuple):
     failed: bool
     flow_id: int | None = None
     limit_key: str | None = None
+    reason: str = "worker_lost"
 
 
 def rescue(conn: Connection, *, limit: int = 500, seal: Seal | None = None) -> list[Rescued]:
@@ -345,11 +347,19 @@ def rescue(conn: Connection, *, limit: int = 500, seal: Seal | None = None) -> l
     return _lose(conn, expired, "did not renew its lease", seal)
 
 
-def lose(conn: Connection, wanted: Iterable[Right], why: str, *, seal: Seal | None = None) -> list[Rescued]:
-    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it."""
+def lose(
+    conn: Connection,
+    wanted: Iterable[Right],
+    why: str,
+    *,
+    late: Collection[Right] = (),
+    seal: Seal | None = None,
+) -> list[Rescued]:
+    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it, and
+    `late` which attempts were past their timeout then."""
     dialect = DIALECTS[conn.dialect.name]
     revoked = conn.execute(_revoke(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
-    return _lose(conn, revoked, why, seal)
+    return _lose(conn, revoked, why, seal, {id for id, _ in late})
 
 
 def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None = None) -> set[Right]:
@@ -367,12 +377,19 @@ def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None 
     return settle(conn, settlements)
 
 
-def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None) -> list[Rescued]:
+def _lose(
+    conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None, late: Collection[int] = ()
+) -> list[Rescued]:
     alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
     spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
 
+    def reason(row: Any) -> FailureReason:
+        return "timeout" if row.id in late else "worker_lost"  # guard: late-is-told-as-timeout
+
     def error(row: Any) -> ErrorText:
-        return ErrorText("sqlq.errors.WorkerLostError", f"worker {row.reserved_by or 'unknown'} {why}")
+        kind = JobTimeoutError if row.id in late else WorkerLostError
+        said = f"worker {row.reserved_by or 'unknown'} {why}"
+        return ErrorText(f"{kind.__module__}.{kind.__name__}", said)
 
     if alive:
         again = [
@@ -380,21 +397,31 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None)
                 r.id,
                 r.lease_token,
                 wait_after_loss_ms(r.losses),
-                error_record(r.attempts, "worker_lost", error(r), _course_of_lost(r)),
+                error_record(r.attempts, reason(r), error(r), _course_of_lost(r)),
             )
             for r in alive
         ]
         _put_back(conn, _RETRY, again, _lost, _keys_of(alive))
 
     def fail(some: Sequence[Any]) -> None:
-        over = [(row, Failed("worker_lost", error(row))) for row in some]
+        over = [(row, Failed(reason(row), error(row))) for row in some]
         _fail(conn, over, seal)  # guard: the-lost-are-followed
 
     failed = {row.id for row in end_apart(conn, spent, fail, "has failed")}
     wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
     again_ids = {row.id for row in alive}
     return [
-        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, r.id in failed, r.flow_id, r.limit_key)
+        Rescued(
+            r.id,
+            r.task,
+            r.queue,
+            r.attempts,
+            r.reserved_by,
+            r.id in failed,
+            r.flow_id,
+            r.limit_key,
+            reason(r),
+        )
         for r in revoked
         if r.id in failed or r.id in again_ids
     ]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -63,6 +64,25 @@ class Patience:
         self._thread.gave_up_at = float("-inf")
 
 
+_ends = threading.local()
+
+
+@contextmanager
+def waits_while(left: Callable[[], float]) -> Iterator[None]:
+    """Within this, an answer for which this thread waits is given up when `left` says that no seconds are
+    left."""
+    _ends.left = left
+    try:
+        yield
+    finally:
+        del _ends.left
+
+
+def is_over() -> bool:
+    """Say whether this thread may wait no longer."""
+    return hasattr(_ends, "left") and _ends.left() <= 0
+
+
 def bound(driver: Any, patience: Patience) -> None:
     """Bound all waits of a psycopg connection. Another driver's connection stays as it is, with TCP's own
     ends."""
@@ -87,7 +107,8 @@ def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> 
         while True:
             ready = yield wanted
             wanted = steps.send(ready)
-            if time.monotonic() >= until:
+            # guard: a-stop-ends-the-wait-for-an-answer
+            if time.monotonic() >= until or (not ready and is_over()):
                 break
     except StopIteration as end:
         answer: T = end.value

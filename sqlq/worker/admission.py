@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from sqlq.settings import POLL_MS
 from sqlq.store import limits
 from sqlq.store.database import Database
+from sqlq.worker.grace import ended
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.unblocker import tell_idle
 
@@ -25,7 +26,6 @@ POLL_SECONDS = POLL_MS / 1000
 LOOK_SECONDS = 0.02
 """So far apart are two looks at wakes that nothing but a hint asks for."""
 FAILED_SECONDS = 1.0
-LAST_STATEMENT_SECONDS = 1.0
 
 
 class Admissions:
@@ -105,10 +105,14 @@ class Admissions:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        while thread.is_alive() and (seconds := patience()) > 0:
-            thread.join(min(seconds, LOOK_SECONDS))
+        ended(thread, patience)
+
+    def abandon(self, seconds: float) -> None:
+        """Leave what is left to another worker, or to a sweep, and end, within so many seconds."""
         self._abandoned.set()
-        thread.join(LAST_STATEMENT_SECONDS)
+        self.finish(lambda: 0.0)
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     # -- the thread ------------------------------------------------------------------------------------------
 

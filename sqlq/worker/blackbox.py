@@ -20,15 +20,22 @@ from sqlq.store.dialect import Right
 
 CELLS = 8_192
 """More than a worker may hold: its slots, what is ready to start, and what waits to be settled."""
-_HEADER = struct.Struct("<dqqqqd")
+_HEADER = struct.Struct("<dqqqqdd")
 """The last pulse, whether it overflowed, how often the loop has turned, whether it rests, how many rights are
-started, and when the lookout of the supervisor looked last."""
-_PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED = range(6)
-_OFFSETS = (0, 8, 16, 24, 32, 40)
-_CELL = struct.Struct("<qq")
+started, when the lookout of the supervisor looked last, and the last beat."""
+_PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED, _BEAT = range(7)
+_OFFSETS = (0, 8, 16, 24, 32, 40, 48)
+_TASK_BYTES = 40
+_CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
+"""A right, until when its attempt may take, by the monotonic clock, and the beginning of its task's name."""
 _WORD = struct.Struct("<q")
 _MOMENT = struct.Struct("<d")
 _SIZE = _HEADER.size + CELLS * _CELL.size
+
+
+Started = tuple[Right, float, str]
+"""A right that was started and is not settled, until when its attempt may take, infinite for one without a
+timeout, and the beginning of its task's name."""
 
 
 class BlackBox:
@@ -57,17 +64,20 @@ class BlackBox:
 
     # -- in the worker ---------------------------------------------------------------------------------------
 
-    def started(self, right: Right) -> None:
-        """Note that a handler is about to run."""
+    def started(self, right: Right, deadline: float | None = None, task: str = "") -> None:
+        """Note that a handler is about to run, or of one noted before, until when it may."""
         with self._lock:
-            if not self._free:
+            cell = self._taken.get(right)
+            if cell is None and not self._free:
                 _WORD.pack_into(self._memory, _OFFSETS[_OVERFLOW], 1)  # guard: box-overflow
                 return
-            cell = self._taken[right] = self._free.pop()
+            if cell is None:
+                cell = self._taken[right] = self._free.pop()
             _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
         # the handler starts after this: a kill in the middle leaves a right that no worker has, of a job that
         # has not started
-        _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right)
+        until = float("inf") if deadline is None else deadline
+        _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right, until, task.encode())
 
     def ended(self, rights: Iterable[Right]) -> None:
         """Note that rights are settled or lost; rights that never started are ignored."""
@@ -87,6 +97,10 @@ class BlackBox:
             _WORD.pack_into(self._memory, _OFFSETS[_TURNS], self._turns)
         _WORD.pack_into(self._memory, _OFFSETS[_RESTS], rests)
 
+    def beat(self) -> None:
+        """Note that the process runs, whatever its loop waits for."""
+        _MOMENT.pack_into(self._memory, _OFFSETS[_BEAT], time.monotonic())
+
     def looked_at(self) -> float:
         """Return when the supervisor has looked for this worker last, by the monotonic clock that all
         processes of a machine share; 0.0 for never."""
@@ -98,6 +112,10 @@ class BlackBox:
         """Return the moment of the last pulse, by the monotonic clock that all processes of a machine share;
         0.0 for none."""
         return float(self._header()[_PULSE])
+
+    def last_sign(self) -> float:
+        """Return the moment of the last pulse or beat."""
+        return float(max(self._header()[_PULSE], self._header()[_BEAT]))
 
     def turns(self) -> int:
         """Return how often the worker's loop has begun to claim."""
@@ -121,10 +139,15 @@ class BlackBox:
 
     def read(self) -> set[Right] | None:
         """Return the rights started and not settled; None when there were too many to tell."""
+        return None if (found := self.running()) is None else {right for right, _, _ in found}
+
+    def running(self) -> list[Started] | None:
+        """Return what is started and not settled; None when there was too much to tell."""
         if self._header()[_OVERFLOW]:
             return None
         cells = _CELL.iter_unpack(self._memory[_HEADER.size :])
-        return {(id, token) for id, token in cells if id}
+        found = (((id, token), until, task) for id, token, until, task in cells if id)
+        return [(right, until, task.rstrip(b"\0").decode(errors="ignore")) for right, until, task in found]
 
     def close(self) -> None:
         self._memory.close()

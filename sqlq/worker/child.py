@@ -110,6 +110,9 @@ class Unsupervised:
     def pulse(self, *, rests: bool = False) -> None:
         """Say that the loop turns, and whether it claims nothing until it is called."""
 
+    def beat(self) -> None:
+        """Say that the process runs, whatever its loop waits for."""
+
     def more(self) -> None:
         """Say that there may be more jobs than this worker could take."""
 
@@ -220,6 +223,9 @@ class Supervised(Unsupervised):
         if self._meter is not None:
             self._meter.last(lambda numbers: self._link.send(metrics=numbers))
         self._link.send(ended=tally)
+
+    def beat(self) -> None:
+        self.box.beat()
 
     def more(self) -> None:
         if time.monotonic() >= self._more_at:

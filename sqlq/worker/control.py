@@ -118,6 +118,9 @@ class Control:
             self.pause(paused=message["paused"])
         elif "all_paused" in message:
             self.pause_all(paused=message["all_paused"])
+        elif "say" in message:  # its supervisor has said something else meanwhile
+            self._said = ""
+            self._changed()
         else:
             self._asked(Request(*message["request"]))
 

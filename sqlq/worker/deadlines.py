@@ -21,14 +21,17 @@ OVERDUE_SECONDS = 2.0
 own."""
 UNSTARTED_LOOK_SECONDS = 0.05
 STOP_SECONDS = 5.0
+BEAT_SECONDS = 1.0
 
 
 class Deadlines:
     """Watches the jobs that have a timeout, and those that were asked to stop, until their handlers end."""
 
-    def __init__(self, stuck: Callable[[RunningJob], None]) -> None:
-        """`stuck` is told of a handler past its timeout that nothing can stop."""
+    def __init__(self, stuck: Callable[[RunningJob], None], beat: Callable[[], None] = lambda: None) -> None:
+        """`stuck` is told of a handler past its timeout that nothing can stop; `beat` is called at least each
+        second while this thread can run, and so timeouts are kept."""
         self._stuck = stuck
+        self._beat = beat
         self._watched: dict[Right, RunningJob] = {}
         self._changed = threading.Condition()
         self._changes = 0
@@ -74,6 +77,7 @@ class Deadlines:
 
     def _run(self) -> None:
         while True:
+            self._beat()
             with self._changed:
                 if self._stopped:
                     return
@@ -86,7 +90,7 @@ class Deadlines:
             with self._changed:
                 if not self._stopped and self._changes == seen:
                     wait = next_look - time.monotonic()
-                    self._changed.wait(None if wait == float("inf") else max(0.0, wait))
+                    self._changed.wait(max(0.0, min(wait, BEAT_SECONDS)))
 
     def _look_at(self, watched: list[RunningJob]) -> float:
         """See to what is due; return when to look again."""

@@ -64,6 +64,7 @@ class Entry:
                 # none
                 if not self._database.dialect.is_away(error) or not (patient or is_read_only(error)):
                     raise
+                self._grace.pulse()  # who waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))
         return False
 
@@ -93,8 +94,8 @@ class Entry:
         operators.entered(operators.state)
 
     def sign_off(self) -> None:
-        """Remove the row, once, unless the worker leaves without waiting for anything."""
-        if self._signed_off or self._grace.leaving_now.is_set():
+        """Remove the row, once, unless there is no time left to wait for the database."""
+        if self._signed_off or not self._grace.patience():
             return
         self._signed_off = True
         try:

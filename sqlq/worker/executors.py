@@ -71,6 +71,7 @@ class Executors:
         """Jobs that could not be started so far, for want of threads, files or memory."""
         if isolates is not None:
             isolates.on_room = self.start_ready
+            isolates.on_began = starting
 
     def offer(self, jobs: Sequence[RunningJob]) -> None:
         """Take jobs to run; they start as slots are free, in this order."""

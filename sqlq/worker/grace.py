@@ -12,7 +12,13 @@ from sqlq.worker.executors import Executors
 
 log = logging.getLogger("sqlq.worker")
 
-LAST_SETTLES_SECONDS = 5.0
+LAST_SETTLES_SECONDS = 4.0
+"""How long after the grace time outcomes may still be written."""
+LAST_STATEMENTS_SECONDS = 1.0
+"""How long after that threads may take, all together, to come back from the database."""
+STATEMENT_SECONDS = 5.0
+"""How long one of them may, where nothing presses."""
+LOOK_SECONDS = 0.1
 LAST_MOMENT_SECONDS = 2.0
 """How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
 
@@ -25,7 +31,7 @@ class Grace:
         """`pulse` is called while something is waited for, to say that the process is alive."""
         self._ms = ms
         self._until = float("inf")
-        self._pulse = pulse
+        self.pulse = pulse
         self.stopping = threading.Event()
         """Set when the worker is to stop."""
         self.leaving_now = threading.Event()
@@ -37,6 +43,7 @@ class Grace:
             self._ms = min(grace_ms, self._ms)
         elif self.stopping.is_set():
             self.leaving_now.set()
+            self._until = min(self._until, time.monotonic() - LAST_SETTLES_SECONDS)
         self._until = min(self._until, time.monotonic() + self._ms / 1000)
         self.stopping.set()
 
@@ -50,7 +57,7 @@ class Grace:
         began = time.monotonic()
 
         def may_wait() -> bool:
-            self._pulse()
+            self.pulse()
             graceful_until = min(began + self._ms / 1000, self._until)
             until = max(began + LAST_MOMENT_SECONDS, graceful_until)
             return not self.leaving_now.is_set() and time.monotonic() < until
@@ -58,13 +65,16 @@ class Grace:
         return may_wait
 
     def patience(self) -> float:
-        """Return for how many more seconds outcomes may wait to be written: what is left of the grace time,
-        and at least five; without end for a process that retires by itself."""
-        if self.leaving_now.is_set():
-            return 0.0
-        if not self.stopping.is_set():
-            return float("inf")  # guard: outcomes-have-no-deadline
-        return max(LAST_SETTLES_SECONDS, self._until - time.monotonic())
+        """Return for how many more seconds outcomes may wait to be written: until a moment soon after the
+        grace time; without end for a process that retires by itself."""
+        until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
+        return max(0.0, until - time.monotonic())  # guard: a-stop-has-an-end
+
+    def last_statement(self) -> float:
+        """Return for how many seconds a thread may be waited for that comes back from the database, and asks
+        it nothing more."""
+        until = self._until + LAST_SETTLES_SECONDS + LAST_STATEMENTS_SECONDS
+        return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
 
     def await_running(self, executors: Executors) -> None:
         """Wait for what runs: when told to stop for the grace time, when retiring for as long as it takes,
@@ -72,7 +82,7 @@ class Grace:
         running, _ = executors.load()
         until = float("inf")
         while not self.leaving_now.is_set() and time.monotonic() < until:
-            self._pulse()
+            self.pulse()
             if self.stopping.is_set() and until == float("inf"):
                 until = self._until
                 if running:
@@ -86,3 +96,10 @@ class Grace:
                 return
             if not self.stopping.is_set() and all(job.timed_out for job in executors.running()):
                 return
+
+
+def ended(thread: threading.Thread, patience: Callable[[], float]) -> bool:
+    """Wait for a thread while there is `patience`, in seconds; say whether it has ended."""
+    while thread.is_alive() and (seconds := patience()) > 0:
+        thread.join(min(seconds, LOOK_SECONDS))
+    return not thread.is_alive()

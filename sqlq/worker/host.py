@@ -33,7 +33,7 @@ FIRST_CHECK_SECONDS = 0.01
 """After so long another worker is sent where the first one did not go; twice as long after each."""
 HELPERS = 2
 """How many workers follow each that found more than it could take: so a few turns bring all of them."""
-LAST_CHORE_SECONDS = 2.0
+LAST_SECONDS = 1.0
 
 
 class Host:
@@ -125,7 +125,7 @@ class Host:
             self._chores.start()
         except BaseException:
             # workers that are looked for leave the chores to their host
-            lookout.stop()  # guard: who-does-no-chores-does-not-look
+            lookout.stop(LAST_SECONDS)  # guard: who-does-no-chores-does-not-look
             raise
         self._lookout = lookout
 
@@ -133,8 +133,8 @@ class Host:
         """End looking and doing chores."""
         if self._lookout is not None:
             self._chores.end()
-            self._lookout.stop()
-            self._chores.join(LAST_CHORE_SECONDS)
+            self._lookout.stop(LAST_SECONDS)
+            self._chores.join(LAST_SECONDS)
 
     def more(self, child: Child) -> None:
         """Send others after a worker that found more than it could take."""

@@ -118,6 +118,8 @@ class Isolates:
         self._closed = False
         self.on_room: Callable[[], None] = lambda: None
         """Called when another job may get a process."""
+        self.on_began: Callable[[RunningJob], None] = lambda job: None
+        """Called when a handler is about to run in its process."""
         for _ in range(warm):
             self._idle.append(self._start())
 
@@ -218,6 +220,7 @@ class Isolates:
                 self.on_room()
             elif "began" in reply:
                 running.mark_started()
+                self.on_began(running)
         return None
 
     def _keep_a_spare(self) -> None:

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.seal import Seal
-from sqlq.store import cluster, endings, jobs, unblock
+from sqlq.store import cluster, control, endings, jobs, unblock
+from sqlq.store.control import STUCK
 from sqlq.store.database import STANDS_IN, Address, Database
 from sqlq.store.dialect import Right
 from sqlq.worker.chores import RESCUE_BATCH, at_once
@@ -34,8 +36,8 @@ log = logging.getLogger("sqlq.worker")
 LOCKED_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 10.0
 MOST_UNTOLD = 1_000
-LAST_SECONDS = 10.0
-"""How long the supervisor waits at its end for what is still to be given back."""
+LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
+"""How long the supervisor waits at its end for what is still to be given back, and where nothing is."""
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Dead:
     why: str
     until: float
     """After this its leases have run out."""
+    late: Collection[Right] = ()
+    """Of what has started, what was past its timeout."""
     held: list[Right] | None = None
     """What is still to be given back; None until it was looked for, which reads what all workers hold."""
 
@@ -67,6 +71,8 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._kept: dict[str, Link] = {}
         self._dead: list[Dead] = []
+        self._stuck: list[tuple[str, bool]] = []
+        """Of which workers it is to be said that they are stuck, or no more."""
         self._teller = Teller()
         self._untold: list[JobEvent] = []
         """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
@@ -138,10 +144,17 @@ class LeaseKeeper:
             self._untold = []
         link.offer(events=told)
 
-    def worker_died(self, worker: str, started: set[Right] | None, why: str) -> None:
-        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, the rest as
-        never begun."""
-        self._dead.append(Dead(worker, started, why, time.monotonic() + self._lease_ms / 1000))
+    def worker_stuck(self, worker: str, *, stuck: bool) -> None:
+        """Say in the worker's row that it is stuck; or have it say itself what it is at."""
+        self._stuck.append((worker, stuck))
+        self._changed.set()
+
+    def worker_died(
+        self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
+    ) -> None:
+        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, or of what
+        was `late` as one that met its timeout, the rest as never begun."""
+        self._dead.append(Dead(worker, started, why, time.monotonic() + self._lease_ms / 1000, late))
         self._changed.set()
 
     def close(self) -> None:
@@ -150,7 +163,7 @@ class LeaseKeeper:
         self._changed.set()
         if self._database is not None:
             if self._thread.ident is not None:
-                self._thread.join(LAST_SECONDS)
+                self._thread.join(LAST_SECONDS if self._dead else LAST_STATEMENT_SECONDS)
             self._database.close()
 
     # -- the thread ------------------------------------------------------------------------------------------
@@ -165,6 +178,7 @@ class LeaseKeeper:
                     self._next_beat = time.monotonic() + self._every
                     self._beat()
                 wait = min(self._give_back(), self._next_beat - time.monotonic())
+                self._say_who_is_stuck()
                 failures = 0
             except (DBAPIError, SqlqError) as error:
                 if self._closing:
@@ -200,6 +214,17 @@ class LeaseKeeper:
             rights = [[id, token, cancelled] for (id, token), cancelled in held]
             link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
 
+    def _say_who_is_stuck(self) -> None:
+        while self._stuck:
+            worker, stuck = self._stuck[0]
+            if stuck:
+                with self.database.begin() as conn:
+                    # it may be stuck in a transaction that has locked its row
+                    control.say(conn, worker, STUCK, waits=False)
+            elif (link := self._kept.get(worker)) is not None:
+                link.offer(control={"say": True})
+            del self._stuck[0]
+
     def _give_back(self) -> float:
         """Give back a batch of what each dead worker held; return in how many seconds there is more to do."""
         wait = float("inf")
@@ -229,7 +254,7 @@ class LeaseKeeper:
             started = {right for right in batch if dead.started is None or right in dead.started}
             # guard: what-follows-the-unstarted-is-sealed
             back = endings.give_back(conn, set(batch) - started, seal=database.seal)
-            taken = endings.lose(conn, started, why, seal=database.seal) if started else []
+            taken = endings.lose(conn, started, why, late=dead.late, seal=database.seal) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
             # What the database refuses to end has a new token, and is left to the rescue: to the next try it
             # would be a job that never began.

@@ -28,7 +28,6 @@ from sqlq.worker.tell import Teller
 
 log = logging.getLogger("sqlq.worker")
 
-STOP_SECONDS = 5.0
 _UNSUPERVISED = float("-inf")
 
 
@@ -100,9 +99,10 @@ class Leases:
         self._deadlines.watch(claimed)
 
     def starting(self, job: RunningJob) -> None:
-        """Note that a handler is about to run: should this process die now, it may be this job's doing."""
+        """Note that a handler is about to run: should this process die now, it may be this job's doing. Once
+        more for one that runs in a process of its own, when it has begun there."""
         if self._box is not None:
-            self._box.started(job.right)
+            self._box.started(job.right, job.deadline, job.task)
 
     def drop(self, rights: Iterable[Right]) -> None:
         with self._lock:
@@ -140,10 +140,11 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def stop(self) -> None:
-        """End the thread. Leases still held run out, and the worker that rescues them takes over."""
+    def stop(self, seconds: float) -> None:
+        """End the thread, waiting for it for so long. Leases still held run out, and the worker that rescues
+        them takes over."""
         self._stop.set()
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(seconds)
 
     # -- renewing --------------------------------------------------------------------------------------------
 

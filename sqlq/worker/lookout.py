@@ -50,7 +50,6 @@ SOONEST_SECONDS = 0.005
 HOSTS_SECONDS = EAR_SECONDS = 10.0
 """How often it is asked how many hosts there are, and whether a connection that only LISTENs does."""
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
-STOP_SECONDS = 5.0
 NEVER = float("inf")
 
 
@@ -127,12 +126,13 @@ class Lookout:
         self._bell, self._ring = socket.socketpair()
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, seconds: float) -> None:
+        """End looking; a look that does not come back is waited for so long."""
         self._stopping.set()
         if not self._thread.ident:
             return
         self._ring.close()  # which the selector takes for readable
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(seconds)
         self._bell.close()
 
     # -- the thread ------------------------------------------------------------------------------------------

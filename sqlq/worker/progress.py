@@ -22,7 +22,6 @@ from sqlq.worker.running import RunningJob
 log = logging.getLogger("sqlq.worker")
 
 EVERY_SECONDS = 1.0
-STOP_SECONDS = 5.0
 
 
 class Pace:
@@ -47,12 +46,12 @@ class Pace:
                 self._thread = thread if begins(thread) else None
         self._something.set()
 
-    def close(self) -> None:
-        """End the thread; what has not been handed over is left."""
+    def close(self, seconds: float) -> None:
+        """End the thread, waiting for it for so long; what has not been handed over is left."""
         self._closed.set()
         self._something.set()
         if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -84,9 +83,9 @@ class ProgressWriter:
         self.in_use = True
         self._pace.note(job)
 
-    def close(self) -> None:
-        """End the thread."""
-        self._pace.close()
+    def close(self, seconds: float) -> None:
+        """End the thread, waiting for it for so long."""
+        self._pace.close(seconds)
 
     def flush(self, ended: Iterable[RunningJob]) -> set[Right]:
         """Write the last word of jobs that have ended, before they are settled; return the rights of those

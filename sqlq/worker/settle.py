@@ -34,6 +34,7 @@ from sqlq.store import endings, jobs
 from sqlq.store.database import Database, MissingFileError
 from sqlq.store.dialect import Right
 from sqlq.worker.answers import Answers
+from sqlq.worker.grace import ended
 from sqlq.worker.lease import Leases
 from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
@@ -45,8 +46,6 @@ log = logging.getLogger("sqlq.worker")
 
 LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02
-LAST_STATEMENT_SECONDS = 1.0
-LOOK_SECONDS = 0.2
 
 
 @dataclass
@@ -127,15 +126,20 @@ class Settler:
         crash."""
         return self._outcomes.qsize() + len(self._pending)
 
+    def unwritten_jobs(self) -> list[int]:
+        """Return the jobs whose outcomes are being written."""
+        return [id for id, _ in list(self._pending)]
+
     def finish(self, patience: Callable[[], float]) -> bool:
         """Write what there is and end; say whether all was written while there was `patience`, in seconds."""
         self._outcomes.put(None)
-        while self._thread.is_alive() and (seconds := patience()) > 0:
-            self._thread.join(min(seconds, LOOK_SECONDS))
-        written = not self._thread.is_alive()
+        return ended(self._thread, patience)
+
+    def abandon(self, seconds: float) -> None:
+        """Write nothing more, and end; a statement that does not come back is waited for so long."""
         self._abandoned.set()
-        self._thread.join(LAST_STATEMENT_SECONDS)
-        return written
+        self.finish(lambda: 0.0)
+        self._thread.join(seconds)
 
     # -- the thread ------------------------------------------------------------------------------------------
 

@@ -23,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlq.clock import readable
+from sqlq.store.dialect import Right
+from sqlq.worker import healthfile
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.control import PAUSES, RESUMES
 from sqlq.worker.host import Host
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.link import Link, Message, spawn
 from sqlq.worker.meter import Totals
+from sqlq.worker.vigil import Vigil
 
 log = logging.getLogger("sqlq.worker")
 
@@ -47,8 +50,6 @@ SHORTAGES = (OSError, RuntimeError, MemoryError)
 """What Python raises where the machine has no process, file, memory or thread."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What comes of a word that is not what it should be."""
-SILENT_SECONDS = 30.0
-"""A loop that has not turned for so long is no sign of life."""
 
 
 def _counted(said: dict[str, int]) -> Counter[str]:
@@ -69,6 +70,9 @@ class SupervisorOptions:
     """Whether children that cannot start, or work, wait for a `restart`: code is being written."""
     max_idle_ms: int | None = None
     """When no child has had work for so long, all stop."""
+    start_ms: int = 60_000
+    stuck_ms: int = 600_000
+    """Both as `Vigil` takes them."""
 
 
 class Child:
@@ -105,6 +109,12 @@ class Child:
         """When it was sent to claim the last time, by the monotonic clock."""
         self.closed_since: float | None = None
         self.dead_since: float | None = None
+        self.sign = 0.0
+        """The last sign of life, and `sign_at` when it was first seen, by the clock of who watches."""
+        self.sign_at: float | None = None
+        self.is_silent = False
+        self.stuck: tuple[str, set[Right]] | None = None
+        """Why it was killed, and what it ran past its timeout."""
         self.all_paused: bool | None = None
         """What it was told last of whether all queues are paused."""
         self._heard = heard
@@ -165,6 +175,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._spare: Child | None = None
         self._keeper = LeaseKeeper(options.lease_ms, totals)
+        self._vigil = Vigil(self._keeper, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
         self._host = Host(lambda: list(self._children), self._keeper)
         self._started = 0
         self._began_ms = round(time.monotonic() * 1000)
@@ -410,7 +421,8 @@ class Supervisor:
             ),
             extra={"event": "worker_lost"},
         )
-        self._keeper.worker_died(child.worker, started, f"died: its process {how}")
+        why, late = child.stuck or (f"died: its process {how}", ())
+        self._keeper.worker_died(child.worker, started, why, late)
         self._warm = WARM if started is None else min(len(started), WARM)
         if not child.replaced:
             self._wanted += 1
@@ -479,6 +491,7 @@ class Supervisor:
     def _tick(self) -> None:
         moment = time.monotonic()
         self._keeper.begin()
+        self._vigil.look(self._children, wanted=self._wanted)
         for child in self._all():
             child.link.flush()
             if child.closed_since is not None:
@@ -499,15 +512,10 @@ class Supervisor:
             self._reap()
 
     def _touch(self, file: Path) -> None:
-        """Keep the health file young while every child that is ready turns its loop."""
-        moment = time.monotonic()
-        if all(
-            moment - child.box.last_pulse() < SILENT_SECONDS
-            for child in self._children
-            if child.worker is not None
-        ):
+        """Keep the health file young while all is well."""
+        if self._vigil.all_is_well(self._children):
             try:
-                file.touch()
+                healthfile.touch(file)
             except OSError as error:
                 level = logging.DEBUG if self._untouchable else logging.WARNING
                 log.log(level, "the health file cannot be touched: %s", error)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sqlq.errors import WorkerLostError
+from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.events import Events, JobEvent
 from sqlq.job import NOT_IN_TIME
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, SelfCompleted
@@ -25,7 +25,6 @@ NAMES: Final[dict[type[Any], str]] = {
     Released: "released",
     SelfCompleted: "finished",  # never settled as such
 }
-_LOST: Final = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
 
 
 class Teller:
@@ -145,15 +144,16 @@ class Teller:
 def rescued_event(job: Rescued, why: str) -> JobEvent:
     """Return the event of a job that was taken from its worker: rescued, or failed where its attempts are
     spent."""
-    error = WorkerLostError(f"worker {job.owner} {why}")
+    kind = JobTimeoutError if job.reason == "timeout" else WorkerLostError
+    error = kind(f"worker {job.owner} {why}")
     return JobEvent(
         name="failed" if job.failed else "rescued",
         id=job.id,
         task=job.task,
         queue=job.queue,
         attempt=job.attempts,
-        reason="worker_lost" if job.failed else why,
-        error=ErrorText(_LOST, str(error)) if job.failed else None,
+        reason=job.reason if job.failed else why,
+        error=ErrorText(f"{kind.__module__}.{kind.__name__}", str(error)) if job.failed else None,
         exception=error if job.failed else None,
         worker=job.owner,
     )

@@ -13,14 +13,13 @@ from queue import Empty, SimpleQueue
 
 from sqlq.store import cluster, unblock
 from sqlq.store.database import Database
+from sqlq.worker.grace import ended
 from sqlq.worker.outage import AWAY, Outage, begins
 
 log = logging.getLogger("sqlq.worker")
 
 LARGEST_BATCH = 1_000
 FAILED_SECONDS = 1.0
-LOOK_SECONDS = 0.2
-LAST_STATEMENT_SECONDS = 1.0
 
 
 class Unblocker:
@@ -63,10 +62,14 @@ class Unblocker:
         if self._thread is None:
             return
         self._ended.put(None)
-        while self._thread.is_alive() and (seconds := patience()) > 0:
-            self._thread.join(min(seconds, LOOK_SECONDS))
+        ended(self._thread, patience)
+
+    def abandon(self, seconds: float) -> None:
+        """Leave what is left to a sweep, and end, within so many seconds."""
         self._abandoned.set()
-        self._thread.join(LAST_STATEMENT_SECONDS)
+        self.finish(lambda: 0.0)
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     # -- the thread ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from sqlq.settings import RESCUE_MS
 from sqlq.store.control import WORKING
 from sqlq.store.database import Database, MissingFileError
 from sqlq.store.dialect import Right
+from sqlq.store.patience import waits_while
 from sqlq.task import Registry
 from sqlq.worker.admission import Admissions
 from sqlq.worker.answers import Answers
@@ -50,7 +51,7 @@ from sqlq.worker.duties import Duties
 from sqlq.worker.entry import Entry
 from sqlq.worker.executors import Executors
 from sqlq.worker.giveback import CROWDED_SECONDS, UNSTARTED_SECONDS, GivesBack
-from sqlq.worker.grace import LAST_SETTLES_SECONDS, Grace
+from sqlq.worker.grace import Grace
 from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
@@ -71,6 +72,7 @@ log = logging.getLogger("sqlq.worker")
 
 BACKLOG_SECONDS = 0.005
 LOOK_SECONDS = 0.1
+MOST_NAMED = 20
 IDLE_SECONDS = 10.0
 """A worker that has rested for so long keeps two connections: for claims, and for all else."""
 
@@ -115,7 +117,7 @@ class Worker(Background):
         self._watched = Watched(self._supervision)
         self._wake = wake_for(database, self._watched.at)
         self._keep_finished = keep_finished = options.retention_ms != 0
-        self._deadlines = Deadlines(self._stuck)
+        self._deadlines = Deadlines(self._stuck, self._supervision.beat)
         schema = version.Watch()
         self._entry = Entry(
             *(database, self.id, options, self._grace, schema),
@@ -271,14 +273,15 @@ class Worker(Background):
             asked=self._answers.asked,
             control=self._control.hear,
         )
-        if self._entry.enter(patient=patient):
-            self._intake.target = CompletionTarget(self._database.schema, self._keep_finished)
-            try:
-                with closing(self._executors), self._lifespans.around() as entered:
-                    if entered:
-                        self._start_and_work()
-            finally:
-                self._entry.sign_off()
+        with waits_while(self._grace.patience):
+            if self._entry.enter(patient=patient):
+                self._intake.target = CompletionTarget(self._database.schema, self._keep_finished)
+                try:
+                    with closing(self._executors), self._lifespans.around() as entered:
+                        if entered:
+                            self._start_and_work()
+                finally:
+                    self._entry.sign_off()
         if self._left_behind:
             raise self._left_behind
         return self._settler.tally
@@ -569,30 +572,35 @@ class Worker(Background):
         self._executors.start_no_more()
         self._wake.stop()
         if self._lookout is not None:
-            self._lookout.stop()
+            self._lookout.stop(self._grace.last_statement())
         self._gives_back.ready()
         if self._executors.load()[0]:
-            self._control.stopping()
+            # its database may take long, and is not waited for
+            with suppress(RuntimeError):
+                threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True).start()
         self._grace.await_running(self._executors)
         if not self._grace.leaving_now.is_set():
             self._gives_back.running()
             if not self._settler.finish(self._grace.patience):
+                unwritten = self._settler.unwritten_jobs()
                 log.error(
-                    "not all outcomes could be written before leaving; the leases of these jobs run out and "
-                    "they run again"
+                    "the outcomes of these jobs could not be written before leaving: %s; their leases run "
+                    "out, and they run again",
+                    ", ".join(map(str, unwritten[:MOST_NAMED]))
+                    + ("" if len(unwritten) <= MOST_NAMED else ", …"),
+                    extra={"event": "stopping"},
                 )
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)
             self._entry.sign_off()
         self._left.set()  # what a handler still ends with comes too late
-        self._settler.finish(lambda: 0.0)
-        self._unblocker.finish(lambda: 0.0)
-        self._admissions.finish(lambda: 0.0)
+        for part in (self._settler, self._unblocker, self._admissions):
+            part.abandon(self._grace.last_statement())
         self._answers.finish()
-        self._progress.close()
+        self._progress.close(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
-        self._chores.join(LAST_SETTLES_SECONDS)
-        self._leases.stop()
+        self._chores.join(self._grace.last_statement())
+        self._leases.stop(self._grace.last_statement())
         self._deadlines.stop()
         self._tell_the_last()
 

@@ -443,7 +443,7 @@ def test_what_a_role_may_not_see_is_said_to_be_unseen(
         if finding.said.startswith("could not look: permission denied")
     }
     assert unseen.keys() == {
-        *("workers", "starts", "queues", "paused", "leases", "cancels", "tasks"),
+        *("workers", "stuck", "starts", "queues", "paused", "leases", "cancels", "tasks"),
         *("schedules", "limits", "flows", "seals", "failed"),
     }
     assert {finding.verdict for finding in unseen.values()} == {Verdict.CHECK}

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from sqlalchemy import text
 import sqlq
 from sqlq.job import State
 from sqlq.store import cluster
+from sqlq.worker import healthfile
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -118,6 +121,30 @@ def test_a_health_file_that_cannot_be_written(sqlq_: Command) -> None:
         directory.mkdir()
         wait_until((directory / "alive").exists, what="it being touched again")
     assert sqlq_.log().count("WARNING the health file cannot be touched") == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_another_file_is_no_health_file(sqlq_: Command) -> None:
+    other = sqlq_.directory / "other"
+    other.write_text("root:x:0:0\n")
+    assert sqlq_.shop("health", "other").sentence().startswith("other is no health file")
+    said = sqlq_.shop("work", "--drain", "--health-file", "other").sentence()
+    assert said.startswith("--health-file other: it is another file, and no health file")
+    assert other.read_text() == "root:x:0:0\n"
+
+
+def test_health_imports_neither_sqlalchemy_nor_asyncio_whatever_it_says(tmp_path: Path) -> None:
+    """It is run every few seconds, on the machine of the worker."""
+    alive = tmp_path / "alive"
+    healthfile.touch(alive)
+    for arguments, code in (([], 0), (["--max-age", "0s"], 1)):
+        asked = [sys.executable, "-X", "importtime", "-m", "sqlq", "health", str(alive), *arguments]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "sqlq.cli.health" in imported
+        assert not imported & {"sqlalchemy", "asyncio", "psycopg", "alembic"}
+        alive.touch()
 
 
 def test_log_lines_as_json_carry_the_fields_of_the_event(sqlq_: Command) -> None:

@@ -72,6 +72,7 @@ SMALL, HOSTILE, CROWD = (
 MACHINE, ZOMBIES = "tests/faults/test_state_machine.py::", "tests/faults/test_zombies.py::"
 COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
 DEAD, ONCE = "tests/worker/test_dead_hosts.py::", "tests/worker/test_once.py::"
+STUCK = "tests/faults/test_stuck.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
 LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
 LASTING = "tests/conformance/test_lasting_keys.py::"
@@ -412,7 +413,13 @@ GUARDS = [
     Guard("completed-once-in-a-block", None, "if False:", COMPLETE + "test_a_job_is_completed_once_in_a_block_that_does_so[sqlite-True]"),
     Guard("a-stop-needs-no-database", "Exception", "DBAPIError", "tests/worker/test_bounds.py::test_a_worker_stops_in_good_order_whatever_the_database_raises[sqlite]"),
     Guard("bytes-take-no-results", None, "is_text = True", "tests/faults/test_hostile_data.py::test_a_step_with_bytes_keeps_no_other_from_its_start[sqlite]"),
-    Guard("outcomes-have-no-deadline", None, "return 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
+    Guard("any-file-is-no-health-file", "opened.read(len(MARK)) == MARK", "True", "tests/faces/test_cli_work.py::test_another_file_is_no_health_file[sqlite]"),
+    Guard("who-never-begins-is-not-well", "for child in children", "for child in children[:0]", STUCK + "test_a_process_that_never_begins_to_work_is_not_well[sqlite]"),
+    Guard("who-did-not-run-heard-nothing", "min(moment - self._looked_at, LONGEST_TICK_SECONDS)", "moment - self._looked_at", STUCK + "test_a_machine_that_sleeps_makes_nobody_look_stuck[sqlite]"),
+    Guard("late-is-told-as-timeout", "row.id in late", "False", STUCK + "test_a_frozen_process_is_killed_and_its_late_job_runs_again_alone[sqlite]"),
+    Guard("a-stop-has-an-end", "until - time.monotonic()", "until - time.monotonic(), 5.0", "tests/faults/test_stops.py::test_outcomes_may_be_written_until_a_moment"),
+    Guard("a-stop-ends-the-wait-for-an-answer", " or (not ready and is_over())", "", "tests/faults/test_stops.py::test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience"),
+    Guard("outcomes-have-no-deadline", None, "until = 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
     Guard("what-was-started-counts", None, "started, unstarted = set(), unknown", STARTING + "test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_by_a_supervisor[sqlite]"),
     Guard("a-stop-iteration-keeps-nobody-waiting", "StopIteration", "ZeroDivisionError", "tests/worker/test_eager.py::test_a_stop_iteration_of_a_handler_reaches_who_awaits"),
     Guard("an-unmet-step-fails-alone", None, "if False:", "tests/faces/test_testing_flows.py::test_a_step_that_takes_a_result_that_is_not_there_fails_alone[sqlite]"),

@@ -97,7 +97,7 @@ def looking_out(app: sqlq.App, seen: Seen, **options: Any) -> Iterator[Seen]:
     try:
         yield seen
     finally:
-        seen.lookout.stop()
+        seen.lookout.stop(5.0)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from sqlq.schema.tables import finished_jobs
 from sqlq.settings import MAX_RELEASES
 from sqlq.store import cluster, endings, jobs
 from sqlq.store.sqlite import SQLite
-from sqlq.worker import chores, execute, grace, settle
+from sqlq.worker import chores, execute, grace
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.deadlines import Deadlines
 from sqlq.worker.executors import Executors
@@ -409,7 +409,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
 ) -> None:
     """It has no deadline: nobody asked it to be gone by a certain time."""
     monkeypatch.setattr(grace, "LAST_SETTLES_SECONDS", 0.1)
-    monkeypatch.setattr(settle, "LAST_STATEMENT_SECONDS", 0.1)
+    monkeypatch.setattr(grace, "STATEMENT_SECONDS", 0.1)
     away, refused = threading.Event(), threading.Semaphore(0)
     settled = endings.settle
 

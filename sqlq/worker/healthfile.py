@@ -1,0 +1,24 @@
+"""The file by which a worker shows that it is alive: young while it is, and marked, so that no other file is
+taken for one."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+MARK = b"sqlq work\n"
+
+
+def is_one(file: Path) -> bool:
+    """Whether a file is such a file. Raises `OSError`."""
+    with file.open("rb") as opened:
+        return opened.read(len(MARK)) == MARK  # guard: any-file-is-no-health-file
+
+
+def touch(file: Path) -> None:
+    """Make the file, or make it young. Raises `OSError`, also where another file has its name."""
+    if not file.exists() or file.stat().st_size == 0:
+        file.write_bytes(MARK)
+    elif not is_one(file):
+        raise FileExistsError(errno.EEXIST, "it is another file, and no health file")
+    file.touch()

@@ -1,0 +1,184 @@
+"""A worker that is told to stop ends soon after its grace time, whatever the database does: it is away,
+swallows what it is sent, has no tables any more, or keeps them locked.
+
+What could not be written is named, and runs again when its lease has run out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+import sqlq
+from sqlq.store.database import Database
+from sqlq.store.patience import waits_while
+from sqlq.worker.child import ORPHANED_MS
+from sqlq.worker.grace import Grace
+from tests.faults.processes import worker_process
+from tests.faults.proxy import Proxy
+from tests.waiting import wait_until
+
+GRACE_SECONDS = 1.0
+SOON_SECONDS = 5.0
+BUSY_SECONDS = 5.0
+"""What a loaded machine is allowed beyond that."""
+
+MODULE = """
+import os, threading, sqlq
+
+app = sqlq.App()
+
+@app.task
+def wait():
+    open("began.txt", "w").close()
+    while not os.path.exists("go"):
+        threading.Event().wait(0.01)
+"""
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    """A way to the database, if there is one that leads over a network."""
+    with Proxy(make_url(database_url).port or 1) as proxy:
+        yield proxy
+
+
+Breaks = Callable[[str, Proxy, ExitStack], object]
+
+
+def is_away(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
+    proxy.target = 1  # where nobody listens
+    proxy.drop()
+
+
+def swallows(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
+    proxy.deaf()
+
+
+def has_no_tables(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
+    with administrator(url) as conn:
+        conn.execute(text("DROP SCHEMA public CASCADE"))
+
+
+def is_locked(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
+    conn = until_the_end.enter_context(administrator(url))
+    tables = "TABLE jobs, sqlq_workers IN ACCESS EXCLUSIVE MODE"
+    conn.execute(text("BEGIN IMMEDIATE" if url.startswith("sqlite") else f"LOCK {tables}"))
+
+
+@contextmanager
+def administrator(url: str) -> Iterator[Any]:
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as conn:
+        yield conn
+
+
+WAYS = [is_away, swallows, has_no_tables, is_locked]
+
+
+@pytest.mark.parametrize(
+    ("database_url", "breaks"),
+    [*(("postgresql", breaks) for breaks in WAYS), ("sqlite", is_locked)],
+    indirect=["database_url"],
+)
+def test_a_worker_in_a_thread_ends_soon_after_its_grace_time(
+    database_url: str, proxy: Proxy, breaks: Breaks, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    app = sqlq.App(database_url if database_url.startswith("sqlite") else proxy.url(database_url))
+    began, go = threading.Event(), threading.Event()
+
+    @app.task(name="wait")
+    def wait() -> None:
+        began.set()
+        go.wait()
+
+    job = app.enqueue(wait.new())
+    worker = app.worker(concurrency=1, grace=f"{GRACE_SECONDS}s").start()
+    with ExitStack() as until_the_end:
+        assert began.wait(30)
+        breaks(database_url, proxy, until_the_end)
+        go.set()
+        wait_until(lambda: list(worker._settler._pending) == [(job.id, 1)], what="the outcome on its way")
+        told = time.monotonic()
+        worker.stop()
+        assert worker.join("30s"), "it does not end"
+        took = time.monotonic() - told
+    app.close()
+    assert took < GRACE_SECONDS + SOON_SECONDS + BUSY_SECONDS
+    assert f"could not be written before leaving: {job.id};" in caplog.text
+
+
+@on_postgresql
+@pytest.mark.parametrize("breaks", WAYS)
+@pytest.mark.parametrize("dies", [False, True], ids=["told", "orphaned"])
+def test_worker_processes_end_soon_after_their_grace_time(
+    tmp_path: Path, database_url: str, proxy: Proxy, breaks: Breaks, *, dies: bool
+) -> None:
+    """By themselves, and not because their supervisor kills them."""
+    folder = tmp_path / "play"
+    folder.mkdir()
+    (folder / "play.py").write_text(MODULE)
+    app = sqlq.App(database_url)
+    app.enqueue(app.task(name="play.wait")(lambda: None).new())
+    app.close()
+    grace = ("--grace", f"{GRACE_SECONDS}s")
+    with (
+        ExitStack() as until_the_end,
+        worker_process(folder, "play:app", proxy.url(database_url), *grace, anew=True) as worker,
+    ):
+        wait_until((folder / "began.txt").exists, what="the job running")
+        (child,) = worker.children()
+        breaks(database_url, proxy, until_the_end)
+        (folder / "go").touch()
+        told = time.monotonic()
+        worker.process.send_signal(signal.SIGKILL if dies else signal.SIGTERM)
+        worker.process.wait(40)
+        wait_until(lambda: not is_alive(child), timeout=40, what="the worker process gone")
+        took = time.monotonic() - told
+        assert took < (ORPHANED_MS / 1000 if dies else GRACE_SECONDS) + SOON_SECONDS + BUSY_SECONDS
+        assert worker.said("could not be written before leaving")
+        assert not worker.said("did not end in time")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@on_postgresql
+def test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience(database_url: str) -> None:
+    with closing(Database.open(make_url(database_url))) as database:
+        ends_at = time.monotonic() + 0.5
+        with waits_while(lambda: ends_at - time.monotonic()):
+            with pytest.raises(DBAPIError, match="no answer"), database.begin() as conn:
+                conn.execute(text("SELECT pg_sleep(25)"))
+            assert time.monotonic() < ends_at + 20
+        with database.begin() as conn:
+            assert conn.scalar(text("SELECT 1 FROM pg_sleep(0.2)")) == 1
+
+
+def test_outcomes_may_be_written_until_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked."""
+    monkeypatch.setattr("sqlq.worker.grace.LAST_SETTLES_SECONDS", 0.1)
+    grace = Grace(50, lambda: None)
+    assert grace.patience() == float("inf")
+    grace.stop(None)
+    assert 0.0 < grace.patience() <= 0.15
+    wait_until(lambda: grace.patience() == 0.0, timeout=10, what="its end")

@@ -1,0 +1,234 @@
+"""A worker process that is stuck, frozen or in a call that holds the interpreter's lock, is killed and
+replaced, and what it held goes on; one that only seems to be is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlq
+from sqlq.doctor import Doctor
+from sqlq.job import JobDetails
+from tests.faults.processes import WorkerProcess, worker_process
+from tests.waiting import wait_until
+
+MODULE = """
+import ctypes, os, threading, sqlq
+
+app = sqlq.App()
+if os.path.exists("hangs"):
+    open("importing.txt", "w").close()
+    while os.path.exists("hangs"):
+        threading.Event().wait(0.01)
+
+def begin():
+    job = sqlq.current_job()
+    with open("ran.txt", "a") as file:
+        print(job.id, os.getpid(), job.attempts, file=file)
+    return job
+
+def hold_the_interpreter():
+    ctypes.PyDLL(None).usleep(120_000_000)
+
+@app.task
+def quick():
+    begin()
+
+@app.task(timeout="1s", max_attempts=1)
+def late_once():
+    begin()
+    hold_the_interpreter()
+
+@app.task
+def holds():
+    if begin().attempts == 1:
+        hold_the_interpreter()
+
+@app.task(timeout="1s", backoff="0s")
+def late():
+    if begin().attempts == 1:
+        while not os.path.exists("go"):
+            threading.Event().wait(0.01)
+
+@app.task
+def waits():
+    begin()
+    while not os.path.exists("go"):
+        threading.Event().wait(0.01)
+
+@app.task(isolate=True, timeout="1s", max_attempts=1)
+def alone():
+    begin()
+    while not os.path.exists("go"):
+        threading.Event().wait(0.01)
+"""
+
+
+class Play:
+    def __init__(self, folder: Path, url: str) -> None:
+        folder.mkdir()
+        self.folder, self.url, self.app = folder, url, sqlq.App(url)
+        (folder / "play.py").write_text(MODULE)
+
+    def enqueue(self, task: str, **options: Any) -> int:
+        made = self.app.task(name=f"play.{task}", **options)(lambda: None)
+        return self.app.enqueue(made.new()).id
+
+    def ran(self, id: int) -> list[int]:
+        """The process of each start of a job."""
+        file = self.folder / "ran.txt"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [int(pid) for job, pid, _ in lines if int(job) == id]
+
+    def ended(self, id: int) -> JobDetails:
+        wait_until(lambda: self.app.get(id).state in ("finished", "failed"), what="the job's end")
+        return self.app.get(id)
+
+    def working(self, *options: str, ready: bool = True) -> Any:
+        given = ("-c", "1", "--stuck-after", "6s", *options)
+        return worker_process(self.folder, "play:app", self.url, *given, anew=True, ready=ready)
+
+    def is_well(self, file: Path) -> bool:
+        return self.run("health", str(file), "--max-age", "4s").returncode == 0
+
+    def state(self) -> str:
+        (worker,) = self.app.admin.workers()
+        return worker.state
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        given = [sys.executable, "-m", "sqlq", "-d", self.url, *command]
+        return subprocess.run(given, capture_output=True, text=True, check=False, cwd=self.folder)
+
+
+@pytest.fixture
+def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
+    made = Play(tmp_path / "play", database_url)
+    yield made
+    made.app.close()
+
+
+def reasons(job: JobDetails) -> list[str]:
+    return [error["reason"] for error in job.errors]
+
+
+def is_replaced(worker: WorkerProcess, pid: int) -> bool:
+    return pid not in worker.children() and len(worker.children()) == 1
+
+
+def test_a_process_that_holds_the_interpreter_past_a_timeout_is_killed(play: Play) -> None:
+    job, behind = play.enqueue("late_once", timeout="1s", max_attempts=1), play.enqueue("quick")
+    with play.working() as worker:
+        failed = play.ended(job)
+        assert (failed.state, failed.reason, failed.attempts) == ("failed", "timeout", 1)
+        assert failed.exception == "sqlq.errors.JobTimeoutError"
+        ((stuck,), (pid,)) = play.ran(job), (wait_until(lambda: play.ran(behind)) or [0])
+        assert pid != stuck
+        assert play.ended(behind).state == "finished"
+        lines = [line for line in worker.log.read_text().splitlines() if f"worker process {stuck}" in line]
+        assert f"it runs job {job} (play.late_once, past its timeout)" in lines[0]
+        assert "it is killed" in lines[1]
+        assert all("WARNING" in line for line in lines[:2])
+
+
+def test_a_frozen_process_is_killed_and_its_late_job_runs_again_alone(play: Play) -> None:
+    job = play.enqueue("late", timeout="1s", backoff="0s")
+    with play.working() as worker:
+        (pid,) = wait_until(lambda: play.ran(job), what="the job running")
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(partial(is_replaced, worker, pid), what="its replacement")
+        done = play.ended(job)
+        assert (done.state, done.attempts, reasons(done)) == ("finished", 2, ["timeout"])
+        assert play.ran(job)[1] not in worker.children(), "the next attempt has a process of its own"
+
+
+def test_a_frozen_process_is_killed_whose_job_has_no_timeout(play: Play) -> None:
+    job = play.enqueue("holds")
+    with play.working() as worker:
+        done = play.ended(job)
+        assert (done.state, done.attempts, reasons(done)) == ("finished", 2, ["worker_lost"])
+        assert "gave no sign of life" in done.errors[0]["message"]
+        assert worker.said(f"it runs job {job} (play.holds)")
+
+
+def test_a_frozen_process_that_runs_nothing_is_replaced(play: Play) -> None:
+    with play.working("--stuck-after", "10m") as worker:
+        (pid,) = worker.children()
+        wait_until(lambda: play.state() == "idle", what="it being at work")
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(partial(is_replaced, worker, pid), timeout=120, what="its replacement")
+        assert play.ended(play.enqueue("quick")).attempts == 1
+
+
+def test_a_process_of_a_single_job_is_watched_while_its_worker_is_frozen(play: Play) -> None:
+    job = play.enqueue("alone", isolate=True, timeout="1s", max_attempts=1)
+    with play.working() as worker:
+        (child,) = worker.children()
+        wait_until(lambda: play.ran(job), what="the job running")
+        os.kill(child, signal.SIGSTOP)
+        failed = play.ended(job)
+        assert (failed.state, failed.reason) == ("failed", "timeout")
+
+
+def test_one_that_is_silent_is_shown_and_left_alone_when_it_goes_on(play: Play) -> None:
+    job = play.enqueue("waits")
+    with play.working("--stuck-after", "90s") as worker:
+        (pid,) = wait_until(lambda: play.ran(job), what="the job running")
+        with play.app.database.begin():  # on SQLite it is not frozen while it holds the write lock
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: play.state() == "stuck", timeout=80, what="its state")
+        (found,) = [found for found in Doctor(play.app.database).examine() if found.check == "stuck"]
+        assert f"pid {pid}, has been stuck for" in found.said
+        assert f"job {job} (play.waits)" in found.said
+        os.kill(pid, signal.SIGCONT)
+        assert worker.said("gives no sign of life")
+        wait_until(lambda: play.state() == "busy", what="its state again")
+        (play.folder / "go").touch()
+        assert play.ended(job).attempts == 1
+        assert worker.children() == [pid]
+
+
+def test_a_machine_that_sleeps_makes_nobody_look_stuck(play: Play) -> None:
+    job = play.enqueue("late", timeout="1s")
+    waiting = play.enqueue("waits")
+    with play.working("-c", "2") as worker:
+        (pid,) = wait_until(lambda: play.ran(waiting), what="the job running")
+        for each in (pid, worker.process.pid):
+            os.kill(each, signal.SIGSTOP)
+        threading.Event().wait(9.0)  # longer than a process that is frozen alone would live
+        os.kill(worker.process.pid, signal.SIGCONT)
+        passed = time.monotonic()
+        os.kill(pid, signal.SIGCONT)
+        assert time.monotonic() - passed < 2
+        (play.folder / "go").touch()
+        assert reasons(play.ended(job)) == ["timeout"]
+        assert play.ended(waiting).attempts == 1
+        assert not worker.said("is stuck")
+        assert worker.children() == [pid]
+
+
+def test_a_process_that_never_begins_to_work_is_not_well(play: Play) -> None:
+    (play.folder / "hangs").touch()
+    alive = play.folder / "alive"
+    options = ("--health-file", str(alive), "--start-timeout", "5s", "--stuck-after", "10m")
+    with play.working(*options, ready=False) as worker:
+        wait_until((play.folder / "importing.txt").exists, what="the import")
+        assert play.is_well(alive)
+        wait_until(lambda: not play.is_well(alive), what="its age")
+        assert worker.log.read_text().count("has not begun to work") == 1
+        (play.folder / "hangs").unlink()
+        worker.wait_ready()
+        wait_until(
+            lambda: play.run("health", str(alive), "--max-age", "4s").returncode == 0, what="its youth"
+        )
+        assert play.ended(play.enqueue("quick")).state == "finished"
+        assert worker.stop() == 0
