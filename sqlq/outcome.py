@@ -48,10 +48,10 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """T6: the attempt is given back; the job is due again after `delay_ms`. `snoozed`: the handler asked for
-    that."""
+    """T6: the attempt is given back; the job is due again after `delay_ms`, or with None at once, in its old
+    place in the queue. `snoozed`: the handler asked for that."""
 
-    delay_ms: int = 0
+    delay_ms: int | None = None
     unknown_task: bool = False
     snoozed: bool = False
     in_time: bool = False

@@ -130,17 +130,17 @@ def failed(
     return Retried(min(wait_ms, LONGEST_MS), error, reason)
 
 
-def given_back(job: ClaimedJob, *, delay_ms: int = 0, crowded: bool = False) -> Outcome:
+def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = False) -> Outcome:
     """Return the outcome of an attempt that its worker breaks off, or cannot start: it does not count, until
     the job was given back too often (G3).
 
-    It is due again after `delay_ms`, or where the place it needs is `crowded` after a second, and longer each
-    time.
+    It keeps its place in the queue, unless its worker puts it off: for `delay_ms`, or where the processes it
+    needs are `crowded` for a second, and longer each time.
     """
     if job.releases < MAX_RELEASES:
         return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else delay_ms)
     error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
-    return failed(job, error, delay_ms=delay_ms)
+    return failed(job, error, delay_ms=delay_ms or 0)
 
 
 def put_off(job: ClaimedJob, reason: Literal["unknown_task", "bad_payload"], error: Exception) -> Outcome:

@@ -96,8 +96,11 @@ def _put_back(
     changes: Changes,
     keys: Mapping[int, str] = NO_KEYS,
 ) -> set[Right]:
-    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, with `changes`; return the
-    rights to them. Those that have `keys` of limits, by their ids, give their slots back and wait in line."""
+    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, or with None in their old
+    places in the queue, with `changes`; return the rights to them.
+
+    Those that have `keys` of limits, by their ids, give their slots back and wait in line.
+    """
     dialect = DIALECTS[conn.dialect.name]
     done: set[Right] = set()
     ordinary = [row for row in rows if row[0] not in keys] if keys else rows
@@ -108,7 +111,7 @@ def _put_back(
     if limited:
         statement = _waiting_again(dialect, batch, changes, in_line=True)
         back = rights(conn.execute(statement, dialect.parameters(batch, limited)))
-        waits = {Wake(keys[id], delay_ms=ms) for id, token, ms, *_ in limited if (id, token) in back}
+        waits = {Wake(keys[id], delay_ms=ms or 0) for id, token, ms, *_ in limited if (id, token) in back}
         write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
         done |= back
     return done
@@ -137,7 +140,8 @@ def _drop(dialect: Dialect, batch: Batch, skip_locked: bool) -> ReturningDelete[
 @cache
 def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Update:
     mine = held(dialect, batch)
-    due = after(mine.c.delay_ms)
+    # guard: a-put-back-keeps-its-place
+    due = func.coalesce(after(mine.c.delay_ms), *([jobs.c.due_at] if in_line else []), jobs.c.available_at)
     # guard: a-put-back-holds-no-slot
     waits = (
         {"available_at": far(), "blocked_by": "limit", "due_at": due} if in_line else {"available_at": due}
@@ -363,7 +367,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None)
             (
                 r.id,
                 r.lease_token,
-                wait_after_loss_ms(r.losses),
+                wait_after_loss_ms(r.losses) or None,  # it may never have started
                 error_record(r.attempts, "worker_lost", error(r), _course_of_lost(r)),
             )
             for r in alive

@@ -375,7 +375,7 @@ def _put_off(
         log.warning(
             "job %d: %s; put back for %s, in case another worker's code is newer or older. It will fail %s "
             "after it was first met",
-            *(job.id, scrubbed(why, 500), readable(outcome.delay_ms), readable(UNKNOWN_TASK_MS)),
+            *(job.id, scrubbed(why, 500), readable(outcome.delay_ms or 0), readable(UNKNOWN_TASK_MS)),
             extra={
                 "job_id": job.id,
                 "task": job.task,

@@ -65,8 +65,8 @@ class Executors:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._starting = True
-        self.ended = 0
-        """Jobs ended so far; its growth is the pace."""
+        self.ended, self.busy_seconds = 0, 0.0
+        """Jobs ended so far, and how long they ran together; their growth is the pace."""
         self.unstarted = 0
         """Jobs that could not be started so far, for want of threads, files or memory."""
         if isolates is not None:
@@ -226,6 +226,7 @@ class Executors:
         with self._lock:
             self._running.discard(ended)
             self.ended += 1
+            self.busy_seconds += ended.seconds()
             job = self._take()
             if job is None and not self._running:
                 self._idle.notify_all()

@@ -291,7 +291,7 @@ class Isolates:
                     extra=running.fields("isolate_lost"),
                 )
             # guard: what-never-comes-up-is-bounded
-            return given_back(running.claimed, delay_ms=0 if closed else NOT_STARTED_MS)
+            return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
         # before it died it may have completed its job; guard: the-dead-may-have-completed
         return SelfCompleted(self._broken_off(running, how, closed=closed))
 

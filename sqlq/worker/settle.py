@@ -269,6 +269,8 @@ class Settler:
                 followed = (
                     followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
                 )
+                # guard: another-worker-hears-of-give-backs
+                followed = followed or (isinstance(outcome, Released) and outcome.delay_ms is None)
                 if fates.get(right) is jobs.Fate.LOST:  # guard: lost-is-not-settled
                     self._lost(job, outcome)
                 else:
@@ -300,8 +302,8 @@ class Settler:
         self._teller.lost(job, "the lease was lost before the attempt ended")
 
     def _wake_for_follow_ups(self) -> None:
-        """Have this worker, and idle ones, look at once for what follows jobs that have ended. By themselves
-        they would find it within a second."""
+        """Have this worker, and idle ones, look at once for what follows jobs that have ended, and for what
+        was given back. By themselves they would find it within a second."""
         self._due_again(time.monotonic())
         tell_idle(self._database)
 
@@ -347,7 +349,7 @@ class Settler:
     def _settled(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
         if isinstance(outcome, (Retried, Released)):
-            self._due_again(time.monotonic() + outcome.delay_ms / 1000)
+            self._due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
         self._teller.ended(job, outcome, seconds)
 
 
