@@ -50,7 +50,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 SAME_ON_BOTH = ("faces/", "faults/", "worker/")
 ON_EACH = (
-    *(f"worker/test_{what}.py" for what in ("complete", "flow", "flows", "leases", "limits", "limits_and")),
+    *(
+        f"worker/test_{what}.py"
+        for what in ("complete", "flow", "flows", "leases", "limits", "limits_and", "place")
+    ),
     *(f"worker/test_{what}.py" for what in ("newest_first", "outage", "rates", "serial", "sql_rows")),
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
