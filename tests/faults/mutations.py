@@ -59,6 +59,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_outcomes.py::",
 )
 REPLAY = "tests/conformance/test_replay.py::"
+PLACE = "tests/worker/test_place.py::"
 HISTORY = "tests/worker/test_history.py::"
 RELOAD = "tests/faces/test_cli_reload.py::"
 INSIDE = "tests/faces/django/test_inside.py::"
@@ -170,6 +171,15 @@ GUARDS = [
     # limits
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_without_a_session_and_without_waiting[sqlite]"),
     Guard("a-limited-job-is-blocked", '(limited, "limit")', '(limited, null())', LIMITED + "test_without_a_session_and_without_waiting[postgresql]"),
+    Guard("a-put-back-keeps-its-place", None, "due = after(func.coalesce(mine.c.delay_ms, 0))", PLACE + "test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths[sqlite]"),
+    Guard("the-admitted-know-their-place", "blocked_by=null())", "blocked_by=null(), due_at=null())", PLACE + "test_a_limited_job_that_never_started_keeps_its_place_in_line[sqlite-released]"),
+    Guard("who-waits-behind-goes-back-too", "self._ready.clear()", "taken = [self._ready.popleft()]", PLACE + "test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it[sqlite]"),
+    Guard("another-worker-hears-of-give-backs", None, "pass", PLACE + "test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths[sqlite]"),
+    Guard("long-jobs-bound-the-pace", None, "pass", PLACE + "test_two_long_jobs_that_end_together_are_no_fast_pace"),
+    Guard("slow-claims-get-smaller", None, "pass", PLACE + "test_claims_that_take_long_bring_less_until_they_are_quick[sqlite]"),
+    Guard("late-rows-are-started", None, "pass", PLACE + "test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started[postgresql]"),
+    Guard("a-lease-begins-with-its-rows", None, "pass", PLACE + "test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started[sqlite]"),
+    Guard("what-is-settled-is-not-lost", " and not job.ended", "", PLACE + "test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost[sqlite]"),
     Guard("a-put-back-holds-no-slot", None, 'waits = {"available_at": due}', LIMITS + "test_a_job_that_waits_for_its_next_attempt_holds_no_slot[sqlite]"),
     Guard("a-put-back-is-looked-at", None, "pass", LIMITS + "test_a_put_back_is_looked_at_when_it_is_due[postgresql]"),
     Guard("the-slots-of-the-lost-are-looked-at", None, "pass", LIMITS + "test_the_slot_of_a_job_that_failed_with_its_worker_comes_back[sqlite]"),
