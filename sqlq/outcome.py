@@ -39,11 +39,14 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """T5: the attempt counted, another follows after `delay_ms`."""
+    """T5: the attempt counted, another follows after `delay_ms`, in another queue or with another priority
+    where one is given."""
 
     delay_ms: int
     error: ErrorText
     reason: FailureReason = "error"
+    priority: int | None = None
+    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

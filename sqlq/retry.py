@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import re
 import traceback as tracebacks
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from sqlq.backoff import Backoff, exponential
-from sqlq.clock import LONGEST_MS, Duration, milliseconds
-from sqlq.errors import ExecutionError, JobTimeoutError
+from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
+from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError
 from sqlq.history import UNKNOWN, Course, written
-from sqlq.job import ClaimedJob, FailureReason
+from sqlq.job import ClaimedJob, FailureReason, checked_priority, checked_queue
 from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 
@@ -33,25 +34,47 @@ class Retry(Signal):
 
     The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
     error`, and it is what the job's errors show.
+
+    `delay` may be a moment, a datetime with a time zone, by the clock of the worker's machine; one that is past
+    means at once. The next attempts have this `priority` and are in this `queue`; a job of an App that seals
+    stays in its own. Raises `ConfigurationError` for options that are none.
+
+    >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
     """
 
-    def __init__(self, delay: Duration | None = None) -> None:
-        self.delay_ms = None if delay is None else milliseconds(delay, "Retry(delay)")
+    def __init__(
+        self,
+        delay: Duration | datetime | None = None,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> None:
+        self.delay_ms = None if delay is None else _wait_ms(delay, "Retry(delay)")
+        self.priority = None if priority is None else checked_priority(priority, ConfigurationError)
+        self.queue = None if queue is None else checked_queue(queue, ConfigurationError)
         super().__init__(
             "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
         )
 
 
 class Snooze(Signal):
-    """Raise in a handler to run the job again after `delay` without counting the attempt.
+    """Raise in a handler to run the job again after `delay`, or at a moment as with `Retry`, without counting
+    the attempt.
 
     A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job
     circles for ever.
     """
 
-    def __init__(self, delay: Duration) -> None:
-        self.delay_ms = milliseconds(delay, "Snooze(delay)")
+    def __init__(self, delay: Duration | datetime) -> None:
+        self.delay_ms = _wait_ms(delay, "Snooze(delay)")
         super().__init__(f"the handler asked to be run again in {delay}")
+
+
+def _wait_ms(delay: Duration | datetime, what: str) -> int:
+    """Return how long to wait for a moment, or for so long."""
+    if isinstance(delay, datetime):
+        delay = max(aware(delay, what) - datetime.now(UTC), timedelta())
+    return milliseconds(delay, what)
 
 
 class Cancel(Signal):
@@ -98,7 +121,10 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
         case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
             return Released(error.delay_ms, snoozed=True)
         case Snooze() | Retry():
-            return failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
+            outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
+            if isinstance(outcome, Failed) or isinstance(error, Snooze):
+                return outcome
+            return replace(outcome, priority=error.priority, queue=error.queue)
         case JobTimeoutError() if isinstance(error, policy.fail_on):
             return Failed("timeout", describe(error))
         case JobTimeoutError():

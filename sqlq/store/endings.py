@@ -172,6 +172,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     finish_later: list[tuple[Any, ...]] = []
     fail: list[tuple[Any, ...]] = []
     retry: list[tuple[Any, ...]] = []
+    retry_there: list[tuple[Any, ...]] = []
     release: list[tuple[Any, ...]] = []
     release_in_time: list[tuple[Any, ...]] = []
     for s in sorted(settlements, key=lambda s: s.id):
@@ -187,8 +188,12 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
                 start_ms = None if s.course is None else s.course.start_ms
                 said = (error.exception, error.message, error.traceback, start_ms)
                 fail.append((s.id, s.lease_token, why, *said))
-            case Retried(delay_ms, error, why):
-                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error, s.course)))
+            case Retried(delay_ms, error, why, priority, queue):
+                record = error_record(s.attempts, why, error, s.course)
+                if priority is None and queue is None:
+                    retry.append((s.id, s.lease_token, delay_ms, record))
+                else:
+                    retry_there.append((s.id, s.lease_token, delay_ms, record, priority, queue))
             case Released(delay_ms, unknown_task, in_time=in_time):
                 rows = release_in_time if in_time else release
                 rows.append((s.id, s.lease_token, delay_ms, int(unknown_task), _note_of(s, s.outcome)))
@@ -211,6 +216,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
     if retry:
         done |= _put_back(conn, _RETRY, retry, _retried, keys)
+    if retry_there:
+        done |= _put_back(conn, _RETRY_THERE, retry_there, _retried_there, keys)
     if release:
         done |= _put_back(conn, _RELEASE, release, _released, keys)
     if release_in_time:
@@ -238,6 +245,9 @@ _FAIL = Batch(
     start_ms=BigInteger,
 )
 _RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
+_RETRY_THERE = Batch(
+    id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text, priority=Integer, queue=Text
+)
 _RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer, record=Text)
 
 
@@ -273,6 +283,14 @@ def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
 
 def _retried(mine: CTE) -> Mapping[str, Any]:
     return {"errors": _errors_and(mine.c.record), "unknown_since": null()}
+
+
+def _retried_there(mine: CTE) -> Mapping[str, Any]:
+    return {
+        **_retried(mine),
+        "priority": func.coalesce(mine.c.priority, jobs.c.priority),
+        "queue": func.coalesce(mine.c.queue, jobs.c.queue),
+    }
 
 
 def _released(mine: CTE) -> Mapping[str, Any]:

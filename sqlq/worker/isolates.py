@@ -194,6 +194,7 @@ class Isolates:
         assert target is not None
         isolate.link.send(
             job=packed(running.claimed),
+            worker=running.worker,
             claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
             schema=target.schema,
             keep_finished=target.keep_finished,
@@ -382,7 +383,7 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
                 float("inf"),
                 CompletionTarget(message["schema"], message["keep_finished"]),
             )
-            running.claimed_at = message["claimed_at"]
+            running.claimed_at, running.worker = message["claimed_at"], message["worker"]
             running.lifespan = value
             running.on_progress = pace.note
             current[:] = [running]

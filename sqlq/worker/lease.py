@@ -263,8 +263,9 @@ class Leases:
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, RunningJob]) -> None:
         """A row that was not renewed is locked by another transaction (not known), settled by us just now, or
         lost."""
+        dropped = {right for right in missing if not held[right].is_kept(self._keep_finished)}
         with self._database.read() as conn:
-            fates = jobs.fates(conn, missing, keep_finished=self._keep_finished)
+            fates = jobs.fates(conn, missing, keep_finished=self._keep_finished, dropped=dropped)
         for right, fate in fates.items():
             if fate is jobs.Fate.LOST:
                 job = held[right]

@@ -169,6 +169,7 @@ class Worker(Background):
         self._lifespans = Lifespans(own_lifespan, isolates, self._grace)
         self._intake = Intake(
             database,
+            self.id,
             tasks,
             self._progress,
             own_lifespan,

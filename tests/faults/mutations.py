@@ -59,7 +59,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_outcomes.py::",
 )
 REPLAY = "tests/conformance/test_replay.py::"
-PLACE = "tests/worker/test_place.py::"
+PLACE, ENDS = "tests/worker/test_place.py::", "tests/worker/test_ends.py::"
 HISTORY = "tests/worker/test_history.py::"
 RELOAD = "tests/faces/test_cli_reload.py::"
 INSIDE = "tests/faces/django/test_inside.py::"
@@ -171,6 +171,10 @@ GUARDS = [
     # limits
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_without_a_session_and_without_waiting[sqlite]"),
     Guard("a-limited-job-is-blocked", '(limited, "limit")', '(limited, null())', LIMITED + "test_without_a_session_and_without_waiting[postgresql]"),
+    Guard("what-never-began-has-one-line", ' and event.reason not in NEVER_BEGAN', "", ENDS + "test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback[sqlite]"),
+    Guard("the-dropped-are-settled", " and (id, token) not in dropped", "", ENDS + "test_a_job_of_retention_zero_leaves_no_row_as_it_finishes[sqlite-handler]"),
+    Guard("a-result-waits-for-who-waits", None, "waited = False", ENDS + "test_a_result_of_retention_zero_is_there_for_who_waits[sqlite]"),
+    Guard("what-is-sealed-stays-in-its-queue", None, "pass", ENDS + "test_a_sealed_job_stays_in_its_queue[sqlite]"),
     Guard("a-put-back-keeps-its-place", None, "due = after(func.coalesce(mine.c.delay_ms, 0))", PLACE + "test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths[sqlite]"),
     Guard("the-admitted-know-their-place", "blocked_by=null())", "blocked_by=null(), due_at=null())", PLACE + "test_a_limited_job_that_never_started_keeps_its_place_in_line[sqlite-released]"),
     Guard("who-waits-behind-goes-back-too", "self._ready.clear()", "taken = [self._ready.popleft()]", PLACE + "test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it[sqlite]"),
@@ -308,7 +312,7 @@ GUARDS = [
     Guard("operators-unblock", None, "pass", FLOWS + "test_a_forgotten_step_cancels_what_waits_for_its_success[sqlite]"),
     Guard("what-ended-lately-is-swept", None, "", UNBLOCK + "test_the_chore_sweeps_what_ended_lately_between_two_sweeps_of_all[postgresql]"),
     Guard("a-missing-result-fails-its-job", None, "done.ready.append(job)", FLOWS + "test_a_missing_result_is_one_clear_failure[sqlite]"),
-    Guard("steps-are-kept", "or self.claimed.flow_id is not None", "", FLOWS + "test_without_retention_the_steps_of_a_flow_are_kept[postgresql]"),
+    Guard("steps-are-kept", "self.claimed.flow_id is not None or", "", FLOWS + "test_without_retention_the_steps_of_a_flow_are_kept[postgresql]"),
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_what_a_live_step_waited_for_is_not_pruned[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("a-result-is-no-text", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text[str]"),

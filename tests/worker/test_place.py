@@ -83,7 +83,6 @@ def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
         wrong.setattr(worker, "UNSTARTED_SECONDS", 0.05)
         at_work._wake.call()
         wait_until(lambda: steps.released("a1", "a2", "a3", "a4", times=2), what="all given back twice")
-        assert told, "workers with free slots are told"
         steps.enqueue("b1", "b2")
         wait_until(lambda: steps.released("b1", "b2"), what="also what came meanwhile")
         wrong.undo()
@@ -112,6 +111,7 @@ def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
     assert set(steps.started[:2]) == {"x", "y"}
     assert steps.started[2:] == ["a1", "a2", "a3", "a4", "b1", "b2", "c1", "c2", "c3"]
     assert app.get(steps.ids["a4"]).attempts == 2, "the rescue alone counts"
+    assert told, "workers with free slots were told of what was given back"
 
 
 def test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it(
