@@ -35,9 +35,9 @@ class Retry(Signal):
     The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
     error`, and it is what the job's errors show.
 
-    `delay` may be a moment, a datetime with a time zone, by the clock of the worker's machine; one that is past
-    means at once. The next attempts have this `priority` and are in this `queue`; a job of an App that seals
-    stays in its own. Raises `ConfigurationError` for options that are none.
+    `delay` may be a moment, a datetime with a time zone, by the clock of the worker's machine; one that is
+    past means at once. The next attempts have this `priority` and are in this `queue`; a job of an App that
+    seals stays in its own. Raises `ConfigurationError` for options that are none.
 
     >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
     """
