@@ -6,6 +6,7 @@ T4 to T7 are the ways out of `running`: finished, tried again, given back, faile
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias
 
 from sqlq.history import Course
@@ -47,6 +48,8 @@ class Retried:
     reason: FailureReason = "error"
     priority: int | None = None
     queue: str | None = None
+    at: datetime | None = None
+    """The moment at which the next one is due, in place of `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Released:
     """Whether the job has been started in the time that it had for that, so that it has time from now on."""
     reason: str | None = None
     """Why no worker could run it here, where that is why."""
+    at: datetime | None = None
+    """The moment at which it is due again, in place of `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ class Retry(Signal):
     The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
     error`, and it is what the job's errors show.
 
-    `delay` may be a moment, a datetime with a time zone, by the clock of the worker's machine; one that is
-    past means at once. The next attempts have this `priority` and are in this `queue`; a job of an App that
-    seals stays in its own. Raises `ConfigurationError` for options that are none.
+    `delay` may be a moment, a datetime with a time zone; one that is past means at once. The next attempts
+    have this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
+    `ConfigurationError` for options that are none.
 
     >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
     """
@@ -49,7 +49,10 @@ class Retry(Signal):
         priority: int | None = None,
         queue: str | None = None,
     ) -> None:
-        self.delay_ms = None if delay is None else _wait_ms(delay, "Retry(delay)")
+        self.delay_ms: int | None = None
+        self.at: datetime | None = None
+        if delay is not None:
+            self.delay_ms, self.at = _wait(delay, "Retry(delay)")
         self.priority = None if priority is None else checked_priority(priority, ConfigurationError)
         self.queue = None if queue is None else checked_queue(queue, ConfigurationError)
         super().__init__(
@@ -66,15 +69,17 @@ class Snooze(Signal):
     """
 
     def __init__(self, delay: Duration | datetime) -> None:
-        self.delay_ms = _wait_ms(delay, "Snooze(delay)")
+        self.delay_ms, self.at = _wait(delay, "Snooze(delay)")
         super().__init__(f"the handler asked to be run again in {delay}")
 
 
-def _wait_ms(delay: Duration | datetime, what: str) -> int:
-    """Return how long to wait for a moment, or for so long."""
-    if isinstance(delay, datetime):
-        delay = max(aware(delay, what) - datetime.now(UTC), timedelta())
-    return milliseconds(delay, what)
+def _wait(delay: Duration | datetime, what: str) -> tuple[int, datetime | None]:
+    """Return how long to wait, and until when where that is a moment: the database's clock decides about it,
+    and the wait until then is for the log and for when to look."""
+    if not isinstance(delay, datetime):
+        return milliseconds(delay, what), None
+    at = aware(delay, what)
+    return milliseconds(max(at - datetime.now(UTC), timedelta()), what), at
 
 
 class Cancel(Signal):
@@ -119,10 +124,13 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
         case Cancel():
             return Cancelled(error.reason)
         case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
-            return Released(error.delay_ms, snoozed=True)
+            return Released(error.delay_ms, snoozed=True, at=error.at)
         case Snooze() | Retry():
             outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
-            if isinstance(outcome, Failed) or isinstance(error, Snooze):
+            if isinstance(outcome, Failed):
+                return outcome
+            outcome = replace(outcome, at=error.at)
+            if isinstance(error, Snooze):
                 return outcome
             return replace(outcome, priority=error.priority, queue=error.queue)
         case JobTimeoutError() if isinstance(error, policy.fail_on):

@@ -400,8 +400,8 @@ def _back_into_line(in_vain: ColumnElement[bool]) -> Any:
         .cte("waiting_in_vain")
         .prefix_with("MATERIALIZED")
     )
-    # guard: paused-hold-no-slots
     due_at = func.coalesce(jobs.c.due_at, jobs.c.available_at)
+    # guard: paused-hold-no-slots
     back = {"due_at": due_at, "available_at": far(), "blocked_by": "limit"}
     return update(jobs).where(jobs.c.id.in_(select(found.c.id))).values(back).returning(jobs.c.limit_key)
 
