@@ -375,6 +375,7 @@ RETURNING {claimed_columns(sqlite.dialect())}
 """
 _RENEW = f"""
 UPDATE main.jobs SET lease_expires_at = {SQLITE_NOW} + ? WHERE id IN (SELECT value FROM json_each(?))
+RETURNING id
 """
 _RESERVE, _RESERVE_FOLLOWED = _RESERVING + _RESERVED, _RESERVING + _FOLLOW_UPS + _RESERVED
 

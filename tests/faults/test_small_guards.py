@@ -39,7 +39,8 @@ ASKS_THE_TIME = {
     "worker/running.py",
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when an
-attempt was begun and ended, for its line, how long a moment is away, for a line and a look, and how long a job has waited, for the metrics."""
+attempt was begun and ended, for its line, how far away a moment is, for a line and a look, and how long a job
+has waited, for the metrics."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
