@@ -6,6 +6,7 @@ T4 to T7 are the ways out of `running`: finished, tried again, given back, faile
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias
 
 from sqlq.history import Course
@@ -39,25 +40,32 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """T5: the attempt counted, another follows after `delay_ms`."""
+    """T5: the attempt counted, another follows after `delay_ms`, in another queue or with another priority
+    where one is given."""
 
     delay_ms: int
     error: ErrorText
     reason: FailureReason = "error"
+    priority: int | None = None
+    queue: str | None = None
+    at: datetime | None = None
+    """The moment at which the next one is due, in place of `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """T6: the attempt is given back; the job is due again after `delay_ms`. `snoozed`: the handler asked for
-    that."""
+    """T6: the attempt is given back; the job is due again after `delay_ms`, or with None at once, in its old
+    place in the queue. `snoozed`: the handler asked for that."""
 
-    delay_ms: int = 0
+    delay_ms: int | None = None
     unknown_task: bool = False
     snoozed: bool = False
     in_time: bool = False
     """Whether the job has been started in the time that it had for that, so that it has time from now on."""
     reason: str | None = None
     """Why no worker could run it here, where that is why."""
+    at: datetime | None = None
+    """The moment at which it is due again, in place of `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import re
 import traceback as tracebacks
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from sqlq.backoff import Backoff, exponential
-from sqlq.clock import LONGEST_MS, Duration, milliseconds, readable
-from sqlq.errors import ExecutionError, JobTimeoutError, SealError, WorkerLostError
+from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds, readable
+from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError, SealError, WorkerLostError
 from sqlq.history import UNKNOWN, Course, written
-from sqlq.job import ClaimedJob, FailureReason
+from sqlq.job import ClaimedJob, FailureReason, checked_priority, checked_queue
 from sqlq.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
 from sqlq.settings import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 
@@ -33,25 +34,52 @@ class Retry(Signal):
 
     The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
     error`, and it is what the job's errors show.
+
+    `delay` may be a moment, a datetime with a time zone; one that is past means at once. The next attempts
+    have this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
+    `ConfigurationError` for options that are none.
+
+    >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
     """
 
-    def __init__(self, delay: Duration | None = None) -> None:
-        self.delay_ms = None if delay is None else milliseconds(delay, "Retry(delay)")
+    def __init__(
+        self,
+        delay: Duration | datetime | None = None,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> None:
+        self.delay_ms: int | None = None
+        self.at: datetime | None = None
+        if delay is not None:
+            self.delay_ms, self.at = _wait(delay, "Retry(delay)")
+        self.priority = None if priority is None else checked_priority(priority, ConfigurationError)
+        self.queue = None if queue is None else checked_queue(queue, ConfigurationError)
         super().__init__(
             "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
         )
 
 
 class Snooze(Signal):
-    """Raise in a handler to run the job again after `delay` without counting the attempt.
+    """Raise in a handler to run the job again after `delay`, or at a moment as with `Retry`, without counting
+    the attempt.
 
     A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job
     circles for ever.
     """
 
-    def __init__(self, delay: Duration) -> None:
-        self.delay_ms = milliseconds(delay, "Snooze(delay)")
+    def __init__(self, delay: Duration | datetime) -> None:
+        self.delay_ms, self.at = _wait(delay, "Snooze(delay)")
         super().__init__(f"the handler asked to be run again in {delay}")
+
+
+def _wait(delay: Duration | datetime, what: str) -> tuple[int, datetime | None]:
+    """Return how long to wait, and until when where that is a moment: the database's clock decides about it,
+    and the wait until then is for the log and for when to look."""
+    if not isinstance(delay, datetime):
+        return milliseconds(delay, what), None
+    at = aware(delay, what)
+    return milliseconds(max(at - datetime.now(UTC), timedelta()), what), at
 
 
 class Cancel(Signal):
@@ -96,9 +124,15 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
         case Cancel():
             return Cancelled(error.reason)
         case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
-            return Released(error.delay_ms, snoozed=True)
+            return Released(error.delay_ms, snoozed=True, at=error.at)
         case Snooze() | Retry():
-            return failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
+            outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
+            if isinstance(outcome, Failed):
+                return outcome
+            outcome = replace(outcome, at=error.at)
+            if isinstance(error, Snooze):
+                return outcome
+            return replace(outcome, priority=error.priority, queue=error.queue)
         case JobTimeoutError() if isinstance(error, policy.fail_on):
             return Failed("timeout", describe(error))
         case JobTimeoutError():
@@ -130,17 +164,17 @@ def failed(
     return Retried(min(wait_ms, LONGEST_MS), error, reason)
 
 
-def given_back(job: ClaimedJob, *, delay_ms: int = 0, crowded: bool = False) -> Outcome:
+def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = False) -> Outcome:
     """Return the outcome of an attempt that its worker breaks off, or cannot start: it does not count, until
     the job was given back too often (G3).
 
-    It is due again after `delay_ms`, or where the place it needs is `crowded` after a second, and longer each
-    time.
+    It keeps its place in the queue, unless its worker puts it off: for `delay_ms`, or where the processes it
+    needs are `crowded` for a second, and longer each time.
     """
     if job.releases < MAX_RELEASES:
         return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else delay_ms)
     error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
-    return failed(job, error, delay_ms=delay_ms)
+    return failed(job, error, delay_ms=delay_ms or 0)
 
 
 def broken_off(job: ClaimedJob) -> Outcome:

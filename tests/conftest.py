@@ -53,7 +53,7 @@ ON_EACH = (
     *(f"worker/test_{what}.py" for what in ("complete", "dead_hosts", "flow", "flows", "leases", "limits")),
     *(
         f"worker/test_{what}.py"
-        for what in ("limits_and", "newest_first", "outage", "rates", "serial", "sql_rows")
+        for what in ("limits_and", "newest_first", "outage", "place", "rates", "serial", "sql_rows")
     ),
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )

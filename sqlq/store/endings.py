@@ -14,6 +14,7 @@ together or not at all, and of several that believe to hold a job only one gets 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
@@ -48,7 +49,7 @@ from sqlq.history import Course
 from sqlq.job import ClaimedJob, FailureReason, NewJob
 from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted, Settlement
 from sqlq.retry import error_record, follows, given_back, wait_after_loss_ms
-from sqlq.schema.moments import after, far, now
+from sqlq.schema.moments import Moment, after, far, now
 from sqlq.schema.tables import (
     CARRIED,
     TOKEN_SCHEMA,
@@ -98,8 +99,11 @@ def _put_back(
     changes: Changes,
     keys: Mapping[int, str] = NO_KEYS,
 ) -> set[Right]:
-    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, with `changes`; return the
-    rights to them. Those that have `keys` of limits, by their ids, give their slots back and wait in line."""
+    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, or with None in their old
+    places in the queue, with `changes`; return the rights to them.
+
+    Those that have `keys` of limits, by their ids, give their slots back and wait in line.
+    """
     dialect = DIALECTS[conn.dialect.name]
     done: set[Right] = set()
     ordinary = [row for row in rows if row[0] not in keys] if keys else rows
@@ -110,7 +114,12 @@ def _put_back(
     if limited:
         statement = _waiting_again(dialect, batch, changes, in_line=True)
         back = rights(conn.execute(statement, dialect.parameters(batch, limited)))
-        waits = {Wake(keys[id], delay_ms=ms) for id, token, ms, *_ in limited if (id, token) in back}
+        has_moments = "at" in batch.columns
+        waits = {
+            Wake(keys[id], delay_ms=ms or 0, moment=said[0] if has_moments else None)
+            for id, token, ms, *said in limited
+            if (id, token) in back
+        }
         write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
         done |= back
     return done
@@ -139,7 +148,13 @@ def _drop(dialect: Dialect, batch: Batch, skip_locked: bool) -> ReturningDelete[
 @cache
 def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Update:
     mine = held(dialect, batch)
-    due = after(mine.c.delay_ms)
+    # guard: a-put-back-keeps-its-place
+    due = func.coalesce(
+        *([mine.c.at] if "at" in batch.columns else []),
+        after(mine.c.delay_ms),
+        *([jobs.c.due_at] if in_line else []),
+        jobs.c.available_at,
+    )
     # guard: a-put-back-holds-no-slot
     waits = (
         {"available_at": far(), "blocked_by": "limit", "due_at": due} if in_line else {"available_at": due}
@@ -170,8 +185,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     finish_later: list[tuple[Any, ...]] = []
     fail: list[tuple[Any, ...]] = []
     retry: list[tuple[Any, ...]] = []
-    release: list[tuple[Any, ...]] = []
-    release_in_time: list[tuple[Any, ...]] = []
+    retry_there: list[tuple[Any, ...]] = []
+    release: dict[tuple[Batch, bool], list[tuple[Any, ...]]] = defaultdict(list)
     for s in sorted(settlements, key=lambda s: s.id):
         match s.outcome:
             case Completed(None, None) if s.course is None:
@@ -185,11 +200,17 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
                 start_ms = None if s.course is None else s.course.start_ms
                 said = (error.exception, error.message, error.traceback, start_ms)
                 fail.append((s.id, s.lease_token, why, *said))
-            case Retried(delay_ms, error, why):
-                retry.append((s.id, s.lease_token, delay_ms, error_record(s.attempts, why, error, s.course)))
-            case Released(delay_ms, unknown_task, in_time=in_time):
-                rows = release_in_time if in_time else release
-                rows.append((s.id, s.lease_token, delay_ms, int(unknown_task), _note_of(s, s.outcome)))
+            case Retried(delay_ms, error, why, priority, queue, at):
+                record = error_record(s.attempts, why, error, s.course)
+                if priority is None and queue is None and at is None:
+                    retry.append((s.id, s.lease_token, delay_ms, record))
+                else:
+                    retry_there.append((s.id, s.lease_token, delay_ms, at, record, priority, queue))
+            case Released(delay_ms, unknown_task, in_time=in_time, at=at):
+                moment = () if at is None else (at,)
+                rows = release[_RELEASE if at is None else _RELEASE_AT, in_time]
+                note = _note_of(s, s.outcome)
+                rows.append((s.id, s.lease_token, delay_ms, *moment, int(unknown_task), note))
             case SelfCompleted():
                 raise AssertionError(
                     "whether its handler completed a job is for the database to say, not to write"
@@ -209,10 +230,10 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
     if retry:
         done |= _put_back(conn, _RETRY, retry, _retried, keys)
-    if release:
-        done |= _put_back(conn, _RELEASE, release, _released, keys)
-    if release_in_time:
-        done |= _put_back(conn, _RELEASE, release_in_time, _released_in_time, keys)
+    if retry_there:
+        done |= _put_back(conn, _RETRY_THERE, retry_there, _retried_there, keys)
+    for (batch, in_time), rows in release.items():
+        done |= _put_back(conn, batch, rows, _released_in_time if in_time else _released, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
         _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), _schema(conn))
@@ -236,6 +257,18 @@ _FAIL = Batch(
     start_ms=BigInteger,
 )
 _RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
+_RETRY_THERE = Batch(
+    id=BigInteger,
+    token=BigInteger,
+    delay_ms=BigInteger,
+    at=Moment,
+    record=Text,
+    priority=Integer,
+    queue=Text,
+)
+_RELEASE_AT = Batch(
+    id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, unknown=Integer, record=Text
+)
 _RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer, record=Text)
 
 
@@ -271,6 +304,14 @@ def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
 
 def _retried(mine: CTE) -> Mapping[str, Any]:
     return {"errors": _errors_and(mine.c.record), "unknown_since": null()}
+
+
+def _retried_there(mine: CTE) -> Mapping[str, Any]:
+    return {
+        **_retried(mine),
+        "priority": func.coalesce(mine.c.priority, jobs.c.priority),
+        "queue": func.coalesce(mine.c.queue, jobs.c.queue),
+    }
 
 
 def _released(mine: CTE) -> Mapping[str, Any]:
@@ -396,7 +437,7 @@ def _lose(
             (
                 r.id,
                 r.lease_token,
-                wait_after_loss_ms(r.losses),
+                wait_after_loss_ms(r.losses) or None,  # it may never have started
                 error_record(r.attempts, reason(r), error(r), _course_of_lost(r)),
             )
             for r in alive

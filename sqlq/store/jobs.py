@@ -6,7 +6,7 @@ Every verb takes a batch, and every write of an owner is fenced by id and lease 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache, lru_cache
 from itertools import groupby, zip_longest
@@ -307,12 +307,18 @@ class Fate(Enum):
     LOST = "lost"
 
 
-def fates(conn: Connection, wanted: Iterable[Right], *, keep_finished: bool = True) -> dict[Right, Fate]:
+def fates(
+    conn: Connection,
+    wanted: Iterable[Right],
+    *,
+    keep_finished: bool = True,
+    dropped: Collection[Right] = (),
+) -> dict[Right, Fate]:
     """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost
     to another owner.
 
-    A row that is gone altogether was settled where finished jobs are not kept. A standby is not believed: it
-    raises.
+    A row that is gone altogether was settled where finished jobs, or these, are not kept. A standby is not
+    believed: it raises.
     """
     _dialect(conn).refuse_standby(conn)  # guard: standby-is-not-believed
     wanted = list(wanted)
@@ -328,7 +334,8 @@ def fates(conn: Connection, wanted: Iterable[Right], *, keep_finished: bool = Tr
 
     def fate(id: int, token: int) -> Fate:
         if id not in found:
-            return Fate.LOST if keep_finished else Fate.SETTLED  # guard: gone-is-settled-without-retention
+            kept = keep_finished and (id, token) not in dropped  # guard: the-dropped-are-settled
+            return Fate.LOST if kept else Fate.SETTLED  # guard: gone-is-settled-without-retention
         actual, is_reserved = found[id]
         if actual != token:  # guard: fate-by-token
             return Fate.LOST

@@ -318,7 +318,7 @@ _in_line = jobs.c.blocked_by == "limit"
 _ADMIT = (
     update(jobs)
     .where(jobs.c.id.in_(bindparam("ids", expanding=True)), _in_line)
-    .values(available_at=now(), blocked_by=null(), due_at=null())
+    .values(available_at=now(), blocked_by=null())  # guard: the-admitted-know-their-place
 )
 _STARTS = Batch(id=BigInteger, start=Moment)
 
@@ -329,7 +329,7 @@ def _admit_later(dialect: Dialect) -> Any:
     return (
         update(jobs)
         .where(jobs.c.id == rows.c.id, _in_line)
-        .values(available_at=rows.c.start, blocked_by=null(), due_at=null())
+        .values(available_at=rows.c.start, blocked_by=null())
     )
 
 
@@ -401,8 +401,9 @@ def _back_into_line(in_vain: ColumnElement[bool]) -> Any:
         .cte("waiting_in_vain")
         .prefix_with("MATERIALIZED")
     )
+    due_at = func.coalesce(jobs.c.due_at, jobs.c.available_at)
     # guard: paused-hold-no-slots
-    back = {"due_at": jobs.c.available_at, "available_at": far(), "blocked_by": "limit"}
+    back = {"due_at": due_at, "available_at": far(), "blocked_by": "limit"}
     return update(jobs).where(jobs.c.id.in_(select(found.c.id))).values(back).returning(jobs.c.limit_key)
 
 

@@ -306,6 +306,7 @@ def _job(row: RowMapping, seal: Seal | None = None) -> JobDetails:
         "cursor": None if row.cursor is None else decoded(row.cursor),
         "label": None if row.label is None else str(row.label),
         "available_at": None if row.available_at == FAR else row.available_at,
+        "due_at": None if row.blocked_by is None else row.due_at,
     }
     return JobDetails(**found)
 

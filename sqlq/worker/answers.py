@@ -57,6 +57,13 @@ class Answers:
                 self._until |= dict.fromkeys(possible(ids), self._latest)
             self.are_wanted = True
 
+    def waits_for(self, id: int) -> bool:
+        """Whether somebody waits for a job, as far as that was said."""
+        if not self.are_wanted:
+            return False
+        moment = time.monotonic()
+        return self._until.get(id, 0.0) > moment or self._any_until > moment
+
     def ended(self, ids: Iterable[int], *, here: bool = False) -> None:
         """Answer those who wait for these jobs, whose ends are committed; returns at once, unless it is to be
         done `here`, which saves them the start of another thread."""

@@ -24,28 +24,41 @@ AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
+RECENT_JOBS = 50
+"""How long a job takes, about so many of the last ones say."""
 QUEUES_KNOWN_SECONDS = 1.0
 QUEUES_KEPT_SECONDS = 600.0
 """A queue in which nothing waits any more is claimed from for so long without looking for it."""
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
 """A claim takes some milliseconds, most of them to flush it to disk; one that takes longer has read much that
 is of no use."""
+SLOW_SECONDS = 1.0
+"""What took longer to claim, as rows of many megabytes do, is claimed in smaller parts: its leases run, and
+where there is one writer all others wait."""
 ANEW_ONCE_IN = 20
 POSITIONS_KEPT = 10_000
 NO_TASKS: Mapping[str, Task[..., Any]] = MappingProxyType({})
 
 
 class Pace:
-    """How many jobs a worker ends in a second, measured over the last few tenths of one."""
+    """How many jobs a worker ends in a second, measured over the last few tenths of one.
 
-    def __init__(self) -> None:
+    Never more than its slots can end of jobs that take as long as the last ones: two long jobs that end
+    together are no burst of short ones.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self._per_second = 0.0
-        self._ended = 0
+        self._ended, self._busy_seconds = 0, 0.0
+        self._recent, self._recent_seconds = 0.0, 0.0
+        """How many jobs the bound goes by, and how long they ran together."""
         self._at = time.monotonic()
 
-    def measure(self, ended: int) -> float:
-        """Take the number of jobs ended so far; return the pace. It at most doubles, or halves, with each
-        measurement, so that neither a pause in the claims nor a burst of short jobs is taken for the rule."""
+    def measure(self, ended: int, busy_seconds: float) -> float:
+        """Take the number of jobs ended so far, and how long they ran together; return the pace. It at most
+        doubles, or halves, with each measurement, so that neither a pause in the claims nor a burst of short
+        jobs is taken for the rule."""
         moment = time.monotonic()
         elapsed = moment - self._at
         if elapsed >= MEASURE_SECONDS:
@@ -54,7 +67,12 @@ class Pace:
             # slots for
             least = self._per_second / 2 if elapsed < REST_SECONDS else 0.0
             self._per_second = min(max(seen, least), 2 * self._per_second + 1 / MEASURE_SECONDS)
-            self._ended, self._at = ended, moment
+            keeps = RECENT_JOBS / max(RECENT_JOBS, self._recent)
+            self._recent = keeps * self._recent + ended - self._ended
+            self._recent_seconds = keeps * self._recent_seconds + busy_seconds - self._busy_seconds
+            bound = self._slots * self._recent / max(self._recent_seconds, 1e-9)
+            self._per_second = min(self._per_second, bound)  # guard: long-jobs-bound-the-pace
+            self._ended, self._busy_seconds, self._at = ended, busy_seconds, moment
         return self._per_second
 
 
@@ -130,7 +148,7 @@ class Claimer:
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._drain = drain
-        self._pace = Pace()
+        self._pace = Pace(concurrency)
         self._frontier = Frontier()
         self._seen: dict[str, float] = {}
         """The queues there are, and those there were: when each last held a job."""
@@ -145,10 +163,14 @@ class Claimer:
         self.next_due = float("inf")
         """When the next job is due, by the monotonic clock, as the last claim's look saw it."""
         self._turn = 0
+        self._most = LARGEST_BATCH
+        """How many jobs a claim may bring, by how long the last ones took."""
         self.passes_again_at = float("-inf")
         """When jobs may be claimed again past those that are held until they get processes of their own."""
 
-    def demand(self, running: int, waiting: int, ended: int, *, blocked: bool = False) -> int:
+    def demand(
+        self, running: int, waiting: int, ended: int, busy_seconds: float, *, blocked: bool = False
+    ) -> int:
         """Return how many jobs to claim now: none while more than half of what is held ahead is still
         there.
 
@@ -156,14 +178,14 @@ class Claimer:
         a free slot at once. A claim past it may be in vain, and what it brings is then given back, so that it
         is tried once in a while; never by a drain, which would leave behind what it gave back.
         """
-        ahead = int(self._pace.measure(ended) * AHEAD_SECONDS)
+        ahead = int(self._pace.measure(ended, busy_seconds) * AHEAD_SECONDS)
         free = self._concurrency - running
         if free <= 0 and waiting * 2 > ahead:
             return 0
         wanted = free + ahead - waiting
         if wanted <= 0 and blocked and not self._drain and time.monotonic() >= self.passes_again_at:
             wanted = free
-        return min(max(0, wanted), LARGEST_BATCH)
+        return min(max(0, wanted), self._most)
 
     def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
         """Claim at most `limit` jobs, in a transaction that is committed when this returns.
@@ -173,7 +195,7 @@ class Claimer:
         and a look does not, and not when it is `quiet`, so that nothing is likely to be found. A look that
         finds nothing due says when something will be: `next_due`.
         """
-        self.next_due = float("inf")
+        began, self.next_due = time.monotonic(), float("inf")
         looks_first = (
             quiet
             or (self._short and self._database.dialect.one_writer)
@@ -186,6 +208,13 @@ class Claimer:
             if self._fixed is None:  # what is due in the others was locked, or taken meanwhile
                 claimed = self._claim([name for name in found if name not in names], limit)
         self._short = len(claimed) < limit
+        seconds = time.monotonic() - began
+        # guard: slow-claims-get-smaller
+        self._most = (
+            max(1, int(len(claimed) / seconds))
+            if seconds > SLOW_SECONDS
+            else min(2 * self._most, LARGEST_BATCH)
+        )
         return claimed
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:

@@ -89,8 +89,7 @@ class Commits:
         def queue(self) -> str: ...
         @property
         def keeps_ms(self) -> int | None: ...
-        @property
-        def is_kept(self) -> bool: ...
+        def is_kept(self, finished: bool) -> bool: ...
         @property
         def is_first_claim(self) -> bool: ...
         @property
@@ -144,7 +143,7 @@ class Commits:
             self.right,
             done if seal is None else seal.completed(self.task, self.queue, done),  # guard: complete-seals
             schema=self.target.schema,
-            keep_finished=self.target.keep_finished or self.is_kept,
+            keep_finished=self.is_kept(self.target.keep_finished),
             follow_up=follow_up(self.claimed, done, seal),
             course=None if self.is_first_claim else Course(*self.moments(self.seconds())),
         ):

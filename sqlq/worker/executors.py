@@ -65,8 +65,8 @@ class Executors:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._starting = True
-        self.ended = 0
-        """Jobs ended so far; its growth is the pace."""
+        self.ended, self.busy_seconds = 0, 0.0
+        """Jobs ended so far, and how long they ran together; their growth is the pace."""
         self.unstarted = 0
         """Jobs that could not be started so far, for want of threads, files or memory."""
         if isolates is not None:
@@ -118,25 +118,27 @@ class Executors:
         self._room.set()
 
     def take_back(self, claimed_before: float = float("inf")) -> list[RunningJob]:
-        """Return the jobs claimed before a moment that have not started; they will not start any more."""
-        return self._taken_back(self._ready, claimed_before)
+        """Return the jobs that have not started, where the first of them was claimed before a moment; they
+        will not start any more. Those behind it go, too: they would start before it."""
+        with self._lock:
+            if not self._ready or self._ready[0].claimed_at >= claimed_before:
+                return []
+            taken = list(self._ready)
+            self._ready.clear()  # guard: who-waits-behind-goes-back-too
+        return taken
 
     def take_back_isolated(
         self, claimed_before: float = float("inf"), *, but: int = 0, more_before: float = float("inf")
     ) -> list[RunningJob]:
-        """Return the same of those that wait for a process of their own, and, where more than `but` do, the
-        last ones that were claimed before another moment."""
-        taken = self._taken_back(self._for_isolates, claimed_before)
-        with self._lock:
-            while len(self._for_isolates) > but and self._for_isolates[-1].claimed_at < more_before:
-                taken.append(self._for_isolates.pop())
-        return taken
-
-    def _taken_back(self, ready: deque[RunningJob], claimed_before: float) -> list[RunningJob]:
+        """Return those claimed before a moment that wait for a process of their own, and, where more than
+        `but` do, the last ones that were claimed before another moment."""
         taken = []
         with self._lock:
-            while ready and ready[0].claimed_at < claimed_before:  # the first has waited longest
-                taken.append(ready.popleft())
+            waiting = self._for_isolates
+            while waiting and waiting[0].claimed_at < claimed_before:  # the first has waited longest
+                taken.append(waiting.popleft())
+            while len(waiting) > but and waiting[-1].claimed_at < more_before:
+                taken.append(waiting.pop())
         return taken
 
     def give_up(self, job: RunningJob) -> None:
@@ -227,6 +229,7 @@ class Executors:
         with self._lock:
             self._running.discard(ended)
             self.ended += 1
+            self.busy_seconds += ended.seconds()
             job = self._take()
             if job is None and not self._running:
                 self._idle.notify_all()

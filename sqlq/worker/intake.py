@@ -28,6 +28,7 @@ class Intake:
     def __init__(
         self,
         database: Database,
+        worker: str,
         tasks: Registry,
         progress: ProgressWriter,
         lifespan: Lifespan | None,
@@ -36,6 +37,7 @@ class Intake:
         all_isolated: bool,
     ) -> None:
         self._database = database
+        self._worker = worker
         self._tasks = tasks
         self._progress = progress
         self._lifespan = lifespan
@@ -73,6 +75,7 @@ class Intake:
         if self._all_isolated:
             isolated = self._has_isolates and task is not None
         running = RunningJob(job, task, trusted_until, self.target, isolated=bool(isolated))
+        running.worker = self._worker
         running.alone = task is not None and task.isolate == "fresh"
         if self._lifespan is not None:
             running.lifespan = self._lifespan.value

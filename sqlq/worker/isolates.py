@@ -197,6 +197,7 @@ class Isolates:
         assert target is not None
         isolate.link.send(
             job=packed(running.claimed),
+            worker=running.worker,
             claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
             schema=target.schema,
             keep_finished=target.keep_finished,
@@ -299,7 +300,7 @@ class Isolates:
                     extra=running.fields("isolate_lost"),
                 )
             # guard: what-never-comes-up-is-bounded
-            return given_back(running.claimed, delay_ms=0 if closed else NOT_STARTED_MS)
+            return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
         # before it died it may have completed its job; guard: the-dead-may-have-completed
         return SelfCompleted(self._broken_off(running, how, closed=closed))
 
@@ -391,7 +392,7 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
                 float("inf"),
                 CompletionTarget(message["schema"], message["keep_finished"]),
             )
-            running.claimed_at = message["claimed_at"]
+            running.claimed_at, running.worker = message["claimed_at"], message["worker"]
             running.lifespan = value
             running.on_progress = pace.note
             current[:] = [running]

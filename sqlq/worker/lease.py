@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection
 
@@ -137,6 +137,14 @@ class Leases:
             old = [job for job in self._held.values() if job.claimed_at < claimed_before]
         return [job for job in old if job.started is None and not job.ended]
 
+    def arrived(self, trusted_until: float) -> None:
+        """Renew what is held, where the claim took long to arrive: large rows, or a wait for the write lock,
+        may have used up the lease that is trusted until this moment."""
+        # guard: late-rows-are-started
+        if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
+            with suppress(*AWAY):  # the thread here tries again
+                self.beat()
+
     def __len__(self) -> int:
         return len(self._held)
 
@@ -231,7 +239,8 @@ class Leases:
             job.trusted_until = self.trusted_until(sent_at)
             if cancel_requested:
                 self._cancel(job)
-        missing = [right for right in held if right not in renewed]
+        # of what has ended the settler finds that out; guard: what-is-settled-is-not-lost
+        missing = [right for right, job in held.items() if right not in renewed and not job.ended]
         if missing:
             self._look_at(missing, held)
 
@@ -255,8 +264,9 @@ class Leases:
     def _look_at(self, missing: Sequence[Right], held: Mapping[Right, RunningJob]) -> None:
         """A row that was not renewed is locked by another transaction (not known), settled by us just now, or
         lost."""
+        dropped = {right for right in missing if not held[right].is_kept(self._keep_finished)}
         with self._database.read() as conn:
-            fates = jobs.fates(conn, missing, keep_finished=self._keep_finished)
+            fates = jobs.fates(conn, missing, keep_finished=self._keep_finished, dropped=dropped)
         for right, fate in fates.items():
             if fate is jobs.Fate.LOST:
                 job = held[right]

@@ -13,6 +13,7 @@ from sqlq.clock import readable
 from sqlq.events import JobEvent
 from sqlq.job import ClaimedJob
 
+NEVER_BEGAN: Final = ("bad_payload", "bad_signature", "unknown_task")
 log = logging.getLogger("sqlq.worker")
 _above, _root = logging.getLogger("sqlq"), logging.getLogger()
 _LOGGING = logging.LogRecord.__init__.__code__.co_filename
@@ -84,8 +85,8 @@ def _file_of(function: object) -> str | None:
 
 
 def hear(event: JobEvent) -> None:
-    """Write the line of an event: as an error, with its exception for error reporters, when the job has
-    failed for good."""
+    """Write the line of an event: as an error, with the handler's exception for error reporters, when the job
+    has failed for good."""
     fields: dict[str, object] = {
         "job_id": event.id,
         "task": event.task,
@@ -99,7 +100,8 @@ def hear(event: JobEvent) -> None:
         fields |= {"trace_id": event.trace_id, "span_id": event.span_id}
     if event.seconds is not None:
         fields["duration_ms"] = milliseconds(event.seconds)
-    raised = event.exception if event.name == "failed" else None
+    # the traceback of what never began is sqlq's own; guard: what-never-began-has-one-line
+    raised = event.exception if event.name == "failed" and event.reason not in NEVER_BEGAN else None
     try:
         log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
     except Exception as error:  # guard: a-log-handler-may-raise

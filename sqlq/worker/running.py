@@ -76,10 +76,12 @@ class RunningJob(Commits):
     `id`, `task`, `queue`, `attempts` (1 in the first attempt) and `max_attempts` say what it is.
     `lease_token` rises with every claim and can fence external effects; `id` can serve as their idempotency
     key. `label` and `headers` (read-only) are what was set where it was enqueued. `lifespan` is what
-    `App.lifespan` has yielded in this process.
+    `App.lifespan` has yielded in this process. `worker` is the id of the worker that runs it.
     """
 
     # Class attributes, not instance ones: a worker makes ten thousands of jobs a second.
+    worker: str | None = None
+    """The id of its worker, as `app.workers()` has it; None where no worker runs it, as in tests."""
     lifespan: Any = None
     """What the App's lifespan has yielded in this process; None for an App without one."""
     started: float | None = None
@@ -233,16 +235,12 @@ class RunningJob(Commits):
             return None
         return self.task_found.retention_ms
 
-    @property
-    def says_retention(self) -> bool:
-        """Whether its row, or its task, says how long it is kept: also where finished jobs are not."""
-        return self.claimed.retention_ms is not None or self.keeps_ms is not None
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether its row is kept when it has finished, also where finished jobs are not: others may still
-        ask how it ended."""
-        return self.says_retention or self.claimed.flow_id is not None  # guard: steps-are-kept
+    def is_kept(self, finished: bool) -> bool:
+        """Whether its row is kept when it has finished: as `finished` jobs are, unless it or its task says
+        for how long; a step's always, since others may still ask how it ended."""
+        said_ms = self.keeps_ms if self.claimed.retention_ms is None else self.claimed.retention_ms
+        # guard: steps-are-kept
+        return self.claimed.flow_id is not None or (finished if said_ms is None else said_ms > 0)
 
     @property
     def carried(self) -> Mapping[str, Any]:

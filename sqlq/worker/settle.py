@@ -209,10 +209,22 @@ class Settler:
 
     def _by_retention(self, items: Collection[Item]) -> list[tuple[bool, list[Item]]]:
         """Part jobs by whether their rows are kept when they have finished."""
-        if self._keep_finished:
-            return [(True, list(items))] if items else []
-        parts = [(keep, [item for item in items if item[0].is_kept is keep]) for keep in (False, True)]
+        parts = [(keep, [item for item in items if self._keeps(item[0]) is keep]) for keep in (False, True)]
         return [(keep, part) for keep, part in parts if part]
+
+    def _keeps(self, job: RunningJob) -> bool:
+        """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
+        while somebody waits for its result."""
+        # guard: a-result-waits-for-who-waits
+        waited = self._keep_finished and self._answers.waits_for(job.id)
+        return waited or job.is_kept(self._keep_finished)
+
+    def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, jobs.Fate]:
+        if not wanted:
+            return {}
+        dropped = {right for right in wanted if not pending[right][0].is_kept(self._keep_finished)}
+        with self._database.read() as conn:
+            return jobs.fates(conn, wanted, keep_finished=self._keep_finished, dropped=dropped)
 
     def _settle(self, settlements: list[Settlement], keep: bool) -> set[Right]:
         """Write settlements and return the rights that were still good: those that a job follows, or that put
@@ -236,8 +248,7 @@ class Settler:
         completed = {right: item for right, item in pending.items() if isinstance(item[1], SelfCompleted)}
         if not completed:
             return
-        with self._database.read() as conn:
-            fates = jobs.fates(conn, completed, keep_finished=self._keep_finished)
+        fates = self._fates(completed, pending)
         settled = {right for right, fate in fates.items() if fate is jobs.Fate.SETTLED}
         for right, (job, outcome, seconds) in completed.items():
             assert isinstance(outcome, SelfCompleted)
@@ -248,10 +259,7 @@ class Settler:
     def _resolve(self, pending: dict[Right, Item], done: set[Right]) -> None:
         """Take settled and lost jobs out of `pending`."""
         unsure = [right for right in pending if right not in done]
-        fates: dict[Right, jobs.Fate] = {}
-        if unsure:
-            with self._database.read() as conn:
-                fates = jobs.fates(conn, unsure, keep_finished=self._keep_finished)
+        fates = self._fates(unsure, pending)
         self._end(pending, [right for right in pending if fates.get(right) is not jobs.Fate.HELD], fates)
 
     def _end(
@@ -273,6 +281,8 @@ class Settler:
                 followed = (
                     followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
                 )
+                # guard: another-worker-hears-of-give-backs
+                followed = followed or (isinstance(outcome, Released) and outcome.delay_ms is None)
                 if fates.get(right) is jobs.Fate.LOST:  # guard: lost-is-not-settled
                     self._lost(job, outcome)
                 else:
@@ -302,8 +312,8 @@ class Settler:
         self._teller.lost(job, "the lease was lost before the attempt ended")
 
     def _wake_for_follow_ups(self) -> None:
-        """Have this worker, and idle ones, look at once for what follows jobs that have ended. By themselves
-        they would find it within a second."""
+        """Have this worker, and idle ones, look at once for what follows jobs that have ended, and for what
+        was given back. By themselves they would find it within a second."""
         self._due_again(time.monotonic())
         tell_idle(self._database)
 
@@ -315,7 +325,7 @@ class Settler:
             for version in (outcome, _plain(outcome)):
                 try:
                     with self._database.begin() as conn:
-                        keep = self._keep_finished or job.is_kept
+                        keep = self._keeps(job)
                         written = [self._settlement(job, version, seconds)]
                         done = endings.settle(conn, written, keep_finished=keep)
                 except DBAPIError as refusal:
@@ -344,12 +354,15 @@ class Settler:
             return settlement(job.claimed, outcome, seal=seal)
         if type(outcome) is Released and job.claimed.late_ms is not None and job.started is not None:
             outcome = replace(outcome, in_time=True)
+        if type(outcome) is Retried and outcome.queue is not None and seal is not None:
+            log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
+            outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
         return settlement(job.claimed, outcome, Course(*job.moments(seconds), *self._worker), seal=seal)
 
     def _settled(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
         if isinstance(outcome, (Retried, Released)):
-            self._due_again(time.monotonic() + outcome.delay_ms / 1000)
+            self._due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
         self._teller.ended(job, outcome, seconds)
 
 

@@ -171,6 +171,7 @@ class Worker(Background):
         self._lifespans = Lifespans(own_lifespan, isolates, self._grace)
         self._intake = Intake(
             database,
+            self.id,
             tasks,
             self._progress,
             own_lifespan,
@@ -499,7 +500,8 @@ class Worker(Background):
             return 0
         running, waiting = self._executors.load()
         blocked = self._executors.waits_for_isolates_alone()
-        limit = self._claimer.demand(running, waiting, self._executors.ended, blocked=blocked)
+        done = self._executors.ended, self._executors.busy_seconds
+        limit = self._claimer.demand(running, waiting, *done, blocked=blocked)
         if self._options.max_jobs is not None:
             limit = min(limit, self._options.max_jobs - self._claimed)
         if limit == 0 and (waiting or self._claimed != self._options.max_jobs):
@@ -517,8 +519,10 @@ class Worker(Background):
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
-                self._claimer.passes_again_at = sent_at + CROWDED_SECONDS  # guard: few-are-claimed-in-vain
+                # guard: few-are-claimed-in-vain
+                self._claimer.passes_again_at = time.monotonic() + CROWDED_SECONDS
             self._leases.hold([*running, *(job for job, _ in not_run)])
+            self._leases.arrived(trusted_until)
             self._executors.offer(running)
             for job, outcome in not_run:
                 self._settle(job, outcome)

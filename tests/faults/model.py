@@ -173,11 +173,9 @@ class Model:
                 known.due, known.errors = self.clock + delay_ms // HOUR, known.errors + 1
                 known.in_line = known.limit is not None
             case Released(delay_ms):
-                known.due, known.attempts, known.releases = (
-                    self.clock + delay_ms // HOUR,
-                    known.attempts - 1,
-                    known.releases + 1,
-                )
+                if delay_ms is not None:
+                    known.due = self.clock + delay_ms // HOUR
+                known.attempts, known.releases = known.attempts - 1, known.releases + 1
                 known.in_line = known.limit is not None
 
     def late(self) -> list[int]:

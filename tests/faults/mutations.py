@@ -60,6 +60,7 @@ LEASES, FLOW, OUTCOMES = (
     "tests/worker/test_outcomes.py::",
 )
 REPLAY = "tests/conformance/test_replay.py::"
+PLACE, ENDS = "tests/worker/test_place.py::", "tests/worker/test_ends.py::"
 HISTORY = "tests/worker/test_history.py::"
 RELOAD = "tests/faces/test_cli_reload.py::"
 INSIDE = "tests/faces/django/test_inside.py::"
@@ -175,6 +176,19 @@ GUARDS = [
     # limits
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_without_a_session_and_without_waiting[sqlite]"),
     Guard("a-limited-job-is-blocked", '(limited, "limit")', '(limited, null())', LIMITED + "test_without_a_session_and_without_waiting[postgresql]"),
+    Guard("what-never-began-has-one-line", ' and event.reason not in NEVER_BEGAN', "", ENDS + "test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback[sqlite]"),
+    Guard("the-dropped-are-settled", " and (id, token) not in dropped", "", ENDS + "test_a_job_of_retention_zero_leaves_no_row_as_it_finishes[sqlite-handler]"),
+    Guard("a-result-waits-for-who-waits", None, "waited = False", ENDS + "test_a_result_of_retention_zero_is_there_for_who_waits[sqlite]"),
+    Guard("what-is-sealed-stays-in-its-queue", None, "pass", ENDS + "test_a_sealed_job_stays_in_its_queue[sqlite]"),
+    Guard("a-put-back-keeps-its-place", None, "due = after(func.coalesce(mine.c.delay_ms, 0))", PLACE + "test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths[sqlite]"),
+    Guard("the-admitted-know-their-place", "blocked_by=null())", "blocked_by=null(), due_at=null())", PLACE + "test_a_limited_job_that_never_started_keeps_its_place_in_line[sqlite-released]"),
+    Guard("who-waits-behind-goes-back-too", "self._ready.clear()", "taken = [self._ready.popleft()]", PLACE + "test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it[sqlite]"),
+    Guard("another-worker-hears-of-give-backs", None, "pass", PLACE + "test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths[sqlite]"),
+    Guard("long-jobs-bound-the-pace", None, "pass", PLACE + "test_two_long_jobs_that_end_together_are_no_fast_pace"),
+    Guard("slow-claims-get-smaller", None, "pass", PLACE + "test_claims_that_take_long_bring_less_until_they_are_quick[sqlite]"),
+    Guard("late-rows-are-started", None, "pass", PLACE + "test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started[postgresql]"),
+    Guard("a-lease-begins-with-its-rows", None, "pass", PLACE + "test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started[sqlite]"),
+    Guard("what-is-settled-is-not-lost", " and not job.ended", "", PLACE + "test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost[sqlite]"),
     Guard("a-put-back-holds-no-slot", None, 'waits = {"available_at": due}', LIMITS + "test_a_job_that_waits_for_its_next_attempt_holds_no_slot[sqlite]"),
     Guard("a-put-back-is-looked-at", None, "pass", LIMITS + "test_a_put_back_is_looked_at_when_it_is_due[postgresql]"),
     Guard("the-slots-of-the-lost-are-looked-at", None, "pass", LIMITS + "test_the_slot_of_a_job_that_failed_with_its_worker_comes_back[sqlite]"),
@@ -307,7 +321,7 @@ GUARDS = [
     Guard("operators-unblock", None, "pass", FLOWS + "test_a_forgotten_step_cancels_what_waits_for_its_success[sqlite]"),
     Guard("what-ended-lately-is-swept", None, "", UNBLOCK + "test_the_chore_sweeps_what_ended_lately_between_two_sweeps_of_all[postgresql]"),
     Guard("a-missing-result-fails-its-job", None, "done.ready.append(job)", FLOWS + "test_a_missing_result_is_one_clear_failure[sqlite]"),
-    Guard("steps-are-kept", "or self.claimed.flow_id is not None", "", FLOWS + "test_without_retention_the_steps_of_a_flow_are_kept[postgresql]"),
+    Guard("steps-are-kept", "self.claimed.flow_id is not None or", "", FLOWS + "test_without_retention_the_steps_of_a_flow_are_kept[postgresql]"),
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_what_a_live_step_waited_for_is_not_pruned[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("a-result-is-no-text", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text[str]"),

@@ -34,11 +34,13 @@ ASKS_THE_TIME = {
     "cli/output.py",
     "events.py",
     "history.py",
+    "retry.py",
     "worker/meter.py",
     "worker/running.py",
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when an
-attempt was begun and ended, for its line, and how long a job has waited, for the metrics."""
+attempt was begun and ended, for its line, how far away a moment is, for a line and a look, and how long a job
+has waited, for the metrics."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:

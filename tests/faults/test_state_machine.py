@@ -322,7 +322,7 @@ class Contract(Model, RuleBasedStateMachine):
     outcomes = st.one_of(
         st.sampled_from([Completed("1"), Completed(None), Cancelled("no"), Failed("error", ERROR)]),
         st.builds(Retried, st.sampled_from([0, HOUR, 3 * HOUR]), st.just(ERROR)),
-        st.builds(Released, st.sampled_from([0, HOUR, 3 * HOUR])),
+        st.builds(Released, st.sampled_from([None, 0, HOUR, 3 * HOUR])),
     )
 
     @precondition(lambda self: self.rights)
@@ -425,14 +425,14 @@ class Contract(Model, RuleBasedStateMachine):
                 job.place, job.reason = "failed_jobs", "worker_lost"
                 self.is_followed(job, "failed")
                 continue
-            job.due, job.losses, job.errors = self.clock, job.losses + 1, job.errors + 1
+            job.losses, job.errors = job.losses + 1, job.errors + 1
             job.in_line = job.limit is not None
             if job.losses > 1:  # a wait of seconds, with jitter: rounded up to the model's hour
                 longest = 1_200 * 2 ** (job.losses - 2)
                 moment = "due_at" if job.in_line else "available_at"
                 assert self.wait_ms(job.id, moment) <= longest
                 guard.advance(self.engine, longest - HOUR, f"id = {job.id}", (moment,))
-                job.due += 1
+                job.due = self.clock + 1
 
     def wait_ms(self, id: int, moment: str) -> float:
         with self.engine.connect() as conn:
@@ -574,7 +574,7 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
         }
         record("G2 to G4: every transition beside a model", seed=number, **counted)
     print(f"{Contract.steps} steps, {Contract.stale_tried} settles by somebody who had lost the job")
-    assert Contract.admissions >= examples // 2, "too few jobs were admitted for this to prove anything"
+    assert Contract.admissions >= examples // 3, "too few jobs were admitted for this to prove anything"
     assert Contract.stale_tried >= examples // 2, "too few rights were lost for this to prove anything"
 
 

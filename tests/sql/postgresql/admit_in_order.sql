@@ -41,5 +41,5 @@ SELECT picked.id, free.limit_key
                AND NOT (free.holds AND EXISTS (SELECT 1 FROM public.failed_jobs
                                                 WHERE limit_key = free.limit_key AND id < head.id))) AS picked;
 
-UPDATE public.jobs SET available_at=statement_timestamp(), blocked_by=NULL, due_at=NULL WHERE public.jobs.id IN (%(ids_1)s::BIGINT) AND public.jobs.blocked_by = %(blocked_by_1)s::VARCHAR;
+UPDATE public.jobs SET available_at=statement_timestamp(), blocked_by=NULL WHERE public.jobs.id IN (%(ids_1)s::BIGINT) AND public.jobs.blocked_by = %(blocked_by_1)s::VARCHAR;
 

@@ -32,7 +32,7 @@ SELECT id FROM main.jobs
  ORDER BY priority DESC, due_at, id
  LIMIT ?;
 
-UPDATE main.jobs SET available_at=batch.start, blocked_by=NULL, due_at=NULL FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS INTEGER) AS start 
+UPDATE main.jobs SET available_at=batch.start, blocked_by=NULL FROM (SELECT CAST(json_extract("each".value, ?) AS BIGINT) AS id, CAST(json_extract("each".value, ?) AS INTEGER) AS start 
 FROM json_each(?) AS "each") AS batch WHERE main.jobs.id = batch.id AND main.jobs.blocked_by = ?;
 
 UPDATE main.sqlq_limits SET next_free_at=? WHERE main.sqlq_limits.limit_key = ?;

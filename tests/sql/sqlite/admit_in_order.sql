@@ -33,5 +33,5 @@ SELECT head.id
    AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
                            WHERE failed.limit_key = head.limit_key AND failed.id < head.id));
 
-UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL, due_at=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = ?;
+UPDATE main.jobs SET available_at=(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)), blocked_by=NULL WHERE main.jobs.id IN (?) AND main.jobs.blocked_by = ?;
 

@@ -5,7 +5,7 @@ WHERE main.jobs.limit_key IS NOT NULL AND main.jobs.blocked_by IS NULL AND main.
 FROM main.sqlq_queues 
 WHERE main.sqlq_queues.paused_at IS NOT NULL) ORDER BY main.jobs.id
  LIMIT ? OFFSET ?)
- UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=main.jobs.available_at WHERE main.jobs.id IN (SELECT waiting_in_vain.id 
+ UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=coalesce(main.jobs.due_at, main.jobs.available_at) WHERE main.jobs.id IN (SELECT waiting_in_vain.id 
 FROM waiting_in_vain) RETURNING limit_key;
 
 SELECT DISTINCT main.sqlq_workers.queues 

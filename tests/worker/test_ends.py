@@ -1,0 +1,198 @@
+"""How attempts end: where and when the next one runs, what is logged, and what is kept of the job."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.errors import ConfigurationError
+from tests.waiting import wait_until
+from tests.worker.test_leases import working
+from tests.worker.test_sealed import KEY
+
+
+def drain(app: sqlq.App) -> Any:
+    return app.worker(drain=True).run()
+
+
+# -- the next attempt ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal", [sqlq.Retry, sqlq.Snooze])
+def test_a_moment_says_when_the_next_attempt_runs(app: sqlq.App, signal: Any) -> None:
+    at = datetime.now(UTC) + timedelta(hours=2)
+
+    @app.task(name="t")
+    def task() -> None:
+        raise signal(at)
+
+    job = app.enqueue(task.new())
+    drain(app)
+    due = app.get(job.id).available_at
+    assert due is not None
+    assert abs(due - at) < timedelta(milliseconds=2), "by the database's clock"
+
+
+@pytest.mark.parametrize("signal", [sqlq.Retry, sqlq.Snooze])
+def test_a_moment_that_is_past_means_at_once_and_one_without_zone_is_refused(signal: Any) -> None:
+    assert signal(datetime(2020, 1, 1, tzinfo=UTC)).delay_ms == 0
+    with pytest.raises(ConfigurationError, match="has no time zone"):
+        signal(datetime(2030, 1, 1))  # noqa: DTZ001 - what is refused
+
+
+def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.App) -> None:
+    seen = []
+
+    @app.task(name="t")
+    def task() -> None:
+        job = sqlq.current_job()
+        seen.append((job.queue, job.claimed.priority))
+        if len(seen) == 1:
+            raise sqlq.Retry("0s", queue="slow", priority=-5)
+        raise sqlq.Retry("1h", priority=7)
+
+    job = app.enqueue(task.new())
+    drain(app)
+    assert seen == [("default", 0), ("slow", -5)]
+    assert (app.get(job.id).queue, app.get(job.id).priority, app.get(job.id).attempts) == ("slow", 7, 2)
+
+
+@pytest.mark.parametrize("options", [{"priority": 101}, {"queue": "a,b"}, {"priority": True}])
+def test_a_retry_into_no_queue_or_priority_is_refused(options: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        sqlq.Retry("1s", **options)
+
+
+def test_a_retry_into_a_queue_that_holds_its_key_stays_where_it_is(app: sqlq.App) -> None:
+    @app.task(name="t")
+    def task() -> None:
+        raise sqlq.Retry("1h", queue="other")
+
+    app.enqueue(task.new().set(unique_key="k", queue="other", delay="1h"))
+    job = app.enqueue(task.new().set(unique_key="k"))
+    drain(app)
+    assert (app.get(job.id).queue, app.get(job.id).state) == ("default", "scheduled")
+
+
+def test_a_running_job_knows_its_worker(app: sqlq.App) -> None:
+    seen = []
+    task = app.task(name="t")(lambda: seen.append(sqlq.current_job().worker))
+    app.enqueue(task.new())
+    with working(app) as worker:
+        wait_until(lambda: seen, what="the job run")
+        assert seen == [worker.id] == [known.id for known in app.workers()]
+
+
+# -- what is logged ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "reason"),
+    [
+        ("task, payload", "'t', 'no json'", "bad_payload"),
+        ("task, unknown_since", "'nobody.knows', {long_ago}", "unknown_task"),
+    ],
+)
+def test_a_job_that_could_not_begin_leaves_one_line_and_no_traceback(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture, columns: str, values: str, reason: str
+) -> None:
+    caplog.set_level(logging.INFO, "sqlq")
+    app.task(name="t")(lambda: None)
+    long_ago = "'2020-01-01+00'" if engine.dialect.name == "postgresql" else "1577836800000"
+    with engine.begin() as conn:
+        said = values.format(long_ago=long_ago)
+        id = conn.execute(text(f"INSERT INTO jobs ({columns}) VALUES ({said}) RETURNING id")).scalar_one()
+    assert drain(app).failed == 1
+    assert app.get(id).reason == reason
+    (line,) = [record for record in caplog.records if getattr(record, "job_id", None) == id]
+    assert line.exc_info is None
+    assert reason in line.getMessage()
+
+
+def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(
+    app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqlq")
+    sealing = sqlq.App(database_url, keys=[KEY])
+    sealing.task(name="t")(lambda: None)
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    assert drain(sealing).failed == 1
+    sealing.close()
+    assert app.get(job.id).reason == "bad_signature"
+    (line,) = [record for record in caplog.records if getattr(record, "job_id", None) == job.id]
+    assert line.exc_info is None
+
+
+def test_a_sealed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    app = sqlq.App(database_url, keys=[KEY])
+    attempts = []
+
+    @app.task(name="t")
+    def task() -> None:
+        attempts.append(sqlq.current_job().queue)
+        if len(attempts) == 1:
+            raise sqlq.Retry("0s", queue="other", priority=3)
+
+    app.enqueue(task.new())
+    assert drain(app).completed == 1
+    app.close()
+    assert attempts == ["default", "default"]
+    assert "it stays in its queue" in caplog.text
+
+
+# -- what is kept --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said_by", ["task", "job", "handler"])
+def test_a_job_of_retention_zero_leaves_no_row_as_it_finishes(
+    app: sqlq.App, engine: Engine, said_by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler() -> None:
+        if said_by == "handler":
+            with sqlq.current_job().completing(engine):
+                pass
+
+    task = app.task(name="t", retention=None if said_by == "job" else "0s")(handler)
+    new = task.new().set(retention="0s") if said_by == "job" else task.new()
+    kept = app.enqueue(app.task(name="kept")(lambda: None).new())
+    job = app.enqueue(new)
+    with working(app) as worker:
+        wait_until(lambda: worker.tally.completed == 2, what="both finished")
+        worker._leases.beat()
+        with engine.connect() as conn:
+            assert list(conn.scalars(text("SELECT id FROM finished_jobs"))) == [kept.id]
+    with pytest.raises(sqlq.JobNotFoundError):
+        app.get(job.id)
+    assert worker.tally.lost == 0
+    assert "lost" not in caplog.text
+
+
+def test_a_step_of_retention_zero_is_kept_for_those_that_follow(app: sqlq.App) -> None:
+    done = []
+    first = app.task(name="first", retention="0s")(lambda: 1)
+    second = app.task(name="second")(lambda: done.append(1))
+    flow = sqlq.Flow()
+    step = flow.add(first.new())
+    flow.add(second.new(), after=step)
+    app.enqueue(flow)
+    drain(app)
+    assert done == [1]
+
+
+def test_a_result_of_retention_zero_is_there_for_who_waits(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="t", retention="0s")(lambda: 7)
+    waited, other = app.enqueue(task.new()), app.enqueue(task.new())
+    worker = app.worker(drain=True)
+    worker._answers.asked([waited.id])
+    assert worker.run().completed == 2
+    with engine.connect() as conn:
+        kept = conn.execute(text("SELECT id, expires_at IS NOT NULL FROM finished_jobs")).all()
+    assert [tuple(row) for row in kept] == [(waited.id, True)], "and until the next turn"
+    assert app.get(waited.id).result == 7
+    with pytest.raises(sqlq.JobNotFoundError):
+        app.get(other.id)

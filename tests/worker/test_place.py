@@ -1,0 +1,250 @@
+"""A job that was claimed and never started keeps its place in the queue, whatever its worker met."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+import sqlq
+from sqlq.outcome import Released, Settlement
+from sqlq.store import endings, limits
+from sqlq.store.dialect import Dialect
+from sqlq.worker import chores, giveback, worker
+from sqlq.worker import claim as claims
+from sqlq.worker.claim import Claimer, Pace
+from sqlq.worker.keeper import Dead, LeaseKeeper
+from sqlq.worker.running import RunningJob
+from tests.waiting import wait_until
+from tests.worker.test_leases import claim, expire, rescue, working
+
+
+class Steps:
+    """A task whose jobs note that they have started, and end when they are told to."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.started: list[str] = []
+        self.ends: dict[str, threading.Event] = {}
+        self.ids: dict[str, int] = {}
+        self._task = app.task(name="step")(self._run)
+
+    def _run(self, name: str) -> None:
+        self.started.append(name)
+        assert self.ends[name].wait(60)
+
+    def enqueue(self, *names: str) -> None:
+        self.ends |= {name: threading.Event() for name in names}
+        self.ids |= {name: self.app.enqueue(self._task.new(name)).id for name in names}
+
+    def end(self, *names: str) -> None:
+        """Let the first jobs end, and wait until each of the others has started in its turn."""
+        self.ends[names[0]].set()
+        for name in names[1:]:
+            wait_until(partial(self.has_started, name), what=f"{name} has started")
+            self.ends[name].set()
+
+    def has_started(self, name: str) -> bool:
+        return name in self.started
+
+    def released(self, *names: str, times: int = 1) -> bool:
+        return all(self.app.get(self.ids[name]).releases >= times for name in names)
+
+    def reserved(self) -> int:
+        return sum(self.app.get(id).state == "running" for id in self.ids.values())
+
+
+@pytest.fixture
+def steps(app: sqlq.App) -> Steps:
+    return Steps(app)
+
+
+def die(app: sqlq.App, owner: str) -> None:
+    """Give back what a worker of a supervisor held that died and had started nothing."""
+    keeper = LeaseKeeper(1_000)
+    keeper._database = app.database
+    assert keeper._give_back_of(Dead(owner, set(), "died", time.monotonic() + 60)) is None
+
+
+def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
+    steps: Steps, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("sqlq.worker.settle.tell_idle", told.append)
+    steps.enqueue("x", "y", "a1", "a2", "a3", "a4")
+    with monkeypatch.context() as wrong, working(app, concurrency=2) as at_work:
+        wrong.setattr(Pace, "measure", lambda *given: 100.0)  # ten jobs are claimed ahead
+        wrong.setattr(giveback, "UNSTARTED_SECONDS", 0.05)
+        wrong.setattr(worker, "UNSTARTED_SECONDS", 0.05)
+        at_work._wake.call()
+        wait_until(lambda: steps.released("a1", "a2", "a3", "a4", times=2), what="all given back twice")
+        steps.enqueue("b1", "b2")
+        wait_until(lambda: steps.released("b1", "b2"), what="also what came meanwhile")
+        wrong.undo()
+        wait_until(lambda: steps.reserved() == 2, what="nothing is held ahead any more")
+        steps.end("x", "a1")
+        wait_until(lambda: steps.has_started("a2"), what="a2 has started")
+        wrong.setattr(Pace, "measure", lambda *given: 100.0)
+        at_work._wake.call()
+        wait_until(lambda: steps.reserved() == 6, what="the others are claimed ahead")
+        at_work.stop()
+        wait_until(lambda: steps.reserved() == 2, what="they are given back as it stops")
+        steps.enqueue("c1")
+        steps.end("a2")
+        steps.end("y")
+        wait_until(lambda: not steps.reserved(), what="what ran has ended")
+    assert [job.id for job in claim(app, owner="died", limit=2)] == [steps.ids["a3"], steps.ids["a4"]]
+    die(app, "died")
+    steps.enqueue("c2")
+    assert [job.id for job in claim(app, owner="away", limit=2)] == [steps.ids["a3"], steps.ids["a4"]]
+    expire(engine)
+    assert len(rescue(app)) == 2
+    steps.enqueue("c3")
+    with working(app, concurrency=1):
+        steps.end("a3", "a4", "b1", "b2", "c1", "c2", "c3")
+        wait_until(lambda: not steps.reserved(), what="all have ended")
+    assert set(steps.started[:2]) == {"x", "y"}
+    assert steps.started[2:] == ["a1", "a2", "a3", "a4", "b1", "b2", "c1", "c2", "c3"]
+    assert app.get(steps.ids["a4"]).attempts == 2, "the rescue alone counts"
+    assert told, "workers with free slots were told of what was given back"
+
+
+def test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it(
+    steps: Steps, app: sqlq.App
+) -> None:
+    steps.enqueue("running")
+    with working(app, concurrency=1) as at_work:
+        wait_until(lambda: steps.started == ["running"], what="its slot is taken")
+        steps.enqueue("old", "new")
+        old, new = (RunningJob(job, app.tasks["step"], float("inf")) for job in claim(app, limit=2))
+        at_work._executors.offer([old, new])
+        old.claimed_at = time.monotonic() - 2
+        assert at_work._executors.take_back(time.monotonic() - 1) == [old, new]
+        steps.ends["running"].set()
+
+
+@pytest.mark.parametrize("how", ["released", "paused"])
+def test_a_limited_job_that_never_started_keeps_its_place_in_line(
+    app: sqlq.App, engine: Engine, how: str
+) -> None:
+    task = app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
+    first, second = (app.enqueue(task.new()) for _ in range(2))
+    with engine.begin() as conn:  # so that they were due one after the other
+        minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
+        conn.execute(text(f"UPDATE jobs SET due_at = due_at - {minute} WHERE id = {first.id}"))
+    limits.look(app.database)
+    assert app.get(first.id).due_at is None
+    if how == "released":
+        (held,) = claim(app)
+        settlement = Settlement(held.id, held.lease_token, 1, Released(), limit_key=held.limit_key)
+        with app.database.begin() as conn:
+            endings.settle(conn, [settlement])
+    else:
+        app.pause("default")
+        limits.sweep(app.database, "")
+        app.resume("default")
+    assert app.get(first.id).state == "blocked"
+    limits.look(app.database, ["stripe"])
+    assert [job.id for job in claim(app)] == [first.id]
+    assert app.get(second.id).state == "blocked"
+
+
+# -- what is claimed ahead -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock that claims go by."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_two_long_jobs_that_end_together_are_no_fast_pace(clock: SimpleNamespace) -> None:
+    pace = Pace(2)
+    clock.now += 2.2
+    assert pace.measure(0, 0.0) == 0
+    clock.now += 0.1
+    assert pace.measure(2, 4.4) == pytest.approx(2 / 2.2)
+
+
+def test_the_pace_of_short_jobs_after_long_ones_is_found_again(clock: SimpleNamespace) -> None:
+    pace, ended, busy_seconds, seen = Pace(2), 2, 4.4, 0.0
+    for _ in range(20):
+        clock.now += 0.1
+        seen = pace.measure(ended, busy_seconds)
+        ended, busy_seconds = ended + 50, busy_seconds + 0.1
+    assert seen == pytest.approx(500, rel=0.1)
+
+
+def test_claims_that_take_long_bring_less_until_they_are_quick(
+    app: sqlq.App, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue_many([task.new() for _ in range(20)])
+    claimer = Claimer(app.database, "me", ["default"], 10, 30_000)
+    run = type(app.database.dialect).run
+    slow = [5.0]
+
+    def runs(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
+        clock.now += slow.pop() if slow and "RETURNING" in statement else 0.0
+        return run(dialect, driver, statement, parameters)
+
+    monkeypatch.setattr(type(app.database.dialect), "run", runs)
+    room = []
+    for _ in range(3):
+        room.append(claimer.demand(0, 0, 0, 0.0))
+        assert len(claimer.claim(room[-1])) == room[-1]
+    assert room == [10, 2, 4]
+
+
+# -- what takes long to be claimed ---------------------------------------------------------------------------
+
+
+def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = type(app.database.dialect).run
+
+    def late(dialect: Dialect, driver: Any, statement: str, parameters: Any) -> Any:
+        rows = run(dialect, driver, statement, parameters)
+        if "reserved_by =" in statement and rows:
+            until = time.monotonic() + 1.1
+            wait_until(lambda: time.monotonic() > until, what="the lease has run out")
+        return rows
+
+    monkeypatch.setattr(type(app.database.dialect), "run", late)
+    if app.database.dialect.name == "postgresql":  # the statement has committed, and its reply alone is late
+        monkeypatch.setattr(chores.Rescue, "run", lambda self: 60.0)
+    task = app.task(name="t")(lambda: None)
+    made = app.enqueue_many([task.new() for _ in range(3)])
+    with working(app, concurrency=2, lease="1s") as at_work:
+        wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="all done")
+        tally = at_work.tally
+    assert (tally.completed, tally.released, tally.lost) == (3, 0, 0)
+    assert [(app.get(job.id).attempts, app.get(job.id).releases) for job in made] == [(1, 0)] * 3
+    assert "lease lost" not in caplog.text
+
+
+def test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    leases = app.worker()._leases
+    (first,) = (RunningJob(job, task, 0.0) for job in claim(app))
+    leases.hold([first])
+    first.ended = True
+    with app.database.begin() as conn:
+        endings.settle(conn, [Settlement(*first.right, 1, Released())])
+    claim(app)
+    leases.beat()
+    assert "lease lost" not in caplog.text
+    first.ended = False
+    leases.beat()
+    assert "lease lost" in caplog.text, "what has not ended is"
