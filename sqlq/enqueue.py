@@ -30,6 +30,7 @@ from sqlq.flow import EnqueuedFlow, Plan, refuse_results
 from sqlq.hints import Hints
 from sqlq.job import Job, NewJob
 from sqlq.schema import version
+from sqlq.schema.qualify import in_catalog, qualifying
 from sqlq.session import (
     AnyAsyncSession,
     SyncSession,
@@ -120,7 +121,8 @@ class Enqueuer:
         """Insert jobs on a caller's connection."""
         schema = self._schema_of(conn)
         try:
-            return insert(conn, schema)
+            with qualifying(conn):
+                return insert(conn, schema)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
                 _say_why(said, jobs.DIALECTS[conn.dialect.name])
@@ -134,7 +136,9 @@ class Enqueuer:
             conn.driver.refuse_broken()
             done, _ = conn.write(lambda: work(conn, self._schema_of(conn)))
             return done
-        done = work(conn, self._schema_of(conn))
+        schema = self._schema_of(conn)
+        with qualifying(conn):
+            done = work(conn, schema)
         note_write(session)
         self._hints.on_commit_of(conn)
         return done
@@ -330,8 +334,8 @@ def _callers_level() -> int:
     return level
 
 
-_DATABASE = text("SELECT current_database()")
-_SERVER = text("SELECT current_database(), pg_postmaster_start_time()")
+_DATABASE = text(in_catalog("SELECT current_database()"))
+_SERVER = text(in_catalog("SELECT current_database(), pg_postmaster_start_time()"))
 
 
 def _debug(done: list[Job]) -> None:

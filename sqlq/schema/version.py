@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlq import settings
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, SchemaVersionError
+from sqlq.schema.qualify import in_catalog
 
 HEAD: Final = "0001"
 """The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as
@@ -65,7 +66,7 @@ def find(connection: Connection, schema: str | None) -> Found | None:
         return None
     table = qualified(connection, schema, TABLE)
     if not readable:
-        role = connection.execute(text("SELECT quote_ident(current_user)")).scalar()
+        role = connection.execute(text("SELECT pg_catalog.quote_ident(current_user)")).scalar()
         place = connection.dialect.identifier_preparer.quote_schema(schema or "")
         raise SchemaVersionError(
             f"the role that connects to {database(connection, schema)} may not read {table}: "
@@ -78,11 +79,13 @@ def find(connection: Connection, schema: str | None) -> Found | None:
     return Found(row["version_num"], row.get("oldest_code") or row["version_num"])
 
 
-_READABLE = """
+_READABLE = in_catalog(
+    """
 SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = :schema AND c.relname = :table
 """
+)
 
 
 def require(connection: Connection, schema: str | None) -> str:

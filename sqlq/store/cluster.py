@@ -256,7 +256,8 @@ def notify(database: Database) -> None:
     # was committed before.
     # guard: hint-alone-is-asynchronous
     database.run_statement(
-        "SELECT pg_notify(%(channel)s, ''), set_config('synchronous_commit', 'off', true)",
+        "SELECT pg_catalog.pg_notify(%(channel)s, ''), "
+        "pg_catalog.set_config('synchronous_commit', 'off', true)",
         {"channel": channel(database.schema)},
     )
 
@@ -266,7 +267,7 @@ def notifying_statement(
 ) -> tuple[str, dict[str, Any]]:
     """Return a statement that is a transaction by itself, with a hint to idle workers at its commit
     (PostgreSQL)."""
-    told = f"WITH done AS ({statement}) SELECT done.*, pg_notify(%(channel)s, '') FROM done"
+    told = f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
     return told, {**parameters, "channel": channel(schema)}
 
 
@@ -284,7 +285,7 @@ def listen(conn: Connection) -> None:
 def listens(conn: Connection) -> bool:
     """Whether the session that answers now is the one that LISTENs; also a sign of life (PostgreSQL)."""
     found = conn.execute(
-        text("SELECT :channel IN (SELECT pg_listening_channels())"), {"channel": _channel_of(conn)}
+        text("SELECT :channel = ANY (SELECT pg_listening_channels())"), {"channel": _channel_of(conn)}
     )
     return bool(found.scalar_one())
 

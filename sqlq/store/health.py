@@ -68,7 +68,7 @@ class Connections(NamedTuple):
 def connections(conn: Connection) -> Connections:
     row = conn.execute(
         text(
-            "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL), "
+            "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
             "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
         )
     ).one()
@@ -89,11 +89,12 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
     first."""
     rows = conn.execute(
         text(
-            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), extract(epoch FROM "
+            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
             "clock_timestamp() - xact_start) "
-            "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
             "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
-            "AND xact_start < clock_timestamp() - :seconds * interval '1 second' ORDER BY xact_start LIMIT 5"
+            "AND xact_start < clock_timestamp() - (:seconds * interval '1 second') "
+            "ORDER BY xact_start LIMIT 5"
         ),
         {"seconds": older_than_s},
     )
@@ -103,7 +104,7 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
 def hidden_sessions(conn: Connection) -> int:
     """Return how many sessions of this database the role may not look into."""
     hidden = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = "
+        "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
         "'<insufficient privilege>'"
     )
     return int(conn.scalar(text(hidden)) or 0)
@@ -114,9 +115,9 @@ def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tupl
     seconds."""
     rows = conn.execute(
         text(
-            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts WHERE "
-            "database = current_database() "
-            "AND prepared < clock_timestamp() - :seconds * interval '1 second' ORDER BY prepared LIMIT 5"
+            "SELECT gid, EXTRACT(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts "
+            "WHERE database = current_database() "
+            "AND prepared < clock_timestamp() - (:seconds * interval '1 second') ORDER BY prepared LIMIT 5"
         ),
         {"seconds": older_than_s},
     )
@@ -127,7 +128,7 @@ def idle_slots(conn: Connection) -> list[tuple[str, int]]:
     """Return the replication slots without a user that hold back vacuum, and by how many transactions."""
     rows = conn.execute(
         text(
-            "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_replication_slots "
+            "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
             "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5"
         )
     )
@@ -146,8 +147,8 @@ def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None where statistics know nothing of it."""
     row = conn.execute(
         text(
-            "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) FROM pg_stat_all_tables "
-            "WHERE schemaname = :schema AND relname = 'jobs'"
+            "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
+            "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'"
         ),
         {"schema": _schema(conn)},
     ).one_or_none()
@@ -159,10 +160,11 @@ def without_autovacuum(conn: Connection) -> list[str]:
     return list(
         conn.scalars(
             text(
-                "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+                "SELECT c.relname FROM pg_catalog.pg_class c "
+                "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
                 "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
                 "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
-                "WHERE o.option_name = 'autovacuum_enabled' AND o.option_value::boolean = false) ORDER BY 1"
+                "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1"
             ),
             {"schema": _schema(conn), "names": _TABLES},
         )
@@ -245,8 +247,10 @@ def indexes(conn: Connection) -> Indexes:
     else:
         rows = conn.execute(
             text(
-                "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
-                "JOIN pg_class t ON t.oid = i.indrelid JOIN pg_namespace n ON n.oid = t.relnamespace "
+                "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
+                "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
+                "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
+                "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
                 "WHERE n.nspname = :schema AND t.relname = ANY(:names)"
             ),
             {"schema": _schema(conn), "names": _TABLES},

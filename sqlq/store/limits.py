@@ -462,7 +462,7 @@ COUNTED = 10_000
 
 def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
     """Return keys that begin so, in their order, with what each allows and holds."""
-    begins = limits.c.limit_key.startswith(prefix, autoescape=True)
+    begins = func.substr(limits.c.limit_key, 1, len(prefix)) == prefix
     query = select(limits, now().label("moment")).where(begins).order_by(limits.c.limit_key).limit(most)
     return [_status(conn, row) for row in conn.execute(query).all()]
 
