@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.compiler import OPERATORS
+
 _SYNTAX = ("coalesce", "greatest", "least")
 """Written as functions, and none: the parser has them."""
 
 _NAMES = re.compile(
     r"""'(?:[^']|'')*'  # a text, which is left as it is
-    | (?<=\s) (?P<operator> <> | <= | ~~ | >= | ->>? | \|\| | [=<>+*/-]) (?=\s)
+    | (?<=\s) (?P<operator> <> | <= | ~~ | >= | ->>? | \|\| | [=<>+/-] | (?<!SELECT\s)\* ) (?=\s)
     | (?<![\w.\]]) (?<!AS\s) (?<!RECURSIVE\s) (?P<function> [a-z]\w*) (?=\()""",
     re.VERBOSE,
 )
@@ -121,6 +124,16 @@ def _compiler(kind: Any) -> Any:
                 operator = f"OPERATOR(pg_catalog.{operator})"
             # all that are named so bind alike
             return f"({left} {operator} {right})" if is_part else f"{left} {operator} {right}"
+
+        def visit_expression_clauselist(self, clauselist: Any, **kw: Any) -> str:
+            if clauselist.operator in (operators.and_, operators.or_):
+                return str(super().visit_expression_clauselist(clauselist, **kw))
+            operator = f" OPERATOR(pg_catalog.{OPERATORS[clauselist.operator].strip()}) "
+            kw["_in_operator_expression"] = True
+            return f"({operator.join(self.process(part, **kw) for part in clauselist.clauses)})"
+
+        def visit_grouping(self, grouping: Any, *args: Any, **kw: Any) -> str:
+            return str(super().visit_grouping(grouping, *args, **kw | {"_in_operator_expression": False}))
 
         def visit_like_op_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
             return self._generate_generic_binary(binary, "~~", **kw)

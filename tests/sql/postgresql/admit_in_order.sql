@@ -7,7 +7,7 @@ FROM pg_catalog.unnest(pg_catalog.string_to_array(%(texts)s::VARCHAR, pg_catalog
 WITH due AS MATERIALIZED 
 (SELECT public.sqlq_wakes.id AS id 
 FROM public.sqlq_wakes 
-WHERE (public.sqlq_wakes.at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) ORDER BY public.sqlq_wakes.at, public.sqlq_wakes.id 
+WHERE public.sqlq_wakes.at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp() ORDER BY public.sqlq_wakes.at, public.sqlq_wakes.id 
  LIMIT %(most)s::INTEGER FOR UPDATE SKIP LOCKED)
  DELETE FROM public.sqlq_wakes WHERE public.sqlq_wakes.id OPERATOR(pg_catalog.=) ANY (SELECT due.id 
 FROM due) RETURNING public.sqlq_wakes.id, public.sqlq_wakes.limit_key, public.sqlq_wakes.max_running, public.sqlq_wakes.rate, public.sqlq_wakes.period_ms, public.sqlq_wakes.in_order, public.sqlq_wakes.holds;
