@@ -83,8 +83,7 @@ def qualifying(conn: Any) -> Iterator[None]:
 _OURS = "_sqlq_qualified"
 
 
-@cache
-def _types(kind: Any) -> Any:
+def _types(kind: type[Any]) -> Any:
     class Types(kind):  # type: ignore[misc]  # a class that is known when it runs
         def visit_TEXT(self, type_: Any, **kw: Any) -> str:  # noqa: N802 - SQLAlchemy's name
             return f"pg_catalog.{super().visit_TEXT(type_, **kw)}"
@@ -92,8 +91,7 @@ def _types(kind: Any) -> Any:
     return Types
 
 
-@cache
-def _compiler(kind: Any) -> Any:
+def _compiler(kind: type[Any]) -> Any:
     class Compiler(kind):  # type: ignore[misc]  # as above
         def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
             said: str = super().visit_function(func, *args, **kw)

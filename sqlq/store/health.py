@@ -75,6 +75,23 @@ def connections(conn: Connection) -> Connections:
     return Connections(*row)
 
 
+def creators(conn: Connection) -> list[tuple[str, str]]:
+    """Return the schemas of the search_path, and of our tables, in which others than their owners and
+    superusers may create, each with the role (or PUBLIC) that may."""
+    rows = conn.execute(
+        text(
+            "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
+            "FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a "
+            "LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee "
+            "WHERE (n.nspname = :schema OR n.nspname = ANY (current_schemas(false))) "
+            "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
+            "ORDER BY 1, 2"
+        ),
+        {"schema": _schema(conn)},
+    )
+    return [(schema, role) for schema, role in rows]
+
+
 class Session(NamedTuple):
     """A session whose open transaction keeps dead rows from being removed."""
 

@@ -49,9 +49,8 @@ def insert_keyed(
             if not missed and several and lasts:
                 # its job may have ended after it was looked for, and before the insert, which waited for that
                 made = [key for key in lasts if any(done[i].created for i in places[key])]
-                missed = list(
-                    lasting.held(conn, dialect, made, options)
-                )  # guard: what-has-just-ended-keeps-its-key
+                # guard: what-has-just-ended-keeps-its-key
+                missed = list(lasting.held(conn, dialect, made, options))
             if not missed:
                 return done
             if savepoint is not None:
@@ -162,5 +161,4 @@ _KEYS_AT_ONCE = 1_000
 
 @cache
 def _live_keys(dialect: Dialect) -> Select[Any]:
-    columns = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, LIVE_STATE)
-    return lasting.of_keys(dialect, jobs, columns, HOLDS_KEY)
+    return lasting.of_keys(dialect, jobs, LIVE_STATE, HOLDS_KEY)

@@ -62,28 +62,19 @@ def holder(conn: Connection, queue: str, key: str) -> int | None:
 KEYS = Batch(in_queue=Text, held_key=Text)
 
 
-def of_keys(dialect: Dialect, table: Any, columns: Iterable[Any], holds: str) -> Select[Any]:
-    """Choose the rows of a table that hold the keys of a batch."""
+def of_keys(dialect: Dialect, table: Any, state: Any, holds: str) -> Select[Any]:
+    """Choose the jobs of a table that hold the keys of a batch."""
     keys = dialect.rows(KEYS)
     is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
+    columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
     return select(*columns).join_from(keys, table, is_its).where(text(holds))
 
 
 @cache
 def _held(dialect: Dialect) -> Any:
+    ended = ((finished_jobs, ENDED_STATE), (failed_jobs, literal(State.FAILED.value)))
     return union_all(
-        *(
-            of_keys(
-                dialect,
-                table,
-                (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text)),
-                HOLDS_KEY_TO_THE_END,
-            )
-            for table, state in (
-                (finished_jobs, ENDED_STATE),
-                (failed_jobs, literal(State.FAILED.value)),
-            )
-        )
+        *(of_keys(dialect, table, state, HOLDS_KEY_TO_THE_END) for table, state in ended)
     )
 
 

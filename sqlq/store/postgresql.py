@@ -34,7 +34,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.schema.qualify import qualified
+from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
 from sqlq.store import postgresql_sql as sql
 from sqlq.store.dialect import (
@@ -85,9 +85,8 @@ class PostgreSQL(Dialect):
     notifies = True
     changes_in_queries = True
     insert = staticmethod(postgresql.insert)
-    is_new = literal_column(
-        "xmax OPERATOR(pg_catalog.=) 0"
-    )  # of a row that a statement has met and updated it is its transaction
+    # of a row that a statement has met and updated it is its transaction
+    is_new = literal_column(in_catalog("xmax = 0"))
 
     def for_parameters(self, style: Any) -> Any:
         # psycopg's, because it says the type of each parameter, which the server may not find out by itself
@@ -344,7 +343,7 @@ def leads_to_one_server(driver: Any) -> bool:
     or saw another of the same name. It gives its clients a process number of its own, so that it can find out
     whom a cancel request means.
     """
-    return bool(_at_once(driver, "SELECT pg_catalog.pg_backend_pid()") == driver.info.backend_pid)
+    return bool(_at_once(driver, in_catalog("SELECT pg_backend_pid()")) == driver.info.backend_pid)
 
 
 def _at_once(driver: Any, statement: str) -> Any:
@@ -355,18 +354,13 @@ def _at_once(driver: Any, statement: str) -> Any:
     return value
 
 
-_PLAN_ONCE = (
-    "SELECT pg_catalog.concat("
-    + ", ".join(
-        f"pg_catalog.set_config('{setting}', '{value}', false)"
-        # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time it
-        # is run
-        for setting, value in (
-            ("plan_cache_mode", "force_generic_plan"),
-            *((setting, "off") for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")),
-        )
+_PLAN_ONCE = in_catalog(
+    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || "
+    + " || ".join(
+        f"set_config('{setting}', 'off', false)"
+        # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time
+        for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
     )
-    + ")"
 )
 
 

@@ -144,9 +144,8 @@ class Commits:
             if not endings.complete(
                 conn,
                 self.right,
-                done
-                if seal is None
-                else seal.completed(self.task, self.queue, done),  # guard: complete-seals
+                # guard: complete-seals
+                done if seal is None else seal.completed(self.task, self.queue, done),
                 schema=self.target.schema,
                 keep_finished=self.target.keep_finished or self.is_kept,
                 follow_up=follow_up(self.claimed, done, seal),

@@ -1,4 +1,4 @@
-SELECT main.jobs.queue, main.jobs.unique_key, main.jobs.id, main.jobs.task, CASE WHEN (main.jobs.reserved_at IS NOT NULL) THEN ? WHEN (main.jobs.blocked_by IS NOT NULL) THEN ? ELSE CASE WHEN (main.jobs.available_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN ? ELSE ? END END AS anon_1 
+SELECT main.jobs.queue, main.jobs.unique_key, main.jobs.id, main.jobs.task, CAST(CASE WHEN (main.jobs.reserved_at IS NOT NULL) THEN ? WHEN (main.jobs.blocked_by IS NOT NULL) THEN ? ELSE CASE WHEN (main.jobs.available_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN ? ELSE ? END END AS TEXT) AS anon_1 
 FROM (SELECT CAST(json_extract("each".value, ?) AS TEXT) AS in_queue, CAST(json_extract("each".value, ?) AS TEXT) AS held_key 
 FROM json_each(?) AS "each") AS batch JOIN main.jobs ON main.jobs.queue = batch.in_queue AND main.jobs.unique_key = batch.held_key 
 WHERE unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0);
