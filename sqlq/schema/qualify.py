@@ -64,6 +64,7 @@ def qualified(dialect: Any) -> Any:
         ours = copy.copy(dialect)
         ours.statement_compiler = _compiler(dialect.statement_compiler)
         ours.type_compiler_instance = _types(type(dialect.type_compiler_instance))(ours)
+        setattr(ours, _OURS, ours)
         if dialect.server_version_info:  # else a first connection has yet to say what it is
             setattr(dialect, _OURS, ours)
     return ours
@@ -73,7 +74,10 @@ def qualified(dialect: Any) -> Any:
 def qualifying(conn: Any) -> Iterator[None]:
     """Have a caller's connection write the statements that are executed in the block so."""
     own = conn.dialect
-    conn.dialect = qualified(own)
+    if (ours := qualified(own)) is own:
+        yield
+        return
+    conn.dialect = ours
     try:
         yield
     finally:

@@ -22,7 +22,6 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.doctor import Doctor
-from sqlq.findings import Verdict
 from sqlq.schema.rules import DOMAINS
 from sqlq.store import endings, jobs
 from sqlq.testing import drain
@@ -34,6 +33,8 @@ GOLDEN = Path(__file__).parents[1] / "sql" / "postgresql"
 SOURCES = Path(sqlq.__file__).parent
 RULES = {"length", "statement_timestamp", "timezone"}
 """What the tables' own rules and defaults call, beside the statements."""
+BY_SQLALCHEMY = {"current_schema"}
+"""What SQLAlchemy itself asks for, by its name alone, when it connects."""
 BASES = {"text": ["text", "varchar"], "int8": ["int8", "int4"], "int4": ["int4", "int2"]}
 ARRAYS = ("text[]", "varchar[]", "int8[]", "int4[]", "bool[]", "timestamptz[]")
 IN_DOMAINS = {"timestamp": "timestamptz", "smallint": "int2", "integer": "int4", "bigint": "int8"}
@@ -50,7 +51,7 @@ def names() -> tuple[set[str], set[str]]:
     functions |= set(re.findall(r"\bfunc\.([a-z_]+)\(", written))
     functions |= set(re.findall(r"(?<![\w.])([a-z_]+)\(", "".join(re.findall(r'"SELECT[^"]*"', written))))
     operators = set(re.findall(r"OPERATOR\(pg_catalog\.([^)]+)\)", said)) | {"~~", "=", "<>", "||"}
-    return functions, operators
+    return functions - BY_SQLALCHEMY, operators
 
 
 def domains() -> dict[str, list[str]]:
@@ -76,16 +77,26 @@ class Mallory:
 
     def hits(self) -> int:
         with self._engine.connect() as conn:
-            return int(conn.scalar(text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.hits")))
+            return int(
+                conn.scalar(text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.hits"))
+            )
 
     def plants(self, known: dict[str, list[str]]) -> None:
         """Make what fits as well as what the catalogue has, or better; `known` are domains by their types."""
         functions, operators = names()
         with self._engine.begin() as conn:
+            conn.exec_driver_sql("SET LOCAL search_path = pg_catalog")
             wanted = [*_wanted(conn, _FUNCTIONS, sorted(functions), known)]
             signs = [*_wanted(conn, _OPERATORS, sorted(operators), known)]
             assert {name for name, *_ in (*wanted, *signs)} >= {"length", "min", "unnest", "=", "<>", "||"}
-            made = [_function(f"{name}({', '.join(kinds)})", result) for name, kinds, result in wanted]
+            made = [
+                _function("is_hostile()", "bool"),
+                *(
+                    f"CREATE DOMAIN public.{kind} AS pg_catalog.text CHECK (public.is_hostile())"
+                    for kind in _TYPES
+                ),
+            ]
+            made += [_function(f"{name}({', '.join(kinds)})", result) for name, kinds, result in wanted]
             for number, (name, kinds, result) in enumerate(signs):
                 made.append(_function(f"is_{len(known)}_{number}({', '.join(kinds)})", result))
                 made.append(
@@ -93,10 +104,11 @@ class Mallory:
                     f"LEFTARG = {kinds[0]}, RIGHTARG = {kinds[1]})"
                 )
             conn.exec_driver_sql("SET LOCAL ROLE mallory")
-            conn.exec_driver_sql("SET LOCAL search_path = pg_catalog")
             conn.exec_driver_sql(_RUN)
             conn.execute(text("SELECT public.run(:made)"), {"made": made})
 
+
+_TYPES = ("json", "timestamptz", "timestamp", "int8", "bool")
 
 _RUN = """
 CREATE OR REPLACE FUNCTION public.run(made pg_catalog.text[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -135,7 +147,20 @@ _SHORT = {
     "boolean": "bool",
     "double precision": "float8",
 }
-_OURS = ("text", "varchar", "int8", "int4", "int2", "timestamptz", "bool", "float8", "interval", "json", "name", "xid")
+_OURS = (
+    "text",
+    "varchar",
+    "int8",
+    "int4",
+    "int2",
+    "timestamptz",
+    "bool",
+    "float8",
+    "interval",
+    "json",
+    "name",
+    "xid",
+)
 
 
 def _wanted(
@@ -157,12 +182,11 @@ def _kinds(kind: str, known: dict[str, list[str]]) -> list[str]:
     if kind.startswith("any"):
         return [*ARRAYS] if "array" in kind else ["text", "int8"]
     bases = BASES.get(kind, [kind])
-    if kind not in _OURS and kind not in ("oid", "regclass", "aclitem[]", "text[]", "numeric"):
-        return []
+    if kind not in _OURS and kind not in ("aclitem[]", "text[]", "numeric"):
+        return []  # oid among them, which SQLAlchemy itself compares when it connects
     return [f"pg_catalog.{base}" if "[" not in base else base for base in bases] + [
         domain for base in bases for domain in known.get(base, ())
     ]
-
 
 
 @contextmanager
@@ -198,11 +222,14 @@ def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
             job.complete(session, n)
 
     options: dict[str, Any] = {"max_attempts": 2, "backoff": "0s"}
+    after = app.task(name="after")(lambda ended: None)
     return {
         "plain": app.task(name="plain", **options)(fails),
-        "follows": app.task(name="follows", on_failure="plain", on_success="plain", **options)(fails),
+        "follows": app.task(name="follows", on_failure=after, on_success=after, **options)(fails),
         "completes": app.task(name="completes", **options)(completes),
-        "limited": app.task(name="limited", limit=sqlq.Limit("k", running=1, rate="100/1s"), **options)(fails),
+        "limited": app.task(name="limited", limit=sqlq.Limit("k", running=1, rate="100/1s"), **options)(
+            fails
+        ),
         "serial": app.task(name="serial", limit=sqlq.Serial("s"), **options)(fails),
     }
 
@@ -216,10 +243,11 @@ def work_through(app: sqlq.App, url: str) -> None:
         for task in tasks.values():
             app.enqueue(task.new(0), session=session)
             app.enqueue_many([task.new(1), task.new(2).set(priority=3)], session=session)
-        for conflict in ("keep", "replace", "postpone"):
+        for conflict, more in {"keep": {}, "replace": {}, "postpone": {"at_most": "1m"}}.items():
             for _ in range(2):
                 app.enqueue(
-                    plain.new().set(unique_key=conflict, on_conflict=conflict, delay="1s"), session=session
+                    plain.new().set(unique_key=conflict, on_conflict=conflict, delay="1s", **more),
+                    session=session,
                 )
         for _ in range(2):
             app.enqueue(plain.new().set(unique_key="p", unique_until="pruned"), session=session)
@@ -242,11 +270,11 @@ def work_through(app: sqlq.App, url: str) -> None:
         wait_until(lambda: app.get(late.id).state == "cancelled", what="the end of what is late")
         assert worker is not None
     drain(app)
-    assert app.cancel(waiting.id)
+    assert app.cancel([waiting.id])
     failed = app.list(state="failed")
     assert failed
-    app.retry_failed(ids=[failed[0].id])
-    app.replay(task="plain", limit=3)
+    assert app.retry_failed([failed[0].id])
+    assert app.replay(task="plain", state="finished")
     app.pause("default")
     drain(app)
     app.resume("default")
@@ -256,7 +284,7 @@ def work_through(app: sqlq.App, url: str) -> None:
         jobs.insert(held, [plain.new()], "public")
         jobs.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
         endings.rescue(held)
-    app.prune(older_than="0s")
+    app.prune(finished="0s", failed="0s")
     Doctor(app.database).examine()
     engine.dispose()
 
