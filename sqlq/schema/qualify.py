@@ -104,7 +104,9 @@ def _compiler(kind: type[Any]) -> Any:
             return said if is_syntax else f"pg_catalog.{said}"
 
         def visit_textclause(self, textclause: Any, *args: Any, **kw: Any) -> str:
-            return in_catalog(super().visit_textclause(textclause, *args, **kw))
+            is_part = bool(self.stack)  # what is a whole statement is written by whoever asks
+            said: str = super().visit_textclause(textclause, *args, **kw)
+            return in_catalog(said) if is_part else said
 
         def _generate_generic_binary(
             self, binary: Any, opstring: str, eager_grouping: bool = False, **kw: Any

@@ -73,9 +73,7 @@ def of_keys(dialect: Dialect, table: Any, state: Any, holds: str) -> Select[Any]
 @cache
 def _held(dialect: Dialect) -> Any:
     ended = ((finished_jobs, ENDED_STATE), (failed_jobs, literal(State.FAILED.value)))
-    return union_all(
-        *(of_keys(dialect, table, state, HOLDS_KEY_TO_THE_END) for table, state in ended)
-    )
+    return union_all(*(of_keys(dialect, table, state, HOLDS_KEY_TO_THE_END) for table, state in ended))
 
 
 _HOLDERS = union_all(

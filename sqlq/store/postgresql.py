@@ -202,7 +202,7 @@ class PostgreSQL(Dialect):
         conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
 
     def stricter_isolation(self, conn: Connection) -> str | None:
-        level = str(conn.scalar(text("SELECT current_setting('transaction_isolation')")))
+        level = str(conn.scalar(text("SELECT pg_catalog.current_setting('transaction_isolation')")))
         return None if level in ("read committed", "read uncommitted") else level.upper()
 
     def commits_at_once(self, pooled: Any) -> bool:
@@ -388,7 +388,7 @@ def is_read_only(error: BaseException) -> bool:
     return _state_of(getattr(error, "orig", error)) == _READ_ONLY
 
 
-_TRANSACTION_ID = text("SELECT txid_current()")
+_TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
 
 
 def _state(error: DBAPIError) -> str | None:

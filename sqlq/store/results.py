@@ -174,7 +174,7 @@ def _named(ids: Iterable[int]) -> list[str]:
     return said
 
 
-_NOTIFY = text("SELECT pg_notify(:channel, :words)")
+_NOTIFY = text("SELECT pg_catalog.pg_notify(:channel, :words)")
 
 
 def _channel(schema: str | None) -> str:
