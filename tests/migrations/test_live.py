@@ -193,7 +193,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
                 what="jobs enqueued and done",
             )
             assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0001"
-        assert migrator.says("before: 0001")
+        assert migrator.migrated_from("0001")
         so_far, done = len(enqueued), finished(migrated)
         wait_until(
             lambda: len(enqueued) > so_far + 20 and finished(migrated) > done + 20,
@@ -238,7 +238,7 @@ def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
         killed = start(lock_timeout_ms=60_000)
         wait_until(lambda: waiting(migrated, "ALTER TABLE"), timeout=120, what="the migrator waiting")
         killed.kill()
-    assert start().says("before: 0001")
+    assert start().migrated_from("0001")
     assert live_index(migrated) is True
 
 
@@ -271,7 +271,7 @@ def test_a_build_blocks_nobody(
         app.enqueue(task.new().set(queue="q"))
         app.worker(["q"], drain=True).run()
         assert finished(migrated) == 1
-    assert migrator.says("before: 0002")
+    assert migrator.migrated_from("0002")
     assert live_index(migrated) is True
     app.close()
 
@@ -282,8 +282,8 @@ def test_a_second_migrator_stays_out_of_a_build(migrated: Engine, start: Callabl
         second = start()
         assert second.says("waiting for another migration")
         index = index_oid(migrated)
-    assert migrator.says("before: 0002")
-    assert second.says("before: 0003")
+    assert migrator.migrated_from("0002")
+    assert second.migrated_from("0003")
     assert (live_index(migrated), index_oid(migrated)) == (True, index)
 
 
@@ -305,7 +305,7 @@ def test_an_index_of_an_aborted_build_is_built_again(
         broken = index_oid(migrated)
     again = start()
     assert again.says("dropping the index jobs_by_task, whose build was broken off")
-    assert again.says("before: 0002")
+    assert again.migrated_from("0002")
     assert live_index(migrated) is True
     assert index_oid(migrated) != broken
 
@@ -319,7 +319,7 @@ def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(
         again = start()
         assert again.says("waiting for another build or a vacuum of public.jobs")
         index = index_oid(migrated)
-    assert again.says("before: 0002")
+    assert again.migrated_from("0002")
     assert (live_index(migrated), index_oid(migrated)) == (True, index)
     assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0003"
 
@@ -342,7 +342,7 @@ def test_a_build_outlives_timeouts_that_are_made_for_requests(
             lambda: execute(migrated, old) == 3,
             what="the build and the transaction that guards it being old, and ours",
         )
-    assert migrator.says("before: 0002")
+    assert migrator.migrated_from("0002")
     assert live_index(migrated) is True
 
 
