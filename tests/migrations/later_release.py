@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -24,12 +25,12 @@ from pathlib import Path
 from sqlq import cli
 from sqlq.schema import live, migrate, version
 
-url, directory, head, lock_timeout_ms = sys.argv[1:]
+url, directory, head, lock_timeout_ms, *command = sys.argv[1:]
 version.HEAD = head
 migrate.location = lambda: Path(directory)
 live.LOCK_TIMEOUT_MS = int(lock_timeout_ms)
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-sys.argv = ["sqlq", "-d", url, "migrate"]
+sys.argv = ["sqlq", "-d", url, *command]
 cli.main()
 """
 
@@ -49,12 +50,15 @@ def become(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Migrator:
-    """The later release's `sqlq migrate`, the command itself, in a process of its own; what it logs and prints
-    are lines it says."""
+    """The later release's `sqlq migrate`, the command itself, in a process of its own; what it logs and
+    prints are lines it says."""
 
-    def __init__(self, url: str, directory: Path, *, lock_timeout_ms: int = 300) -> None:
+    def __init__(
+        self, url: str, directory: Path, *, lock_timeout_ms: int = 300, command: Sequence[str] = ("migrate",)
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms)],
+            [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms), *command],
+            cwd=directory,
             env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
             text=True,
             stdout=subprocess.PIPE,

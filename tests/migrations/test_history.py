@@ -125,7 +125,8 @@ def run(
 
 
 PUBLISHED = {"0001": "75cd6a156d953beaa2117669c30a9cb7b9abc25cb73174da15a16c9e71d75680"}
-"""The SHA-256 of each published revision: tables made by one are everywhere, and what it says of them stays."""
+"""The SHA-256 of each published revision: tables that it made are everywhere, and what it says of them
+stays."""
 
 
 def test_no_published_revision_changes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migr
     """Starts the later release's migrator in a process of its own."""
     started: list[Migrator] = []
 
-    def start(**options: int) -> Migrator:
+    def start(**options: Any) -> Migrator:
         started.append(Migrator(empty_database_url, history, **options))
         return started[-1]
 
@@ -155,6 +155,40 @@ def test_a_view_of_the_users_own_that_is_in_the_way_is_named(later: Engine) -> N
     assert migrate.check(later, None).found == "0001"
     with pytest.raises(ConfigurationError, match=words):
         migrate.downgrade(later, None, "base", force=True)
+
+
+SHOP = """
+import sqlq
+app = sqlq.App()
+task = app.task(name="t")(lambda n: n)
+"""
+
+
+@on_postgresql
+def test_of_three_migrators_one_migrates_and_workers_of_both_releases_go_on(
+    migrated: Engine, start: Callable[..., Migrator], history: Path, empty_database_url: str
+) -> None:
+    (history / "shop.py").write_text(SHOP)
+    execute(migrated, "DELETE FROM jobs")
+    three = [start() for _ in range(3)]
+    first = [migrator.migrated_from("0001") for migrator in three]
+    assert [migrator.process.wait(30) for migrator in three] == [0, 0, 0]
+    assert first.count(True) == 1
+    assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (True, "0003")
+    with closing(sqlq.App(empty_database_url)) as app:
+        assert app.migrate() == "0003"
+        task = app.task(name="t")(lambda n: n)
+        app.enqueue_many([task.new(n) for n in range(20)])
+        app.worker(drain=True, max_jobs=10).run()
+        assert finished(migrated) == 10
+        assert start(command=["-a", "shop:app", "work", "--drain"]).process.wait(60) == 0
+        assert finished(migrated) == 20
+
+
+def test_an_app_migrates_to_the_later_release(later: Engine, empty_database_url: str) -> None:
+    with closing(sqlq.App(empty_database_url)) as app:
+        assert app.migrate() == "0001"
+        assert app.migrate() == "0003"
 
 
 # ── Locks ───────────────────────────────────────────────────────────────────────────────────────────────────
