@@ -275,14 +275,13 @@ class Commits:
             )
         conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
         if self.target is not None:
+            schema = self.target.schema
             with qualifying(conn):
                 self._refuse_stricter(conn, "checkpoint()")
                 # guard: checkpoint-by-the-owner
-                found = checkpoint.save(
-                    conn, self.right, self.claimed.cursor, text, schema=self.target.schema
-                )
+                found = checkpoint.save(conn, self.right, self.claimed.cursor, text, schema=schema)
                 if found is None:
-                    raise self._not_saved(conn, self.target.schema)
+                    raise self._not_saved(conn, schema)
                 if found:
                     self._found_cancelled()
         if text != self.claimed.cursor:

@@ -136,7 +136,7 @@ GUARDS = [
     # waits that end; first, because without it the test hangs
     Guard("drain-claims-anew", None, "if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
     Guard("dear-claims-are-measured", None, "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
-    Guard("claim-beyond-a-place", "interval '1 microsecond', level.id)", "interval '1 microsecond', 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
+    Guard("claim-beyond-a-place", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
     Guard("claims-are-planned-once", None, "if False:", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
@@ -156,7 +156,7 @@ GUARDS = [
     Guard("claim-postgresql", "WITH due AS MATERIALIZED (", "WITH due AS (", STATEMENTS + "test_the_database_receives_the_golden_statement[postgresql-claim]"),
     Guard("claim-postgresql", "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL", MACHINE + "test_the_database_walks_as_the_contract_says[postgresql]"),
     Guard("claim-postgresql", "reserved_at IS NULL AND available_at <= statement_timestamp()", "reserved_at IS NULL AND available_at <= now()", SMALL + "test_a_claim_in_a_long_transaction_goes_by_the_time_of_its_statement[postgresql]"),
-    Guard("claim-postgresql", "coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))", "max_attempts", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[postgresql]"),
+    Guard("claim-postgresql", "CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer))", "NULL)", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[postgresql]"),
     Guard("claim-sqlite", "coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))", "iif(? IS NULL, 1, max_attempts)", "tests/worker/test_sql_rows.py::test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues[sqlite]"),
     Guard("claim-postgresql", "least(attempts + 1, {MOST_COUNTED})", "attempts + 1", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[postgresql]"),
     Guard("claim-sqlite", "min(attempts + 1, {MOST_COUNTED})", "attempts + 1", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
@@ -318,8 +318,8 @@ GUARDS = [
     Guard("complete-is-asked-for", "Completed() if right in settled else outcome.otherwise", "Completed()", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_and_says_why[postgresql]"),
     Guard("complete-is-asked-for", "Completed() if right in settled else outcome.otherwise", "outcome.otherwise", COMPLETE + "test_without_retention_the_row_is_gone_and_that_counts_as_done[sqlite]"),
     # checkpoints of a long job, and its steps
-    Guard("checkpoint-by-the-owner", "text, schema=self.target.schema)", "text, schema=self.target.schema) or False", CHECKPOINT + "test_a_zombie_saves_nothing[sqlite]"),
-    Guard("checkpoint-by-the-owner", "text, schema=self.target.schema)", "text, schema=self.target.schema) or False", CHECKPOINT + "test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back[postgresql]"),
+    Guard("checkpoint-by-the-owner", "text, schema=schema)", "text, schema=schema) or False", CHECKPOINT + "test_a_zombie_saves_nothing[sqlite]"),
+    Guard("checkpoint-by-the-owner", "text, schema=schema)", "text, schema=schema) or False", CHECKPOINT + "test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back[postgresql]"),
     Guard("checkpoints-follow-each-other", ", jobs.c.cursor.is_not_distinct_from(mine.c.before)", "", CHECKPOINT + "test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back[sqlite]"),
     Guard("checkpoint-waits", ", skip_locked=False", "", CHECKPOINT + "test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
     Guard("only-who-gets-on-is-patient", "jobs.c.cursor.is_distinct_from(mine.c.after)", "mine.c.after.is_not(None)", CHECKPOINT + "test_only_a_cursor_that_moves_begins_the_counts_anew[sqlite-1-expected0]"),
