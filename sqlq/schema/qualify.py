@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import OPERATORS
+from sqlalchemy.types import NullType, String
 
 _SYNTAX = ("coalesce", "greatest", "least")
 """Written as functions, and none: the parser has them."""
@@ -117,7 +118,8 @@ def _compiler(kind: type[Any]) -> Any:
             operator = opstring.strip()
             if operator in ("IN", "NOT IN"):
                 if right.startswith("(__[POSTCOMPILE_"):
-                    kind = self.dialect.type_compiler_instance.process(binary.left.type)
+                    known = String() if isinstance(binary.left.type, NullType) else binary.left.type
+                    kind = self.dialect.type_compiler_instance.process(known)
                     right = f"(ARRAY[{right[1:-1]}]::{kind.partition('(')[0]}[])"
                 said = f"{left} OPERATOR(pg_catalog.=) ANY {right}"
                 return said if operator == "IN" else f"(NOT {said})"
