@@ -20,6 +20,7 @@ from sqlalchemy.engine import IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 
 from sqlq.drivers import Answer, DriverConnection, Server
+from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class Place:
         dialect: Any = server.url.get_dialect()()
         dialect.server_version_info = server.version
         dialect.default_schema_name = server.default_schema
-        self.dialect: Dialect = dialect
+        self.dialect: Dialect = qualified(dialect)
 
 
 _PLACES: dict[Hashable, Place] = {}

@@ -58,6 +58,7 @@ class Doctor:
                 server.durability,
                 server.connections,
                 server.autovacuum,
+                server.creators,
                 server.transactions,
                 server.prepared,
             )
@@ -125,8 +126,10 @@ class Doctor:
     def _migrations(self) -> Iterator[Finding]:
         with health.reading(self._database) as conn:
             schema = self._database.schema
-            found = version.read(conn, schema)
-        if found == version.HEAD:
+            found, differs = version.read(conn, schema), version.difference(conn, schema)
+        if found is not None and differs:
+            yield to_do("migrations", differs, None)
+        elif found == version.HEAD:
             yield ok("migrations", f"the tables are at revision {found}, the one needed")
         else:
             said = version.complaint(self._database.engine, schema, found)

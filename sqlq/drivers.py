@@ -21,6 +21,7 @@ from sqlalchemy import URL
 from sqlalchemy.util import await_only
 
 from sqlq.errors import UnsupportedDatabaseError
+from sqlq.schema.qualify import in_catalog
 from sqlq.store.sqlite import autocommit_of, commits_at_once
 
 T = TypeVar("T")
@@ -122,20 +123,23 @@ _IDLE = 0
 
 # The default schema is that of the connection's own search_path, not of what a SET has made of it: a tenant's
 # SET sends no job elsewhere.
-_LOOK = """
+_LOOK = in_catalog(
+    """
 SELECT current_database(), CAST(current_setting('server_version_num') AS integer),
        (SELECT n.nspname
           FROM pg_catalog.pg_settings s
          CROSS JOIN LATERAL regexp_split_to_table(s.reset_val, '[[:space:]]*,[[:space:]]*')
                     WITH ORDINALITY AS path (part, place)
           JOIN pg_catalog.pg_namespace n
-            ON n.nspname = CASE WHEN path.part IN ('"$user"', '$user') THEN CAST(current_user AS text)
-                                WHEN path.part LIKE '"_%"' THEN btrim(path.part, '"')
+            ON n.nspname = CASE WHEN path.part = ANY (ARRAY['"$user"', '$user'])
+                                THEN CAST(current_user AS varchar)
+                                WHEN path.part ~~ '"_%"' THEN btrim(path.part, '"')
                                 ELSE lower(path.part) END
          WHERE s.name = 'search_path' AND has_schema_privilege(n.oid, 'USAGE')
          ORDER BY path.place
          LIMIT 1)
 """
+)
 
 
 class _PostgreSQL(DriverConnection):

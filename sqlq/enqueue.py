@@ -31,6 +31,7 @@ from sqlq.handles import Origin
 from sqlq.hints import Hints
 from sqlq.job import Job, NewJob
 from sqlq.schema import version
+from sqlq.schema.qualify import in_catalog, qualifying
 from sqlq.session import (
     AnyAsyncSession,
     SyncSession,
@@ -122,7 +123,8 @@ class Enqueuer:
         """Insert jobs on a caller's connection."""
         schema = self._schema_of(conn)
         try:
-            return insert(conn, schema)
+            with qualifying(conn):
+                return insert(conn, schema)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
                 _say_why(said, jobs.DIALECTS[conn.dialect.name], conn.engine.url)
@@ -138,7 +140,9 @@ class Enqueuer:
             if not is_committed:
                 self._mark(conn, done)
             return done
-        done = work(conn, self._schema_of(conn))
+        schema = self._schema_of(conn)
+        with qualifying(conn):
+            done = work(conn, schema)
         self._mark(conn, done)
         note_write(session)
         self._hints.on_commit_of(conn)
@@ -350,8 +354,8 @@ def _callers_level() -> int:
     return level
 
 
-_DATABASE = text("SELECT current_database()")
-_SERVER = text("SELECT current_database(), pg_postmaster_start_time()")
+_DATABASE = text(in_catalog("SELECT current_database()"))
+_SERVER = text(in_catalog("SELECT current_database(), pg_postmaster_start_time()"))
 
 
 def _debug(done: list[Job]) -> None:

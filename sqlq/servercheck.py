@@ -106,6 +106,18 @@ class ServerCheck:
         else:
             yield ok("autovacuum", "autovacuum is on")
 
+    def creators(self) -> Iterator[Finding]:
+        with health.reading(self._database) as conn:
+            found = health.creators(conn)
+        for schema, role in found:
+            yield check(
+                "schemas",
+                f"{role} may create in the schema {schema}, where statements of others look for functions",
+                f"REVOKE CREATE ON SCHEMA {schema} FROM {role}",
+            )
+        if not found:
+            yield ok("schemas", "their owners alone may create in the schemas that statements look into")
+
     def transactions(self) -> Iterator[Finding]:
         with health.reading(self._database) as conn:
             old = health.old_transactions(conn, older_than_s=OLD_TRANSACTION_S)

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, bindparam, text
@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq import settings
 from sqlq.errors import ConfigurationError
 from sqlq.schema import version
+from sqlq.schema.qualify import in_catalog
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,25 @@ def wait_briefly(connection: Connection) -> None:
     """Let no statement of this transaction wait long for a lock."""
     if connection.dialect.name != "sqlite":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+
+
+@contextmanager
+def looking_nowhere_else(connection: Connection) -> Iterator[None]:
+    """Have the block find functions, operators and types in pg_catalog alone, until it or the transaction
+    ends: rules, defaults and views keep for ever what was found when they were made."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    before = connection.exec_driver_sql("SELECT pg_catalog.current_setting('search_path')").scalar()
+    connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")  # guard: a-migration-looks-nowhere-else
+    try:
+        yield
+    finally:
+        with suppress(DBAPIError):  # the transaction may be broken, and the setting ends with it
+            connection.execute(_SET_PATH, {"path": before})
+
+
+_SET_PATH = text("SELECT pg_catalog.set_config('search_path', :path, true)")
 
 
 def patiently(engine: Engine, step: Callable[[], T]) -> T:
@@ -120,21 +140,25 @@ def is_valid(connection: Connection, schema: str, index: str) -> bool | None:
     return found
 
 
-_VALID = """
+_VALID = in_catalog(
+    """
 SELECT i.indisvalid AND i.indisready AND i.indislive
   FROM pg_catalog.pg_index i
   JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = :schema AND c.relname = :index
 """
+)
 
 
 @contextmanager
 def _outside_transactions(engine: Engine) -> Iterator[Connection]:
     """A connection that does not go back into its pool, since its settings are the session's and not a
     transaction's."""
-    with engine.connect() as connection:
+    # An engine whose connections rest in autocommit begins no transaction.
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         with connection.begin():
+            connection.exec_driver_sql("SET search_path = pg_catalog")
             # A role's own timeouts are made for statements that take no minutes.
             connection.exec_driver_sql("SET statement_timeout = 0")
             connection.exec_driver_sql(f"SET lock_timeout = {INDEX_PATIENCE_MS}")

@@ -27,12 +27,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
-from sqlalchemy import Connection, Dialect, Engine, bindparam, make_url, text
+from sqlalchemy import Connection, Dialect, Engine, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from sqlq import settings
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import live, tables, version, views
+from sqlq.schema.qualify import in_catalog
 
 
 @contextmanager
@@ -75,6 +76,8 @@ class Standing(enum.StrEnum):
     MISSING = "missing"
     AHEAD = "ahead"
     """Newer, and this sqlq works with them: another release has migrated them in a rolling deploy."""
+    DIFFERENT = "different"
+    """Of a revision that this sqlq works with, but without columns that these have."""
     NEWER = "newer"
     """Too new for this sqlq."""
     FOREIGN = "foreign"
@@ -98,13 +101,15 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     for no lock for longer than `live.LOCK_TIMEOUT_MS`, but tries again. Newer tables that this sqlq works
     with are left as they are. After a kill or an error at whatever point, running it again goes on.
 
-    Raises `SchemaVersionError` for tables too new for this sqlq, and `ConfigurationError` when a table
-    that is not sqlq's has one of its names, another migration does not end, or the tables are never free;
-    that step is not made then.
+    Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it, and
+    `ConfigurationError` when a table that is not sqlq's has one of its names, another migration does not end,
+    or the tables are never free; that step is not made then.
     """
     before = found = live.patiently(engine, partial(_step_up, engine, schema))
     while found is not None and found < version.HEAD:
         found = live.patiently(engine, partial(_step_up, engine, schema))
+    with engine.connect() as connection:
+        version.require(connection, schema)
     return before
 
 
@@ -201,6 +206,8 @@ def check(engine: Engine, schema: str | None) -> Check:
                 return Check(Standing.FOREIGN, None, version.HEAD, _foreign(connection, schema, taken))
             return Check(Standing.MISSING, None, version.HEAD, version.complaint(connection, schema, None))
         revision = found.revision
+        if found.usable and (said := version.difference(connection, schema)):
+            return Check(Standing.DIFFERENT, revision, version.HEAD, said)
         holds = f"{where} holds sqlq's tables at revision {revision}"
         if revision == version.HEAD:
             return Check(Standing.UP_TO_DATE, revision, version.HEAD, f"{holds}, the one needed")
@@ -224,12 +231,18 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
         f"-- sqlq's tables at revision {version.HEAD}, for {'sqlite3 -bail' if sqlite else 'psql'} and an "
         "empty database\n\n"
     )
-    script.write("BEGIN IMMEDIATE;\n\n" if sqlite else "BEGIN;\n\n")
+    script.write("BEGIN IMMEDIATE;\n\n" if sqlite else f"BEGIN;\n\n{_OWN_PATH};\n\n")
     write(
         make_url(f"{dialect_name}://").get_dialect()(), script, None if sqlite else schema, "up", None, "head"
     )
     script.write("COMMIT;\n")
     return script.getvalue()
+
+
+_OWN_PATH = (
+    "SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(pg_catalog.current_schema()), true)"
+)
+"""What is found is in pg_catalog, or in the one schema that the tables go into."""
 
 
 # ── One migration, on whatever connection ───────────────────────────────────────────────────────────────────
@@ -247,8 +260,9 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
     level = {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(**level) as connection:
         _wait(partial(_begin_locked, connection), connection)
-        prepare(connection, schema)
-        yield connection
+        with live.looking_nowhere_else(connection):
+            prepare(connection, schema)
+            yield connection
         connection.commit()
 
 
@@ -302,7 +316,12 @@ def run(connection: Connection, schema: str | None, direction: Direction, revisi
     found = version.read(connection, schema)
     if found is not None and found > version.HEAD:
         raise SchemaVersionError(version.complaint(connection, schema, found))
-    with _quiet(), _sentences(direction, revision), live.keeping_grants(connection, schema, views.NAMES):
+    with (
+        _quiet(),
+        _sentences(direction, revision),
+        live.looking_nowhere_else(connection),
+        live.keeping_grants(connection, schema, views.NAMES),
+    ):
         steps = {"fn": _steps(direction, revision)}
         run_in(
             MigrationContext.configure(
@@ -394,7 +413,9 @@ def _lock(connection: Connection) -> bool:
     CREATE INDEX CONCURRENTLY of the migration that has the lock would wait for that.
     """
     if connection.dialect.name != "sqlite":
-        return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})").scalar())
+        return bool(
+            connection.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({_LOCK_KEY})").scalar()
+        )
     # a host's transaction is locked as the host sees fit
     return _in_transaction(connection) or _begin_immediate(connection)
 
@@ -437,15 +458,14 @@ def _in_transaction(connection: Connection) -> bool:
 def _taken(connection: Connection, schema: str | None) -> list[str]:
     """Return which names of sqlq's relations something in the database has."""
     if connection.dialect.name == "sqlite":
-        query = "SELECT lower(name) FROM sqlite_master WHERE lower(name) IN :names"
+        query = "SELECT lower(name) FROM sqlite_master"
     else:
-        query = """
+        query = in_catalog("""
             SELECT c.relname
               FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-             WHERE n.nspname = :schema AND c.relname IN :names"""
-    values = {"names": sorted(OWN_NAMES), "schema": version.effective_schema(connection, schema)}
-    statement = text(query).bindparams(bindparam("names", expanding=True))
-    return sorted(connection.execute(statement, values).scalars())
+             WHERE n.nspname = :schema""")
+    values = {"schema": version.effective_schema(connection, schema)}
+    return sorted(OWN_NAMES.intersection(connection.execute(text(query), values).scalars()))
 
 
 def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> str:

@@ -10,6 +10,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from sqlq.schema.qualify import in_catalog
+
 FAR = datetime(9998, 1, 1, tzinfo=UTC)
 """When a blocked job is due: it lies behind every job that a claim may take, so that a claim neither takes
 nor reads it. (NULL would say so, too, and `available_at` takes none.)"""
@@ -59,7 +61,7 @@ def moment_of(milliseconds: int) -> datetime:
 SQLITE_NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
 """Milliseconds since 1970 by SQLite's clock, the one definition of it; constant within a statement."""
 
-POSTGRESQL_NOW = "statement_timestamp()"
+POSTGRESQL_NOW = "pg_catalog.statement_timestamp()"
 """`now()` is the start of the transaction: in a long one it would stamp a lease that has already expired.
 `clock_timestamp()` changes from row to row and so cannot bound an index scan."""
 
@@ -93,7 +95,8 @@ class after(FunctionElement[datetime]):
 
 @compiles(after, "postgresql")
 def _after_postgresql(element: after, compiler: Any, **kw: Any) -> str:
-    return f"({POSTGRESQL_NOW} + {compiler.process(element.clauses, **kw)} * interval '1 millisecond')"
+    ms = compiler.process(element.clauses, **kw)
+    return in_catalog(f"({POSTGRESQL_NOW} + ({ms} * interval '1 millisecond'))")
 
 
 @compiles(after, "sqlite")
@@ -112,7 +115,9 @@ class moment_after(FunctionElement[datetime]):
 @compiles(moment_after, "postgresql")
 def _moment_after_postgresql(element: moment_after, compiler: Any, **kw: Any) -> str:
     moment, ms = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"(({moment} AT TIME ZONE 'UTC') + {ms} * interval '1 millisecond') AT TIME ZONE 'UTC'"
+    return in_catalog(
+        f"((({moment} AT TIME ZONE 'UTC') + ({ms} * interval '1 millisecond')) AT TIME ZONE 'UTC')"
+    )
 
 
 @compiles(moment_after, "sqlite")
@@ -130,7 +135,7 @@ class far(FunctionElement[datetime]):
 
 @compiles(far, "postgresql")
 def _far_postgresql(element: far, compiler: Any, **kw: Any) -> str:
-    return f"timestamptz '{FAR}'"
+    return f"TIMESTAMP WITH TIME ZONE '{FAR}'"
 
 
 @compiles(far, "sqlite")
@@ -147,7 +152,8 @@ class epoch_ms(FunctionElement[float]):
 
 @compiles(epoch_ms, "postgresql")
 def _epoch_ms_postgresql(element: epoch_ms, compiler: Any, **kw: Any) -> str:
-    return f"CAST(EXTRACT(EPOCH FROM {compiler.process(element.clauses, **kw)}) * 1000 AS DOUBLE PRECISION)"
+    moment = compiler.process(element.clauses, **kw)
+    return in_catalog(f"CAST(EXTRACT(EPOCH FROM {moment}) * 1000 AS DOUBLE PRECISION)")
 
 
 @compiles(epoch_ms, "sqlite")
@@ -164,10 +170,8 @@ class since_ms(FunctionElement[int]):
 
 @compiles(since_ms, "postgresql")
 def _since_ms_postgresql(element: since_ms, compiler: Any, **kw: Any) -> str:
-    return (
-        f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {compiler.process(element.clauses, **kw)}) * 1000 "
-        "AS BIGINT)"
-    )
+    moment = compiler.process(element.clauses, **kw)
+    return in_catalog(f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {moment}) * 1000 AS BIGINT)")
 
 
 @compiles(since_ms, "sqlite")

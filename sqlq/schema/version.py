@@ -19,6 +19,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlq import settings
 from sqlq.commandline import command, granting
 from sqlq.errors import ConfigurationError, SchemaVersionError
+from sqlq.schema import tables
+from sqlq.schema.qualify import in_catalog
 
 HEAD: Final = "0001"
 """The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as
@@ -78,17 +80,20 @@ def find(connection: Connection, schema: str | None) -> Found | None:
     return Found(row["version_num"], row.get("oldest_code") or row["version_num"])
 
 
-_READABLE = """
+_READABLE = in_catalog(
+    """
 SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = :schema AND c.relname = :table
 """
+)
 
 
 def require(connection: Connection, schema: str | None) -> str:
     """Return the revision of the tables. Raises `SchemaVersionError` unless this sqlq works with them.
 
-    It works with its own revision, and with newer ones that do not say that they are too new for it.
+    It works with its own revision, and with newer ones that do not say that they are too new for it, where
+    they have the columns that it knows.
     """
     found = find(connection, schema)
     if found is None and settings.in_memory(connection.engine.url):
@@ -98,7 +103,47 @@ def require(connection: Connection, schema: str | None) -> str:
         )
     if found is None or not found.usable:
         raise SchemaVersionError(complaint(connection, schema, found.revision if found else None))
+    if (said := difference(connection, schema)) is not None:
+        raise SchemaVersionError(said)
     return found.revision
+
+
+def difference(connection: Connection, schema: str | None) -> str | None:
+    """Return a sentence about columns that this sqlq works with and the tables do not have, though their
+    revision says that they do; None where all are there. Columns beside them are nobody's concern."""
+    sqlite = connection.dialect.name == "sqlite"
+    rows = connection.execute(
+        text(_SQLITE_COLUMNS if sqlite else _COLUMNS), {"schema": effective_schema(connection, schema)}
+    )
+    found = {tuple(row) for row in rows}
+    lacking = []
+    for table in tables.metadata.sorted_tables:
+        wanted = [column.name for column in table.columns]
+        missing = [name for name in wanted if (table.name, name) not in found]
+        if missing:  # guard: columns-are-compared
+            lacking.append(f"{table.name} has no {' or '.join(missing) if missing != wanted else 'columns'}")
+    if not lacking:
+        return None
+    return (
+        f"{database(connection, schema)} holds tables that are not those of this sqlq, though their revision "
+        f"says so: {', '.join(lacking)}; they are of an unpublished sqlq or were changed by hand: go on with "
+        "the sqlq that made them, or give this one another database or schema"
+    )
+
+
+_COLUMNS = in_catalog(
+    f"""
+SELECT c.relname, a.attname
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+ WHERE n.nspname = :schema AND c.relname = ANY (ARRAY{[t.name for t in tables.metadata.sorted_tables]})
+   AND a.attnum > 0 AND NOT a.attisdropped
+"""
+)
+_SQLITE_COLUMNS = """
+SELECT m.name, c.name FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name) c WHERE m.type = 'table'
+"""
 
 
 class Watch:

@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 
 from sqlq.schema.moments import Moment, after, now
+from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs, queues, workers
 from sqlq.settings import LEASE_MS
 from sqlq.store import control
@@ -256,7 +257,8 @@ def notify(database: Database) -> None:
     # was committed before.
     # guard: hint-alone-is-asynchronous
     database.run_statement(
-        "SELECT pg_notify(%(channel)s, ''), set_config('synchronous_commit', 'off', true)",
+        "SELECT pg_catalog.pg_notify(%(channel)s, ''), "
+        "pg_catalog.set_config('synchronous_commit', 'off', true)",
         {"channel": channel(database.schema)},
     )
 
@@ -266,14 +268,14 @@ def notifying_statement(
 ) -> tuple[str, dict[str, Any]]:
     """Return a statement that is a transaction by itself, with a hint to idle workers at its commit
     (PostgreSQL)."""
-    told = f"WITH done AS ({statement}) SELECT done.*, pg_notify(%(channel)s, '') FROM done"
+    told = f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
     return told, {**parameters, "channel": channel(schema)}
 
 
 def wake_others(conn: Connection) -> None:
     """Wake idle workers when this transaction commits, where they do not see commits by themselves."""
     if conn.dialect.name == "postgresql":
-        conn.execute(text("SELECT pg_notify(:channel, '')"), {"channel": _channel_of(conn)})
+        conn.execute(text("SELECT pg_catalog.pg_notify(:channel, '')"), {"channel": _channel_of(conn)})
 
 
 def listen(conn: Connection) -> None:
@@ -284,7 +286,8 @@ def listen(conn: Connection) -> None:
 def listens(conn: Connection) -> bool:
     """Whether the session that answers now is the one that LISTENs; also a sign of life (PostgreSQL)."""
     found = conn.execute(
-        text("SELECT :channel IN (SELECT pg_listening_channels())"), {"channel": _channel_of(conn)}
+        text(in_catalog("SELECT :channel = ANY (SELECT pg_listening_channels())")),
+        {"channel": _channel_of(conn)},
     )
     return bool(found.scalar_one())
 

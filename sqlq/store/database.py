@@ -27,6 +27,7 @@ from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.schema import version
+from sqlq.schema.qualify import qualified, qualifying
 from sqlq.schema.tables import TOKEN_SCHEMA
 from sqlq.seal import Seal
 from sqlq.settings import (
@@ -344,6 +345,7 @@ class Database:
         self._may_connect()
         self._driver.close()  # what one thread does needs one connection
         conn = self.engine.connect()
+        conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
         return (
             conn
             if self.engine.dialect.name == "sqlite"
@@ -378,7 +380,7 @@ class Database:
                 yield conn
         else:
             self._may_connect()
-            with self.patience, self._single.connect() as conn:
+            with self.patience, self._single.connect() as conn, qualifying(conn):
                 yield conn
             asked.answered()
 

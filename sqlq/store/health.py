@@ -17,14 +17,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import URL, BigInteger, Connection, bindparam, func, literal, select, text
+from sqlalchemy import URL, BigInteger, Connection, TextClause, bindparam, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.commandline import granting
 from sqlq.schema.moments import after, now
+from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs, metadata
 from sqlq.store import cluster, counts
 from sqlq.store.database import Database
+
+
+def _said(statement: str) -> TextClause:
+    return text(in_catalog(statement))
+
 
 STATEMENT_TIMEOUT_MS = 15_000
 """On PostgreSQL: an examination must not become the load that it looks for."""
@@ -34,7 +40,7 @@ def limit_time(conn: Connection) -> None:
     """Let no question of this transaction take long (PostgreSQL)."""
     if conn.dialect.name == "postgresql":
         conn.execute(
-            text("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)}
+            _said("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)}
         )
 
 
@@ -51,11 +57,11 @@ def reading(database: Database) -> Iterator[Connection]:
 
 def setting(conn: Connection, name: str) -> str:
     """Return a setting as it is for this connection."""
-    return str(conn.scalar(text("SELECT current_setting(:name)"), {"name": name}))
+    return str(conn.scalar(_said("SELECT current_setting(:name)"), {"name": name}))
 
 
 def is_standby(conn: Connection) -> bool:
-    return bool(conn.scalar(text("SELECT pg_is_in_recovery()")))
+    return bool(conn.scalar(_said("SELECT pg_is_in_recovery()")))
 
 
 class Connections(NamedTuple):
@@ -67,12 +73,29 @@ class Connections(NamedTuple):
 
 def connections(conn: Connection) -> Connections:
     row = conn.execute(
-        text(
-            "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL), "
+        _said(
+            "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
             "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
         )
     ).one()
     return Connections(*row)
+
+
+def creators(conn: Connection) -> list[tuple[str, str]]:
+    """Return the schemas of the search_path, and of our tables, in which others than their owners and
+    superusers may create, each with the role (or PUBLIC) that may."""
+    rows = conn.execute(
+        _said(
+            "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
+            "FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a "
+            "LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee "
+            "WHERE (n.nspname = :schema OR n.nspname = ANY (current_schemas(false))) "
+            "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
+            "ORDER BY 1, 2"
+        ),
+        {"schema": _schema(conn)},
+    )
+    return [(schema, role) for schema, role in rows]
 
 
 class Session(NamedTuple):
@@ -88,12 +111,13 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
     """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
     first."""
     rows = conn.execute(
-        text(
-            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), extract(epoch FROM "
+        _said(
+            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
             "clock_timestamp() - xact_start) "
-            "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
             "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
-            "AND xact_start < clock_timestamp() - :seconds * interval '1 second' ORDER BY xact_start LIMIT 5"
+            "AND xact_start < (clock_timestamp() - (:seconds * interval '1 second')) "
+            "ORDER BY xact_start LIMIT 5"
         ),
         {"seconds": older_than_s},
     )
@@ -103,20 +127,20 @@ def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
 def hidden_sessions(conn: Connection) -> int:
     """Return how many sessions of this database the role may not look into."""
     hidden = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = "
+        "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
         "'<insufficient privilege>'"
     )
-    return int(conn.scalar(text(hidden)) or 0)
+    return int(conn.scalar(_said(hidden)) or 0)
 
 
 def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
     """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many
     seconds."""
     rows = conn.execute(
-        text(
-            "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts WHERE "
-            "database = current_database() "
-            "AND prepared < clock_timestamp() - :seconds * interval '1 second' ORDER BY prepared LIMIT 5"
+        _said(
+            "SELECT gid, EXTRACT(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts "
+            "WHERE database = current_database() "
+            "AND prepared < (clock_timestamp() - (:seconds * interval '1 second')) ORDER BY prepared LIMIT 5"
         ),
         {"seconds": older_than_s},
     )
@@ -126,8 +150,8 @@ def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tupl
 def idle_slots(conn: Connection) -> list[tuple[str, int]]:
     """Return the replication slots without a user that hold back vacuum, and by how many transactions."""
     rows = conn.execute(
-        text(
-            "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_replication_slots "
+        _said(
+            "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
             "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5"
         )
     )
@@ -145,9 +169,9 @@ class Rows(NamedTuple):
 def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None where statistics know nothing of it."""
     row = conn.execute(
-        text(
-            "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) FROM pg_stat_all_tables "
-            "WHERE schemaname = :schema AND relname = 'jobs'"
+        _said(
+            "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
+            "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'"
         ),
         {"schema": _schema(conn)},
     ).one_or_none()
@@ -158,11 +182,12 @@ def without_autovacuum(conn: Connection) -> list[str]:
     """Return those of our tables for which autovacuum was turned off by an option of the table."""
     return list(
         conn.scalars(
-            text(
-                "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            _said(
+                "SELECT c.relname FROM pg_catalog.pg_class c "
+                "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
                 "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
                 "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
-                "WHERE o.option_name = 'autovacuum_enabled' AND o.option_value::boolean = false) ORDER BY 1"
+                "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1"
             ),
             {"schema": _schema(conn), "names": _TABLES},
         )
@@ -187,7 +212,7 @@ def hears(database: Database, *, seconds: float) -> bool | None:
         try:
             listening.exec_driver_sql(f'LISTEN "{channel}"')
             deadline = time.monotonic() + seconds
-            calling.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
+            calling.execute(_said("SELECT pg_notify(:channel, '')"), {"channel": channel})
             while (left := deadline - time.monotonic()) > 0:
                 if any(
                     notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)
@@ -244,9 +269,11 @@ def indexes(conn: Connection) -> Indexes:
         }
     else:
         rows = conn.execute(
-            text(
-                "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
-                "JOIN pg_class t ON t.oid = i.indrelid JOIN pg_namespace n ON n.oid = t.relnamespace "
+            _said(
+                "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
+                "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
+                "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
+                "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
                 "WHERE n.nspname = :schema AND t.relname = ANY(:names)"
             ),
             {"schema": _schema(conn), "names": _TABLES},

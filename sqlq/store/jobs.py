@@ -30,6 +30,7 @@ from sqlq.job import (
     State,
 )
 from sqlq.schema.moments import after
+from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import lasting, wakes
 from sqlq.store.dialect import Batch, Dialect, Right, held
@@ -164,7 +165,7 @@ class Compiled(NamedTuple):
         """`keys` are the parameters that differ from job to job."""
         translate = {TOKEN_SCHEMA: schema}
         compiled = statement.compile(
-            dialect=dialect,
+            dialect=qualified(dialect),
             column_keys=list(keys),
             schema_translate_map=translate,
             render_schema_translate=True,

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, Select, bindparam, select, text, tuple_
+from sqlalchemy import Connection, Select
 
 from sqlq.errors import EnqueueError
 from sqlq.job import Job, NewJob, State
@@ -49,7 +49,8 @@ def insert_keyed(
             if not missed and several and lasts:
                 # its job may have ended after it was looked for, and before the insert, which waited for that
                 made = [key for key in lasts if any(done[i].created for i in places[key])]
-                missed = list(lasting.held(conn, made, options))  # guard: what-has-just-ended-keeps-its-key
+                # guard: what-has-just-ended-keeps-its-key
+                missed = list(lasting.held(conn, dialect, made, options))
             if not missed:
                 return done
             if savepoint is not None:
@@ -82,10 +83,10 @@ def _insert_in_order(
             done[i] = job if is_it else replace(job, created=False, replaced=False)
 
     # guard: what-has-ended-keeps-its-key
-    ended = lasting.held(conn, lasts, options) if lasts else {}
+    ended = lasting.held(conn, dialect, lasts, options) if lasts else {}
     for key, job in ended.items():
         found(key, job)
-    live = _look(conn, [key for key in waiting if new[counts[key]].on_conflict != "keep"], options)
+    live = _look(conn, dialect, [key for key in waiting if new[counts[key]].on_conflict != "keep"], options)
     for key, job in live.items():
         if job.state is State.RUNNING:  # guard: what-runs-is-not-waited-for
             found(key, job)
@@ -99,7 +100,7 @@ def _insert_in_order(
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
             found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
-    for key, job in _look(conn, list(waiting), options).items():
+    for key, job in _look(conn, dialect, list(waiting), options).items():
         found(key, job)
     return done, list(waiting)
 
@@ -110,11 +111,14 @@ def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
     return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
 
 
-def _look(conn: Connection, keys: Sequence[Key], options: Mapping[str, Any]) -> dict[Key, Job]:
+def _look(
+    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any]
+) -> dict[Key, Job]:
     """Return the live jobs that hold these keys."""
     found = {}
     for some in slices(keys, _KEYS_AT_ONCE):
-        rows = conn.execute(_LIVE_KEYS, {"keys": some}, execution_options=options)
+        given = dialect.parameters(lasting.KEYS, some)
+        rows = conn.execute(_live_keys(dialect), given, execution_options=options)
         for queue, key, id, task, state in rows.all():
             found[queue, key] = Job(id, queue, task, State(state), created=False)
     return found
@@ -153,6 +157,8 @@ def inserting(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None
 _ROUNDS = 20
 _KEYS_AT_ONCE = 1_000
 """Drivers take 32,767 parameters in one statement, and each key is two."""
-_LIVE_KEYS: Select[Any] = select(jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, LIVE_STATE).where(
-    text(HOLDS_KEY), tuple_(jobs.c.queue, jobs.c.unique_key).in_(bindparam("keys", expanding=True))
-)
+
+
+@cache
+def _live_keys(dialect: Dialect) -> Select[Any]:
+    return lasting.of_keys(dialect, jobs, LIVE_STATE, HOLDS_KEY)

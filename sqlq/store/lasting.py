@@ -8,14 +8,15 @@ insert through, has committed and is seen, since in READ COMMITTED each statemen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Text, bindparam, cast, literal, select, text, tuple_, union_all
+from sqlalchemy import Connection, Select, Text, and_, bindparam, cast, literal, select, text, union_all
 
 from sqlq.errors import EnqueueError
 from sqlq.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, failed_jobs, finished_jobs, jobs
-from sqlq.store.dialect import Dialect
+from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.rows import ENDED_STATE, slices
 
 Key: TypeAlias = tuple[str, str | None]
@@ -40,11 +41,13 @@ def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[New
         )
 
 
-def held(conn: Connection, keys: Sequence[Key], options: Mapping[str, Any]) -> dict[Key, Job]:
+def held(
+    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any]
+) -> dict[Key, Job]:
     """Return the ended jobs that hold these keys; of several the newest."""
     found: dict[Key, Job] = {}
     for some in slices(keys, KEYS_AT_ONCE):
-        rows = conn.execute(_HELD, {"keys": some}, execution_options=options)
+        rows = conn.execute(_held(dialect), dialect.parameters(KEYS, some), execution_options=options)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
             found[queue, key] = Job(id, queue, task, State(state), created=False)
     return found
@@ -56,16 +59,23 @@ def holder(conn: Connection, queue: str, key: str) -> int | None:
     return max(((live, id) for live, id in rows), default=(0, None))[1]
 
 
-_KEYS: Any = bindparam("keys", expanding=True)
+KEYS = Batch(in_queue=Text, held_key=Text)
 
 
-def _ended(table: Any, state: Any) -> Any:
-    return select(table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text)).where(
-        text(HOLDS_KEY_TO_THE_END), tuple_(table.c.queue, table.c.unique_key).in_(_KEYS)
-    )
+def of_keys(dialect: Dialect, table: Any, state: Any, holds: str) -> Select[Any]:
+    """Choose the jobs of a table that hold the keys of a batch."""
+    keys = dialect.rows(KEYS)
+    is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
+    columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
+    return select(*columns).join_from(keys, table, is_its).where(text(holds))
 
 
-_HELD = union_all(_ended(finished_jobs, ENDED_STATE), _ended(failed_jobs, literal(State.FAILED.value)))
+@cache
+def _held(dialect: Dialect) -> Any:
+    ended = ((finished_jobs, ENDED_STATE), (failed_jobs, literal(State.FAILED.value)))
+    return union_all(*(of_keys(dialect, table, state, HOLDS_KEY_TO_THE_END) for table, state in ended))
+
+
 _HOLDERS = union_all(
     *(
         select(literal(live), table.c.id).where(

@@ -467,7 +467,7 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
 
     A key that no worker has looked at yet has no row: its jobs alone know it.
     """
-    begins = limits.c.limit_key.startswith(prefix, autoescape=True)
+    begins = func.substr(limits.c.limit_key, 1, len(prefix)) == prefix
     query = select(limits, now().label("moment")).where(begins).order_by(limits.c.limit_key).limit(most)
     statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in conn.execute(query).all()}
     for key in _keys_in_line(conn, prefix, most):
@@ -479,7 +479,9 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
 def _keys_in_line(conn: Connection, prefix: str, most: int) -> Iterator[str]:
     """Return the keys at which jobs wait, each by one look into the index of the lines."""
     keys = select(func.min(jobs.c.limit_key)).where(
-        _in_line, jobs.c.limit_key.startswith(prefix, autoescape=True), jobs.c.limit_key > bindparam("last")
+        _in_line,
+        func.substr(jobs.c.limit_key, 1, len(prefix)) == prefix,
+        jobs.c.limit_key > bindparam("last"),
     )
     key: str | None = ""
     for _ in range(most):

@@ -55,7 +55,9 @@ def cancel(
     from then on its owner matches nothing.
     """
     if wait_ms is not None and conn.dialect.name == "postgresql":
-        conn.execute(text("SELECT set_config('lock_timeout', :wait, true)"), {"wait": f"{wait_ms}ms"})
+        conn.execute(
+            text("SELECT pg_catalog.set_config('lock_timeout', :wait, true)"), {"wait": f"{wait_ms}ms"}
+        )
     rows = conn.execute(
         select(
             jobs.c.id,

@@ -34,6 +34,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
+from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
 from sqlq.store import postgresql_sql as sql
 from sqlq.store.dialect import (
@@ -84,11 +85,13 @@ class PostgreSQL(Dialect):
     notifies = True
     changes_in_queries = True
     insert = staticmethod(postgresql.insert)
-    is_new = literal_column("xmax = 0")  # of a row that a statement has met and updated it is its transaction
+    # of a row that a statement has met and updated it is its transaction
+    is_new = literal_column(in_catalog("xmax = 0"))
 
     def for_parameters(self, style: Any) -> Any:
         # psycopg's, because it says the type of each parameter, which the server may not find out by itself
-        return PGDialect_psycopg(paramstyle=style)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+        dialect = PGDialect_psycopg(paramstyle=style)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+        return qualified(dialect)
 
     def claim(
         self,
@@ -199,7 +202,7 @@ class PostgreSQL(Dialect):
         conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
 
     def stricter_isolation(self, conn: Connection) -> str | None:
-        level = str(conn.scalar(text("SELECT current_setting('transaction_isolation')")))
+        level = str(conn.scalar(text("SELECT pg_catalog.current_setting('transaction_isolation')")))
         return None if level in ("read committed", "read uncommitted") else level.upper()
 
     def commits_at_once(self, pooled: Any) -> bool:
@@ -340,7 +343,7 @@ def leads_to_one_server(driver: Any) -> bool:
     or saw another of the same name. It gives its clients a process number of its own, so that it can find out
     whom a cancel request means.
     """
-    return bool(_at_once(driver, "SELECT pg_backend_pid()") == driver.info.backend_pid)
+    return bool(_at_once(driver, in_catalog("SELECT pg_backend_pid()")) == driver.info.backend_pid)
 
 
 def _at_once(driver: Any, statement: str) -> Any:
@@ -351,10 +354,13 @@ def _at_once(driver: Any, statement: str) -> Any:
     return value
 
 
-_PLAN_ONCE = "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || " + " || ".join(
-    f"set_config('{setting}', 'off', false)"
-    # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time it is run
-    for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
+_PLAN_ONCE = in_catalog(
+    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || "
+    + " || ".join(
+        f"set_config('{setting}', 'off', false)"
+        # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time
+        for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
+    )
 )
 
 
@@ -382,7 +388,7 @@ def is_read_only(error: BaseException) -> bool:
     return _state_of(getattr(error, "orig", error)) == _READ_ONLY
 
 
-_TRANSACTION_ID = text("SELECT txid_current()")
+_TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
 
 
 def _state(error: DBAPIError) -> str | None:

@@ -3,10 +3,9 @@ judge what is blocked."""
 
 from __future__ import annotations
 
-from functools import cache
-
 from sqlalchemy.dialects import postgresql
 
+from sqlq.schema.qualify import written
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
 from sqlq.store.dialect import claimed_columns
@@ -19,7 +18,7 @@ def quoted(schema: str | None) -> str:
     return name
 
 
-@cache
+@written
 def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> str:
     """Claim from the queues named, in their order and whatever priorities are in them.
 
@@ -47,30 +46,30 @@ def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> s
     return _claim_from(prefix, levels, follow_ups=follow_ups, order=order)
 
 
-@cache
+@written
 def claim_beyond(schema: str | None, follow_ups: bool) -> str:
     """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
     prefix = quoted(schema)
-    levels = """unnest(CAST(%(queues)s AS varchar[]), CAST(%(priorities)s AS smallint[]),
-                   CAST(%(moments)s AS bigint[]), CAST(%(ids)s AS bigint[]))
+    levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
+                       unnest(CAST(%(moments)s AS bigint[])), unnest(CAST(%(ids)s AS bigint[])))
       WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
     # guard: claim-beyond-a-place
     beyond = f"""
                AND (available_at, id)
-                   > (timestamptz 'epoch' + level.moment * interval '1 microsecond', level.id)
+                   > (TIMESTAMP WITH TIME ZONE 'epoch' + (level.moment * interval '1 microsecond'), level.id)
                AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
                                 WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
     return _claim_from(prefix, levels, beyond, follow_ups=follow_ups)
 
 
-@cache
+@written
 def due_in(schema: str | None, all_queues: bool) -> str:
     """Step through queues and priorities as a claim does, and read the first row of each."""
     prefix = quoted(schema)
     each = f"""
-      SELECT min(queue)::text FROM {prefix}.jobs WHERE reserved_at IS NULL
+      SELECT min(queue)::varchar FROM {prefix}.jobs WHERE reserved_at IS NULL
       UNION ALL
-      SELECT (SELECT min(j.queue)::text FROM {prefix}.jobs j
+      SELECT (SELECT min(j.queue)::varchar FROM {prefix}.jobs j
                WHERE j.reserved_at IS NULL AND j.queue > names.queue)
         FROM names WHERE names.queue IS NOT NULL"""
     first = f"""
@@ -95,29 +94,29 @@ SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp())
 
 _FOLLOW_UPS = "".join(
     f""",
-       {column} = coalesce({column}, CAST(%(follow_ups)s AS json) -> task ->> '{column}')"""
+       {column}=coalesce({column}, CAST(%(follow_ups)s AS pg_catalog.json) -> task ->> '{column}')"""
     for column in ("on_success", "on_failure")
 )
 
 
-@cache
+@written
 def look(schema: str | None, all_queues: bool) -> str:
     """Ask all that a host asks about once a second at once: one statement costs as much as the other."""
     prefix = quoted(schema)
     # guard: the-look-sees-what-a-rescue-takes
     return f"""
 SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::boolean AS late, NULL::boolean AS limited, NULL::text AS asked,
+       NULL::boolean AS late, NULL::boolean AS limited, NULL::varchar AS asked,
        NULL::boolean AS all_paused, NULL::double precision AS pause_ms
   FROM ({due_in(schema, all_queues)}) AS due (queue, ms)
  UNION ALL
 SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
                 FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
-       %(channel)s IN (SELECT pg_listening_channels()),
+       %(channel)s = ANY (SELECT pg_listening_channels()),
        CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
             SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
-             WHERE seen_at > statement_timestamp()
-                             - CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond') END,
+             WHERE seen_at > (statement_timestamp()
+                             - (CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond'))) END,
        CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
             SELECT 1 FROM {prefix}.jobs
              WHERE reserved_at IS NOT NULL
@@ -131,7 +130,7 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM {prefix}.sqlq_workers
          WHERE id = ANY(CAST(%(workers)s AS varchar[]))
-           AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::text,
+           AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
        EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
        (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
           FROM {prefix}.sqlq_queues)
@@ -168,18 +167,19 @@ WITH due AS MATERIALIZED (
                FOR UPDATE SKIP LOCKED) AS ready
       LIMIT %(most)s)
 UPDATE {prefix}.jobs
-   SET reserved_at = statement_timestamp(),
-       reserved_by = %(owner)s,
-       lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
-       lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
-       attempts = least(attempts + 1, {MOST_COUNTED}),
-       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer)){also}
+   SET reserved_at=statement_timestamp(),
+       reserved_by=%(owner)s,
+       lease_expires_at=statement_timestamp() + (CAST(%(lease_ms)s AS bigint) * interval '1 millisecond'),
+       lease_token=CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
+       attempts=least(attempts + 1, {MOST_COUNTED}),
+       max_attempts=coalesce(max_attempts,
+                             CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer)){also}
  WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING {claimed_columns(dialect)}
 """
 
 
-@cache
+@written
 def unblock(schema: str | None, are_steps: bool) -> str:
     """Judge steps in one statement, and so by one snapshot, in which a job before them is in one table and
     not between two.
@@ -205,7 +205,7 @@ quiet AS MATERIALIZED (
 verdict AS MATERIALIZED (
      SELECT quiet.id,
             bool_or(failed IS NULL AND on_outcome <> 'ended'
-                    AND (on_outcome = 'failure' OR finished IS DISTINCT FROM 'completed')) AS never,
+                    AND (on_outcome = 'failure' OR finished IS NULL OR finished <> 'completed')) AS never,
             bool_or(failed IS NOT NULL AND on_outcome = 'success') AS waits
        FROM quiet
       CROSS JOIN LATERAL (
@@ -221,18 +221,20 @@ locked AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED),
 free AS (
      UPDATE {prefix}.jobs
-        SET available_at = CASE WHEN limit_key IS NULL THEN greatest(statement_timestamp(), due_at)
+        SET available_at=CASE WHEN limit_key IS NULL THEN greatest(statement_timestamp(), due_at)
                                 ELSE available_at END,
-            blocked_by = CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
-            due_at = CASE WHEN limit_key IS NOT NULL THEN greatest(statement_timestamp(), due_at) END
-      WHERE id = ANY(ARRAY(SELECT id FROM locked NATURAL JOIN verdict WHERE NOT never))
+            blocked_by=CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
+            due_at=CASE WHEN limit_key IS NOT NULL THEN greatest(statement_timestamp(), due_at) END
+      WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
+                            WHERE NOT never))
   RETURNING id, limit_key),
 woken AS (
      INSERT INTO {prefix}.sqlq_wakes (limit_key)
      SELECT DISTINCT limit_key FROM free WHERE limit_key IS NOT NULL),
 gone AS (
      DELETE FROM {prefix}.jobs
-      WHERE id = ANY(ARRAY(SELECT id FROM locked NATURAL JOIN verdict WHERE never))
+      WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
+                            WHERE never))
   RETURNING {carried}),
 cancelled AS (
      INSERT INTO {prefix}.finished_jobs ({carried}, outcome, reason)
@@ -264,13 +266,13 @@ def _blocked_among(prefix: str, ended: str) -> str:
         AND blocked_by = 'flow'"""
 
 
-@cache
+@written
 def waiting_for(schema: str | None) -> str:
     """Choose the blocked steps that wait for jobs that have ended."""
     return _blocked_among(quoted(schema), "unnest(CAST(%(ids)s AS bigint[])) AS ended (id)")
 
 
-@cache
+@written
 def waiting_for_recent(schema: str | None) -> str:
     """Choose the blocked steps that wait for jobs that have ended of late."""
     prefix = quoted(schema)
@@ -278,15 +280,15 @@ def waiting_for_recent(schema: str | None) -> str:
         _blocked_among(
             prefix,
             f"""(SELECT id FROM {prefix}.{table}
-                     WHERE {ended_at} > statement_timestamp()
-                                        - CAST(%(ms)s AS bigint) * interval '1 millisecond'
+                     WHERE {ended_at} > (statement_timestamp()
+                                        - (CAST(%(ms)s AS bigint) * interval '1 millisecond'))
                        AND (flow_id IS NOT NULL OR limit_key IS NOT NULL) OFFSET 0) AS ended""",
         )
         for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
     )
 
 
-@cache
+@written
 def steps_beyond(schema: str | None) -> str:
     """Read steps of flows in the order of their ids, from a place on."""
     return f"""
@@ -297,14 +299,14 @@ SELECT flow_id, id, blocked_by = 'flow' FROM {quoted(schema)}.jobs
 """
 
 
-@cache
+@written
 def pick(schema: str | None, in_order: bool) -> str:
     """Choose from each line what may run. Counted is here and now, and so by a snapshot that is younger than
     the locks on the keys."""
     prefix = quoted(schema)
     # guard: only-what-is-served-is-admitted-postgresql
     served = "(CAST(%(served)s AS varchar[]) IS NULL OR queue = ANY(CAST(%(served)s AS varchar[])))"
-    is_open = f"""queue NOT IN (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL)
+    is_open = f"""NOT (queue = ANY (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL))
                AND {served}"""
     first = f"""
             SELECT id FROM {prefix}.jobs
@@ -330,8 +332,8 @@ def pick(schema: str | None, in_order: bool) -> str:
 WITH free AS MATERIALIZED (
      SELECT line.limit_key, line.holds,
             least(line.most, line.running - (SELECT count(*) FROM ({admitted}) AS admitted)) AS number
-       FROM unnest(CAST(%(keys)s AS varchar[]), CAST(%(running)s AS integer[]),
-                   CAST(%(most)s AS integer[]), CAST(%(holds)s AS boolean[]))
+       FROM ROWS FROM (unnest(CAST(%(keys)s AS varchar[])), unnest(CAST(%(running)s AS integer[])),
+                       unnest(CAST(%(most)s AS integer[])), unnest(CAST(%(holds)s AS boolean[])))
             AS line (limit_key, running, most, holds))
 SELECT picked.id, free.limit_key
   FROM free CROSS JOIN LATERAL ({head if in_order else first}) AS picked

@@ -155,7 +155,8 @@ def answer(database: Database, ids: Iterable[int]) -> None:
     for words in _named(ids):
         # no hint outlives the server, so there is nothing that waiting for the disk could save
         database.run_statement(
-            "SELECT pg_notify(%(channel)s, %(words)s), set_config('synchronous_commit', 'off', true)",
+            "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
+            "pg_catalog.set_config('synchronous_commit', 'off', true)",
             {"channel": _channel(database.schema), "words": words},
         )
 
@@ -171,7 +172,7 @@ def _named(ids: Iterable[int]) -> list[str]:
     return said
 
 
-_NOTIFY = text("SELECT pg_notify(:channel, :words)")
+_NOTIFY = text("SELECT pg_catalog.pg_notify(:channel, :words)")
 
 
 def _channel(schema: str | None) -> str:

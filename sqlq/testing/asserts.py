@@ -15,6 +15,7 @@ from sqlq.codec import decode
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
 from sqlq.named import NamedTask
 from sqlq.schema import version
+from sqlq.schema.qualify import qualifying
 from sqlq.session import SyncSession, connection_of
 from sqlq.settings import schema_name
 from sqlq.store import records
@@ -138,7 +139,8 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
             version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
         )
         version.require(conn, schema)
-        return [_job(task, *_opened(row, app)) for row in records.enqueued(conn, name, schema)]
+        with qualifying(conn):
+            return [_job(task, *_opened(row, app)) for row in records.enqueued(conn, name, schema)]
     if app is None:
         raise ConfigurationError(
             "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "

@@ -22,6 +22,7 @@ from sqlq.errors import ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.flow import Growth
 from sqlq.history import Course
 from sqlq.job import ClaimedJob, Progress
+from sqlq.schema.qualify import qualifying
 from sqlq.schema.tables import TOKEN_SCHEMA
 from sqlq.seal import Seal
 from sqlq.session import (
@@ -127,28 +128,30 @@ class Commits:
             self.completed = True
             note_write(session)
             return
-        self._refuse_stricter(conn, "complete()")
-        self.completed = True
-        if self.said is not None or self.keeps_ms is not None:
-            notes = [self.note()]
-            progress.write(
+        with qualifying(conn):
+            self._refuse_stricter(conn, "complete()")
+            self.completed = True
+            if self.said is not None or self.keeps_ms is not None:
+                notes = [self.note()]
+                progress.write(
+                    conn,
+                    notes,
+                    skip_locked=False,
+                    options={"schema_translate_map": {TOKEN_SCHEMA: self.target.schema}},
+                )
+            # guard: complete-by-the-owner
+            if not endings.complete(
                 conn,
-                notes,
-                skip_locked=False,
-                options={"schema_translate_map": {TOKEN_SCHEMA: self.target.schema}},
-            )
-        # guard: complete-by-the-owner
-        if not endings.complete(
-            conn,
-            self.right,
-            done if seal is None else seal.completed(self.task, self.queue, done),  # guard: complete-seals
-            schema=self.target.schema,
-            keep_finished=self.is_kept(self.target.keep_finished),
-            follow_up=follow_up(self.claimed, done, seal),
-            course=None if self.is_first_claim else Course(*self.moments(self.seconds())),
-        ):
-            raise self._lost()
-        self._grow(conn, self.target.schema)
+                self.right,
+                # guard: complete-seals
+                done if seal is None else seal.completed(self.task, self.queue, done),
+                schema=self.target.schema,
+                keep_finished=self.is_kept(self.target.keep_finished),
+                follow_up=follow_up(self.claimed, done, seal),
+                course=None if self.is_first_claim else Course(*self.moments(self.seconds())),
+            ):
+                raise self._lost()
+            self._grow(conn, self.target.schema)
         note_write(session)
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
@@ -271,13 +274,15 @@ class Commits:
             )
         conn = connection_to_complete(session, alone="its cursor would be saved", instead="")
         if self.target is not None:
-            self._refuse_stricter(conn, "checkpoint()")
-            # guard: checkpoint-by-the-owner
-            found = checkpoint.save(conn, self.right, self.claimed.cursor, text, schema=self.target.schema)
-            if found is None:
-                raise self._not_saved(conn, self.target.schema)
-            if found:
-                self._found_cancelled()
+            schema = self.target.schema
+            with qualifying(conn):
+                self._refuse_stricter(conn, "checkpoint()")
+                # guard: checkpoint-by-the-owner
+                found = checkpoint.save(conn, self.right, self.claimed.cursor, text, schema=schema)
+                if found is None:
+                    raise self._not_saved(conn, schema)
+                if found:
+                    self._found_cancelled()
         if text != self.claimed.cursor:
             self.claimed = self.claimed._replace(cursor=text, releases=0)  # guard: a-circle-is-bounded
         if self.on_saved is not None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -21,17 +22,16 @@ CHECKOUT = Path(version.__file__).parents[2]
 PROGRAM = """
 import logging, sys
 from pathlib import Path
-from sqlalchemy import create_engine
+from sqlq import cli
 from sqlq.schema import live, migrate, version
 
-url, directory, head, lock_timeout_ms = sys.argv[1:]
+url, directory, head, lock_timeout_ms, *command = sys.argv[1:]
 version.HEAD = head
 migrate.location = lambda: Path(directory)
 live.LOCK_TIMEOUT_MS = int(lock_timeout_ms)
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-engine = create_engine(url)
-print("before:", migrate.upgrade(engine, None), flush=True)
-engine.dispose()
+sys.argv = ["sqlq", "-d", url, *command]
+cli.main()
 """
 
 
@@ -50,12 +50,15 @@ def become(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Migrator:
-    """The later release's `sqlq migrate` in a process of its own; what it logs and what it returned are lines
-    it says."""
+    """The later release's `sqlq migrate`, the command itself, in a process of its own; what it logs and
+    prints are lines it says."""
 
-    def __init__(self, url: str, directory: Path, *, lock_timeout_ms: int = 300) -> None:
+    def __init__(
+        self, url: str, directory: Path, *, lock_timeout_ms: int = 300, command: Sequence[str] = ("migrate",)
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms)],
+            [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms), *command],
+            cwd=directory,
             env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
             text=True,
             stdout=subprocess.PIPE,
@@ -72,13 +75,19 @@ class Migrator:
                 self._lines.put(line.strip())
         self._lines.put(None)
 
-    def says(self, beginning: str) -> bool:
-        """Wait for a line that begins so, and say whether one came before the end; hearing nothing for a
+    def says(self, words: str) -> bool:
+        """Wait for a line with these words, and say whether one came before the end; hearing nothing for a
         minute fails the test."""
         while (line := self._lines.get(timeout=60)) is not None:
-            if line.startswith(beginning):
+            if words in line:
                 return True
         return False
+
+    def migrated_from(self, revision: str) -> bool:
+        """Wait for the command to say from which revision it has brought the tables to the newest."""
+        if revision == HEAD:
+            return self.says("are up to date, at revision")
+        return self.says(f"from revision {revision} to {HEAD}")
 
     def kill(self) -> None:
         self.process.kill()

@@ -9,8 +9,11 @@ import pytest
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+import sqlq
+from sqlq.doctor import Doctor
 from sqlq.errors import SchemaVersionError
-from sqlq.schema import migrate, version
+from sqlq.findings import Verdict
+from sqlq.schema import migrate, version, views
 
 
 def test_read_tells_none_from_a_revision(empty: Engine) -> None:
@@ -185,3 +188,45 @@ def test_a_missing_grant_is_a_sentence_and_not_an_aborted_transaction(
         connection.execute(text("GRANT SELECT ON queueing.sqlq_version TO sqlq_producer"))
         connection.execute(text("SET ROLE sqlq_producer"))
         version.require(connection, "queueing")
+
+
+CHANGES = {
+    "a column": ("ALTER TABLE jobs DROP COLUMN label", "jobs has no label"),
+    "a table": ("DROP TABLE sqlq_limits", "sqlq_limits has no columns"),
+}
+"""What tables of an earlier, unpublished 0001 may lack."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_tables_without_what_this_sqlq_works_with_are_told_by_their_columns(
+    empty: Engine, change: str
+) -> None:
+    statement, words = CHANGES[change]
+    migrate.upgrade(empty, None)
+    with empty.begin() as connection:
+        for view in views.drop_views():
+            connection.execute(text(view))
+        connection.execute(text(statement))
+    found = migrate.check(empty, None)
+    assert found.standing is migrate.Standing.DIFFERENT
+    assert words in found.message
+    app = sqlq.App(empty.url)
+    task = app.task(name="t")(lambda: None)
+    for fails in (
+        lambda: migrate.upgrade(empty, None),
+        lambda: app.worker(drain=True).run(),
+        lambda: app.enqueue(task.new()),
+    ):
+        with pytest.raises(SchemaVersionError, match=words):
+            fails()
+    (said,) = (each for each in Doctor(app.database).examine() if words in each.said)
+    assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
+    app.close()
+
+
+def test_a_column_of_ones_own_is_nobodys_concern(empty: Engine) -> None:
+    migrate.upgrade(empty, None)
+    with empty.begin() as connection:
+        connection.execute(text("ALTER TABLE jobs ADD COLUMN note TEXT"))
+    assert migrate.check(empty, None).standing is migrate.Standing.UP_TO_DATE
+    assert migrate.upgrade(empty, None) == version.HEAD

@@ -1,35 +1,36 @@
 WITH due AS MATERIALIZED (
      SELECT ready.id
-       FROM unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
+       FROM pg_catalog.unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
       CROSS JOIN LATERAL (
             WITH RECURSIVE levels (priority) AS (
                   (SELECT priority FROM public.jobs
-                    WHERE queue = wanted.queue AND reserved_at IS NULL
+                    WHERE queue OPERATOR(pg_catalog.=) wanted.queue AND reserved_at IS NULL
                       AND NOT EXISTS (SELECT 1 FROM public.sqlq_queues q
-                                       WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)
+                                       WHERE q.queue OPERATOR(pg_catalog.=) wanted.queue AND q.paused_at IS NOT NULL)
                     ORDER BY priority DESC LIMIT 1)
                   UNION ALL
                   SELECT (SELECT j.priority FROM public.jobs j
-                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
-                             AND j.priority < levels.priority
+                           WHERE j.queue OPERATOR(pg_catalog.=) wanted.queue AND j.reserved_at IS NULL
+                             AND j.priority OPERATOR(pg_catalog.<) levels.priority
                            ORDER BY j.priority DESC LIMIT 1)
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level
       CROSS JOIN LATERAL (
             SELECT id FROM public.jobs
-             WHERE queue = level.queue AND priority = level.priority
-               AND reserved_at IS NULL AND available_at <= statement_timestamp()
+             WHERE queue OPERATOR(pg_catalog.=) level.queue AND priority OPERATOR(pg_catalog.=) level.priority
+               AND reserved_at IS NULL AND available_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
              ORDER BY available_at, id
              LIMIT %(most)s
                FOR UPDATE SKIP LOCKED) AS ready
       LIMIT %(most)s)
 UPDATE public.jobs
-   SET reserved_at = statement_timestamp(),
-       reserved_by = %(owner)s,
-       lease_expires_at = statement_timestamp() + CAST(%(lease_ms)s AS bigint) * interval '1 millisecond',
-       lease_token = CASE WHEN lease_token < 4000000000000000000 THEN lease_token + 1 ELSE 1 END,
-       attempts = least(attempts + 1, 1000000000),
-       max_attempts = coalesce(max_attempts, CAST(CAST(%(max_attempts)s AS json) ->> task AS integer))
- WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.unknown_since) * 1000 AS BIGINT), jobs.cancel_requested_at, jobs.losses, jobs.priority, CAST(EXTRACT(EPOCH FROM jobs.available_at) * 1000 AS DOUBLE PRECISION), jobs.on_success, jobs.on_failure, jobs.label, jobs.headers, jobs.backoff, jobs.retention_ms, jobs.schedule, CAST(EXTRACT(EPOCH FROM jobs.scheduled_for) * 1000 AS DOUBLE PRECISION), jobs.cursor, CAST(EXTRACT(EPOCH FROM statement_timestamp() - jobs.start_by) * 1000 AS BIGINT), jobs.flow_id, jobs.limit_key;
+   SET reserved_at=pg_catalog.statement_timestamp(),
+       reserved_by=%(owner)s,
+       lease_expires_at=pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (CAST(%(lease_ms)s AS bigint) OPERATOR(pg_catalog.*) interval '1 millisecond'),
+       lease_token=CASE WHEN lease_token OPERATOR(pg_catalog.<) 4000000000000000000 THEN lease_token OPERATOR(pg_catalog.+) 1 ELSE 1 END,
+       attempts=least(attempts OPERATOR(pg_catalog.+) 1, 1000000000),
+       max_attempts=coalesce(max_attempts,
+                             CAST(CAST(%(max_attempts)s AS pg_catalog.json) OPERATOR(pg_catalog.->>) task AS integer))
+ WHERE id OPERATOR(pg_catalog.=) ANY(ARRAY(SELECT id FROM due))
+RETURNING jobs.id, jobs.lease_token, jobs.queue, jobs.task, jobs.payload, jobs.attempts, coalesce(jobs.max_attempts, 5), jobs.releases, jobs.timeout_ms, CAST(EXTRACT(EPOCH FROM pg_catalog.statement_timestamp() OPERATOR(pg_catalog.-) jobs.unknown_since) OPERATOR(pg_catalog.*) 1000 AS BIGINT), jobs.cancel_requested_at, jobs.losses, jobs.priority, CAST(EXTRACT(EPOCH FROM jobs.available_at) OPERATOR(pg_catalog.*) 1000 AS DOUBLE PRECISION), jobs.on_success, jobs.on_failure, jobs.label, jobs.headers, jobs.backoff, jobs.retention_ms, jobs.schedule, CAST(EXTRACT(EPOCH FROM jobs.scheduled_for) OPERATOR(pg_catalog.*) 1000 AS DOUBLE PRECISION), jobs.cursor, CAST(EXTRACT(EPOCH FROM pg_catalog.statement_timestamp() OPERATOR(pg_catalog.-) jobs.start_by) OPERATOR(pg_catalog.*) 1000 AS BIGINT), jobs.flow_id, jobs.limit_key;
 

@@ -1,19 +1,19 @@
 WITH RECURSIVE names (queue) AS (
-      SELECT unnest(CAST(%(names)s AS varchar[]))),
+      SELECT pg_catalog.unnest(CAST(%(names)s AS varchar[]))),
 levels (queue, priority, available_at) AS (
       SELECT found.* FROM names CROSS JOIN LATERAL (
            SELECT queue, priority, available_at FROM public.jobs
-            WHERE queue = names.queue AND reserved_at IS NULL 
+            WHERE queue OPERATOR(pg_catalog.=) names.queue AND reserved_at IS NULL 
             ORDER BY priority DESC, available_at, id LIMIT 1) AS found
       UNION ALL
       SELECT found.* FROM levels CROSS JOIN LATERAL (
            
            SELECT queue, priority, available_at FROM public.jobs
-            WHERE queue = levels.queue AND reserved_at IS NULL AND priority < levels.priority
+            WHERE queue OPERATOR(pg_catalog.=) levels.queue AND reserved_at IS NULL AND priority OPERATOR(pg_catalog.<) levels.priority
             ORDER BY priority DESC, available_at, id LIMIT 1) AS found)
-SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000 AS double precision)
+SELECT queue, CAST(EXTRACT(EPOCH FROM pg_catalog.min(available_at) OPERATOR(pg_catalog.-) pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000 AS double precision)
   FROM levels
  WHERE NOT EXISTS (SELECT 1 FROM public.sqlq_queues q
-                    WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
+                    WHERE q.queue OPERATOR(pg_catalog.=) levels.queue AND q.paused_at IS NOT NULL)
  GROUP BY queue;
 

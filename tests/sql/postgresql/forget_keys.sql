@@ -1,16 +1,16 @@
 WITH unused AS MATERIALIZED 
 (SELECT public.sqlq_limits.limit_key AS limit_key 
 FROM public.sqlq_limits 
-WHERE public.sqlq_limits.used_at < (statement_timestamp() + %(ago_ms)s::BIGINT * interval '1 millisecond') AND public.sqlq_limits.pinned_at IS NULL AND (public.sqlq_limits.next_free_at IS NULL OR public.sqlq_limits.next_free_at < statement_timestamp()) AND NOT (EXISTS (SELECT * 
+WHERE public.sqlq_limits.used_at OPERATOR(pg_catalog.<) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(ago_ms)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond')) AND public.sqlq_limits.pinned_at IS NULL AND ((public.sqlq_limits.next_free_at IS NULL) OR (public.sqlq_limits.next_free_at OPERATOR(pg_catalog.<) pg_catalog.statement_timestamp())) AND NOT (EXISTS (SELECT * 
 FROM public.jobs 
-WHERE public.jobs.limit_key = public.sqlq_limits.limit_key AND public.jobs.blocked_by IS NULL)) AND NOT (EXISTS (SELECT * 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key AND public.jobs.blocked_by IS NULL)) AND NOT (EXISTS (SELECT * 
 FROM public.jobs 
-WHERE public.jobs.limit_key = public.sqlq_limits.limit_key AND public.jobs.blocked_by = %(blocked_by_1)s::VARCHAR)) AND NOT (EXISTS (SELECT * 
+WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR)) AND NOT (EXISTS (SELECT * 
 FROM public.failed_jobs 
-WHERE public.failed_jobs.limit_key = public.sqlq_limits.limit_key)) AND (public.sqlq_limits.limit_key NOT IN (SELECT public.jobs.limit_key 
+WHERE public.failed_jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key)) AND ((NOT public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (SELECT public.jobs.limit_key 
 FROM public.jobs 
-WHERE public.jobs.flow_id IS NOT NULL AND public.jobs.blocked_by = %(blocked_by_2)s::VARCHAR AND public.jobs.limit_key IS NOT NULL)) ORDER BY public.sqlq_limits.used_at 
+WHERE public.jobs.flow_id IS NOT NULL AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_2)s::VARCHAR AND public.jobs.limit_key IS NOT NULL))) ORDER BY public.sqlq_limits.used_at 
  LIMIT %(most)s::INTEGER FOR UPDATE OF sqlq_limits SKIP LOCKED)
- DELETE FROM public.sqlq_limits WHERE public.sqlq_limits.limit_key IN (SELECT unused.limit_key 
+ DELETE FROM public.sqlq_limits WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (SELECT unused.limit_key 
 FROM unused) RETURNING public.sqlq_limits.limit_key;
 

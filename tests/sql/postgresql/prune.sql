@@ -1,13 +1,13 @@
-DELETE FROM public.finished_jobs WHERE public.finished_jobs.id IN (SELECT public.finished_jobs.id 
+DELETE FROM public.finished_jobs WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) ANY (SELECT public.finished_jobs.id 
 FROM public.finished_jobs 
-WHERE public.finished_jobs.finished_at < (statement_timestamp() + %(ago_ms)s::BIGINT * interval '1 millisecond') AND public.finished_jobs.expires_at IS NULL AND (public.finished_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT public.sqlq_edges.job_id 
+WHERE public.finished_jobs.finished_at OPERATOR(pg_catalog.<) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(ago_ms)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond')) AND public.finished_jobs.expires_at IS NULL AND ((public.finished_jobs.flow_id IS NULL) OR NOT ((EXISTS (SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
-WHERE public.sqlq_edges.depends_on = public.finished_jobs.id AND (EXISTS (SELECT * 
+WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) public.finished_jobs.id AND (EXISTS (SELECT * 
 FROM public.jobs 
-WHERE public.jobs.id = public.sqlq_edges.job_id)))) OR (EXISTS (SELECT public.sqlq_edges.job_id 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))) OR (EXISTS (SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
-WHERE public.sqlq_edges.depends_on = public.finished_jobs.id AND (EXISTS (SELECT * 
+WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) public.finished_jobs.id AND (EXISTS (SELECT * 
 FROM public.failed_jobs AS failed_step 
-WHERE failed_step.id = public.sqlq_edges.job_id)))))) ORDER BY public.finished_jobs.finished_at 
+WHERE failed_step.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))))) ORDER BY public.finished_jobs.finished_at 
  LIMIT %(most)s::INTEGER FOR UPDATE SKIP LOCKED) RETURNING public.finished_jobs.id, public.finished_jobs.flow_id;
 

@@ -1,0 +1,153 @@
+"""What sqlq says to PostgreSQL leads to `pg_catalog`, or to its own schema, whatever the search_path says.
+
+A function, operator or type that is named alone is looked for in every schema of the session's path, and the
+one that fits its arguments best is taken, not the one of the first schema. Who may create in one of these
+schemas could so have code of theirs run with the rights of whoever runs a statement of sqlq's. In a caller's
+session the path is the caller's, and through a pooler nobody's for long, so it is the statement that names
+the schema, in `pg_catalog.length(…)` and `OPERATOR(pg_catalog.=)`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.compiler import OPERATORS
+from sqlalchemy.types import NullType, String
+
+_SYNTAX = ("coalesce", "greatest", "least")
+"""Written as functions, and none: the parser has them."""
+
+_NAMES = re.compile(
+    r"""'(?:[^']|'')*'  # a text, which is left as it is
+    | (?<=\s) (?P<operator> <> | <= | ~~ | >= | ->>? | \|\| | [=<>+/-] | (?<!SELECT\s)\* ) (?=\s)
+    | (?<![\w.\]]) (?<!AS\s) (?<!RECURSIVE\s) (?P<function> [a-z]\w*) (?=\()""",
+    re.VERBOSE,
+)
+
+
+def in_catalog(sql: str) -> str:
+    """Return a statement written by hand with the schema of each operator and function.
+
+    An operator stands between blanks; what assigns (`SET a=1`) and what means all (`count(*)`) does not. So
+    named all operators bind alike, from left to right, tighter than IS, NOT and AND: brackets say what else
+    is meant. IN, BETWEEN, LIKE, IS DISTINCT FROM, NULLIF, USING and NATURAL look for operators that cannot be
+    named, and are not to be used. Types are named by who writes the statement.
+    """
+    return _NAMES.sub(_named, sql)
+
+
+def _named(found: re.Match[str]) -> str:
+    if operator := found["operator"]:
+        return f"OPERATOR(pg_catalog.{operator})"
+    function = found["function"]
+    return f"pg_catalog.{function}" if function and function not in _SYNTAX else found[0]
+
+
+def written(build: Callable[..., str]) -> Callable[..., str]:
+    """Have a function that writes a statement for PostgreSQL write it once for each of its arguments, and
+    qualified."""
+    return cache(lambda *given: in_catalog(build(*given)))
+
+
+def qualified(dialect: Any) -> Any:
+    """Return a dialect of SQLAlchemy's as this one, that writes each statement so; another database's as it
+    is."""
+    if dialect.name != "postgresql":
+        return dialect
+    ours = vars(dialect).get(_OURS)
+    if ours is None:
+        ours = copy.copy(dialect)
+        ours.statement_compiler = _compiler(dialect.statement_compiler)
+        ours.type_compiler_instance = _types(type(dialect.type_compiler_instance))(ours)
+        setattr(ours, _OURS, ours)
+        if dialect.server_version_info:  # else a first connection has yet to say what it is
+            setattr(dialect, _OURS, ours)
+    return ours
+
+
+@contextmanager
+def qualifying(conn: Any) -> Iterator[None]:
+    """Have a caller's connection write the statements that are executed in the block so."""
+    own = conn.dialect
+    if (ours := qualified(own)) is own:
+        yield
+        return
+    conn.dialect = ours
+    try:
+        yield
+    finally:
+        conn.dialect = own
+
+
+_OURS = "_sqlq_qualified"
+
+
+def _types(kind: type[Any]) -> Any:
+    class Types(kind):  # type: ignore[misc]  # a class that is known when it runs
+        def visit_TEXT(self, type_: Any, **kw: Any) -> str:  # noqa: N802 - SQLAlchemy's name
+            return f"pg_catalog.{super().visit_TEXT(type_, **kw)}"
+
+    return Types
+
+
+def _compiler(kind: type[Any]) -> Any:
+    class Compiler(kind):  # type: ignore[misc]  # as above
+        def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
+            said: str = super().visit_function(func, *args, **kw)
+            # of several arrays it is the parser's, and known by this name alone
+            is_syntax = func.name in _SYNTAX or (func.name == "unnest" and len(func.clauses) > 1)
+            return said if is_syntax else f"pg_catalog.{said}"
+
+        def visit_textclause(self, textclause: Any, *args: Any, **kw: Any) -> str:
+            is_part = bool(self.stack)  # what is a whole statement is written by whoever asks
+            said: str = super().visit_textclause(textclause, *args, **kw)
+            return in_catalog(said) if is_part else said
+
+        def _generate_generic_binary(
+            self, binary: Any, opstring: str, eager_grouping: bool = False, **kw: Any
+        ) -> str:
+            is_part = kw.pop("_in_operator_expression", False)
+            kw |= {"_in_operator_expression": True, "_binary_op": binary.operator}
+            left, right = (self.process(side, **kw) for side in (binary.left, binary.right))
+            operator = opstring.strip()
+            if operator in ("IN", "NOT IN"):
+                if right.startswith("(__[POSTCOMPILE_"):
+                    known = String() if isinstance(binary.left.type, NullType) else binary.left.type
+                    kind = self.dialect.type_compiler_instance.process(known)
+                    right = f"(ARRAY[{right[1:-1]}]::{kind.partition('(')[0]}[])"
+                said = f"{left} OPERATOR(pg_catalog.=) ANY {right}"
+                return said if operator == "IN" else f"(NOT {said})"
+            if operator.endswith("DISTINCT FROM"):  # arrays are equal where both hold NULL
+                left, right = f"ARRAY[{left}]", f"ARRAY[{right}]"
+                operator = "=" if "NOT" in operator else "<>"
+            if not operator.startswith("IS"):
+                operator = f"OPERATOR(pg_catalog.{operator})"
+            # all that are named so bind alike
+            return f"({left} {operator} {right})" if is_part else f"{left} {operator} {right}"
+
+        def visit_expression_clauselist(self, clauselist: Any, **kw: Any) -> str:
+            if clauselist.operator in (operators.and_, operators.or_):
+                return str(super().visit_expression_clauselist(clauselist, **kw))
+            operator = f" OPERATOR(pg_catalog.{OPERATORS[clauselist.operator].strip()}) "
+            kw["_in_operator_expression"] = True
+            return f"({operator.join(self.process(part, **kw) for part in clauselist.clauses)})"
+
+        def visit_grouping(self, grouping: Any, *args: Any, **kw: Any) -> str:
+            return str(super().visit_grouping(grouping, *args, **kw | {"_in_operator_expression": False}))
+
+        def visit_like_op_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
+            return self._generate_generic_binary(binary, "~~", **kw)
+
+        def visit_floordiv_binary(self, binary: Any, operator: Any, **kw: Any) -> str:
+            return self._generate_generic_binary(binary, "/", **kw)
+
+        def visit_empty_set_op_expr(self, type_: Any, expand_op: Any, **kw: Any) -> str:
+            return ""  # of an array
+
+    return Compiler

@@ -1,0 +1,316 @@
+"""Nobody who may create in a schema of the search_path has code of theirs run by sqlq's statements.
+
+PostgreSQL looks for what a statement names alone in every schema of the path, and takes what fits best. So
+for each function, operator and type of sqlq's statements, one that fits as well, and one that fits better, is
+made by another role in the schema of the tables; whoever runs one of them is seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+import sqlq
+from sqlq.doctor import Doctor
+from sqlq.schema.rules import DOMAINS
+from sqlq.store import endings, jobs
+from sqlq.testing import drain
+from tests.conftest import fresh_database
+from tests.servers import PostgreSQL
+from tests.waiting import wait_until
+
+GOLDEN = Path(__file__).parents[1] / "sql" / "postgresql"
+SOURCES = Path(sqlq.__file__).parent
+RULES = {"length", "statement_timestamp", "timezone"}
+"""What the tables' own rules and defaults call, beside the statements."""
+BY_SQLALCHEMY = {"current_schema"}
+"""What SQLAlchemy itself asks for, by its name alone, when it connects."""
+BASES = {"text": ["text", "varchar"], "int8": ["int8", "int4"], "int4": ["int4", "int2"]}
+ARRAYS = ("text[]", "varchar[]", "int8[]", "int4[]", "bool[]", "timestamptz[]")
+IN_DOMAINS = {"timestamp": "timestamptz", "smallint": "int2", "integer": "int4", "bigint": "int8"}
+MOST = 400
+"""So many of one name are made at most."""
+
+
+def names() -> tuple[set[str], set[str]]:
+    """Return the functions and operators of sqlq's statements: of the golden ones, and of all that the source
+    names."""
+    said = "".join(file.read_text() for file in GOLDEN.glob("*.sql"))
+    written = "".join(file.read_text() for file in SOURCES.rglob("*.py"))
+    functions = set(re.findall(r"pg_catalog\.([a-z_]+)\(", said + written)) | RULES
+    functions |= set(re.findall(r"\bfunc\.([a-z_]+)\(", written))
+    functions |= set(re.findall(r"(?<![\w.])([a-z_]+)\(", "".join(re.findall(r'"SELECT[^"]*"', written))))
+    operators = set(re.findall(r"OPERATOR\(pg_catalog\.([^)]+)\)", said)) | {"~~", "=", "<>", "||"}
+    return functions - BY_SQLALCHEMY, operators
+
+
+def domains() -> dict[str, list[str]]:
+    """Return the domains of sqlq by the types that they are of."""
+    found: dict[str, list[str]] = {}
+    for name, (kind, _) in DOMAINS.items():
+        base = re.split(r"[ (]", kind.lower())[0]
+        found.setdefault(IN_DOMAINS.get(base, base), []).append(f"public.sqlq_{name}")
+    return found
+
+
+class Mallory:
+    """A role that may create in the schema `public`, and nothing else."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with engine.begin() as conn:
+            conn.execute(text("DROP ROLE IF EXISTS mallory"))
+            conn.execute(text("CREATE ROLE mallory"))
+            conn.execute(text("GRANT USAGE, CREATE ON SCHEMA public TO mallory"))
+            conn.execute(text("CREATE SEQUENCE public.hits"))  # which no rollback takes back
+            conn.execute(text("GRANT ALL ON SEQUENCE public.hits TO PUBLIC"))
+
+    def hits(self) -> int:
+        with self._engine.connect() as conn:
+            return int(
+                conn.scalar(text("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.hits"))
+            )
+
+    def plants(self, known: dict[str, list[str]]) -> None:
+        """Make what fits as well as what the catalogue has, or better; `known` are domains by their types."""
+        functions, operators = names()
+        with self._engine.begin() as conn:
+            conn.exec_driver_sql("SET LOCAL search_path = pg_catalog")
+            wanted = [*_wanted(conn, _FUNCTIONS, sorted(functions), known)]
+            signs = [*_wanted(conn, _OPERATORS, sorted(operators), known)]
+            assert {name for name, *_ in (*wanted, *signs)} >= {"length", "min", "unnest", "=", "<>", "||"}
+            made = [
+                _function("is_hostile()", "bool"),
+                *(
+                    f"CREATE DOMAIN public.{kind} AS pg_catalog.text CHECK (public.is_hostile())"
+                    for kind in _TYPES
+                ),
+            ]
+            made += [_function(f"{name}({', '.join(kinds)})", result) for name, kinds, result in wanted]
+            for number, (name, kinds, result) in enumerate(signs):
+                made.append(_function(f"is_{len(known)}_{number}({', '.join(kinds)})", result))
+                made.append(
+                    f"CREATE OPERATOR public.{name} (FUNCTION = public.is_{len(known)}_{number}, "
+                    f"LEFTARG = {kinds[0]}, RIGHTARG = {kinds[1]})"
+                )
+            conn.exec_driver_sql("SET LOCAL ROLE mallory")
+            conn.exec_driver_sql(_RUN)
+            conn.execute(text("SELECT public.run(:made)"), {"made": made})
+
+
+_TYPES = ("json", "timestamptz", "timestamp", "int8", "bool")
+
+_RUN = """
+CREATE OR REPLACE FUNCTION public.run(made pg_catalog.text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE statement pg_catalog.text;
+BEGIN
+    FOREACH statement IN ARRAY made LOOP
+        BEGIN EXECUTE statement; EXCEPTION WHEN duplicate_function OR duplicate_object THEN END;
+    END LOOP;
+END $$"""
+
+
+def _function(signature: str, result: str) -> str:
+    return (
+        f"CREATE FUNCTION public.{signature} RETURNS pg_catalog.{result} LANGUAGE plpgsql AS $f$ BEGIN "
+        f"PERFORM pg_catalog.nextval('public.hits'); RAISE EXCEPTION 'hostile {signature}'; END $f$"
+    )
+
+
+_FUNCTIONS = """
+SELECT proname, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes::oid[]) t),
+       format_type(prorettype, NULL)
+  FROM pg_catalog.pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY(:names)
+   AND pronargs <= 3
+"""
+_OPERATORS = """
+SELECT oprname, ARRAY[format_type(oprleft, NULL), format_type(oprright, NULL)], format_type(oprresult, NULL)
+  FROM pg_catalog.pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname = ANY(:names)
+   AND oprleft <> 0
+"""
+_SHORT = {
+    "character varying": "varchar",
+    "timestamp with time zone": "timestamptz",
+    "bigint": "int8",
+    "integer": "int4",
+    "smallint": "int2",
+    "boolean": "bool",
+    "double precision": "float8",
+}
+_OURS = (
+    "text",
+    "varchar",
+    "int8",
+    "int4",
+    "int2",
+    "timestamptz",
+    "bool",
+    "float8",
+    "interval",
+    "json",
+    "name",
+    "xid",
+)
+
+
+def _wanted(
+    conn: Connection, query: str, wanted: list[str], known: dict[str, list[str]]
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    for name, kinds, result in conn.execute(text(query), {"names": wanted}).all():
+        each = [_kinds(_SHORT.get(kind, kind), known) for kind in kinds]
+        result = _SHORT.get(result, result)
+        returns = result if result in _OURS or result == "numeric" else "text"
+        for chosen in itertools.islice(itertools.product(*each), MOST):
+            if (name, chosen) not in seen:
+                seen.add((name, chosen))
+                yield name, chosen, returns
+
+
+def _kinds(kind: str, known: dict[str, list[str]]) -> list[str]:
+    """Return types that what takes this one is called with: itself, those that become it, and domains."""
+    if kind.startswith("any"):
+        return [*ARRAYS] if "array" in kind else ["text", "int8"]
+    bases = BASES.get(kind, [kind])
+    if kind not in _OURS and kind not in ("aclitem[]", "text[]", "numeric"):
+        return []  # oid among them, which SQLAlchemy itself compares when it connects
+    return [f"pg_catalog.{base}" if "[" not in base else base for base in bases] + [
+        domain for base in bases for domain in known.get(base, ())
+    ]
+
+
+@contextmanager
+def under_attack(server: PostgreSQL, path: str) -> Iterator[tuple[str, Mallory]]:
+    """A database with this search_path, in which what is hostile was there before sqlq's tables."""
+    with fresh_database(server) as url:
+        engine = create_engine(url)
+        mallory = Mallory(engine)
+        mallory.plants({})
+        with engine.begin() as conn:
+            conn.exec_driver_sql(f'ALTER DATABASE "{make_url(url).database}" SET search_path = {path}')
+        engine.dispose()
+        with closing(sqlq.App(url, schema="public")) as app:
+            app.migrate()
+        mallory.plants(domains())
+        engine.dispose()
+        yield url, mallory
+        engine.dispose()
+
+
+def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
+    def fails(n: int = 0) -> int:
+        if n:
+            raise ValueError("not this one")
+        return n
+
+    def completes(n: int = 0) -> None:
+        job = sqlq.current_job()
+        with Session(engine) as session, session.begin():
+            job.checkpoint(session, n)
+        job.progress(1, 2, "half")
+        with Session(engine) as session, session.begin():
+            job.complete(session, n)
+
+    options: dict[str, Any] = {"max_attempts": 2, "backoff": "0s"}
+    after = app.task(name="after")(lambda ended: None)
+    return {
+        "plain": app.task(name="plain", **options)(fails),
+        "follows": app.task(name="follows", on_failure=after, on_success=after, **options)(fails),
+        "completes": app.task(name="completes", **options)(completes),
+        "limited": app.task(name="limited", limit=sqlq.Limit("k", running=1, rate="100/1s"), **options)(
+            fails
+        ),
+        "serial": app.task(name="serial", limit=sqlq.Serial("s"), **options)(fails),
+    }
+
+
+def work_through(app: sqlq.App, url: str) -> None:
+    """Do all that callers, workers and operators do."""
+    engine = create_engine(url)
+    tasks = declare(app, engine)
+    plain = tasks["plain"]
+    with Session(engine) as session, session.begin():
+        for task in tasks.values():
+            app.enqueue(task.new(0), session=session)
+            app.enqueue_many([task.new(1), task.new(2).set(priority=3)], session=session)
+        for conflict, more in {"keep": {}, "replace": {}, "postpone": {"at_most": "1m"}}.items():
+            for _ in range(2):
+                app.enqueue(
+                    plain.new().set(unique_key=conflict, on_conflict=conflict, delay="1s", **more),
+                    session=session,
+                )
+        for _ in range(2):
+            app.enqueue(plain.new().set(unique_key="p", unique_until="pruned"), session=session)
+        flow = sqlq.Flow("order")
+        first = flow.add(plain.new(0))
+        second = flow.add(plain.new(1))
+        flow.add(plain.new(0), after=[first, second])
+        flow.add(plain.new(0), after=[second], when="failure")
+        app.enqueue(flow, session=session)
+    with psycopg.connect(
+        make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    ) as conn:
+        app.enqueue(plain.new(), session=conn)
+        app.enqueue(tasks["limited"].new(), session=conn)
+        conn.execute(*app.statement(plain.new().set(unique_key="statement")))
+    app.schedule("beat", plain.new(), every="1s")
+    waiting = app.enqueue(plain.new().set(delay="1h"))
+    late = app.enqueue(plain.new().set(queue="late", expires="1ms"))
+    with app.worker() as worker:
+        assert app.result(app.enqueue(plain.new(0)), timeout="30s") == 0
+        wait_until(lambda: any(job.schedule for job in app.list(state="finished")), what="a tick")
+        wait_until(lambda: app.get(late.id).state == "cancelled", what="the end of what is late")
+        assert worker is not None
+    drain(app)
+    assert app.cancel([waiting.id])
+    failed = app.list(state="failed")
+    assert failed
+    assert app.retry_failed([failed[0].id])
+    assert app.replay(task="plain", state="finished")
+    app.pause("default")
+    drain(app)
+    app.resume("default")
+    drain(app)
+    app.admin.status(), app.workers(), app.schedules.list(), app.admin.limits(""), app.admin.flows()
+    with app.database.begin() as held:
+        jobs.insert(held, [plain.new()], "public")
+        jobs.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
+        endings.rescue(held)
+    app.prune(finished="0s", failed="0s")
+    assert not [found.said for found in Doctor(app.database).examine() if "could not look" in found.said]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("path", ["public", "public, pg_catalog"])
+def test_nothing_of_another_role_runs(postgresql: PostgreSQL, path: str) -> None:
+    with under_attack(postgresql, path) as (url, mallory), closing(sqlq.App(url, schema="public")) as app:
+        work_through(app, url)
+        assert mallory.hits() == 0
+
+
+def test_what_is_planted_would_run(postgresql: PostgreSQL) -> None:
+    """Or the test above could not fail."""
+    with under_attack(postgresql, "public") as (url, mallory):
+        engine = create_engine(url)
+        for statement in (
+            "SELECT length(errors) FROM jobs",
+            "SELECT queue = task FROM jobs",
+            "SELECT min(queue) FROM jobs",
+            "SELECT * FROM unnest(CAST('{a}' AS varchar[]))",
+        ):
+            with engine.begin() as conn:
+                conn.exec_driver_sql("INSERT INTO jobs (task, errors) VALUES ('t', '[1]')")
+                with pytest.raises(DBAPIError, match="hostile"):
+                    conn.exec_driver_sql(statement)
+        assert mallory.hits() == 4
+        engine.dispose()
