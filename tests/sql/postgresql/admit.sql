@@ -39,5 +39,5 @@ SELECT picked.id, free.limit_key
              LIMIT greatest(free.number, 0)
                FOR UPDATE SKIP LOCKED) AS picked;
 
-UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL, due_at=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
+UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
 

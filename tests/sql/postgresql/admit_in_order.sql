@@ -41,5 +41,5 @@ SELECT picked.id, free.limit_key
                AND NOT (free.holds AND EXISTS (SELECT 1 FROM public.failed_jobs
                                                 WHERE limit_key OPERATOR(pg_catalog.=) free.limit_key AND id OPERATOR(pg_catalog.<) head.id))) AS picked;
 
-UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL, due_at=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
+UPDATE public.jobs SET available_at=pg_catalog.statement_timestamp(), blocked_by=NULL WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND public.jobs.blocked_by OPERATOR(pg_catalog.=) %(blocked_by_1)s::VARCHAR;
 
