@@ -122,6 +122,12 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
             run(connection, schema, "up", "head")
         elif found < version.HEAD:
             following = _following(found)
+            if following is None:
+                raise SchemaVersionError(
+                    f"{version.database(connection, schema)} holds sqlq's tables at revision {found!r}, "
+                    f"which no release has: correct the number in {version.TABLE}, or drop the tables, where "
+                    "no job in them is wanted, and migrate anew"
+                )
             if hasattr(following.module, "concurrently") and connection.dialect.name != "sqlite":
                 _build_index(engine, connection, schema, following)
             else:
@@ -130,13 +136,10 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
         return found
 
 
-def _following(revision: str) -> Script:
-    """Return the revision after one; the history is a line."""
-    return next(
-        script
-        for script in ScriptDirectory(str(location())).walk_revisions()
-        if script.down_revision == revision
-    )
+def _following(revision: str) -> Script | None:
+    """Return the revision after one, None where no release has that one; the history is a line."""
+    scripts = ScriptDirectory(str(location())).walk_revisions()
+    return next((script for script in scripts if script.down_revision == revision), None)
 
 
 def _build_index(engine: Engine, connection: Connection, schema: str | None, revision: Script) -> None:

@@ -228,6 +228,17 @@ def test_down_where_there_is_nothing_says_so(empty: Engine) -> None:
         assert not Path(empty.url.database or "").exists()
 
 
+def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engine) -> None:
+    with migrated.begin() as connection:
+        connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))
+    with pytest.raises(
+        SchemaVersionError, match=r"at revision '0000', which no release has: correct the number"
+    ):
+        migrate.upgrade(migrated, None)
+    with migrated.begin() as connection:
+        assert version.read(connection, None) == "0000"
+
+
 def test_down_to_an_unknown_revision_says_so(migrated: Engine) -> None:
     with pytest.raises(ConfigurationError, match="cannot be taken down to revision '0077'"):
         migrate.downgrade(migrated, None, "0077")
