@@ -96,7 +96,7 @@ _STEERING = re.compile(rf"[\x00-\x08\x0a-\x1f{STEERS}]")
 
 
 def escaped(text: str) -> str:
-    """Return text whose characters steer no terminal and end no line: escaped as in JSON, so that two names
+    r"""Return text whose characters steer no terminal and end no line: escaped as in JSON, so that two names
     stay two. Tabs stay.
 
     >>> escaped("mail\x1b[2J") == r"mail\u001b[2J"

@@ -148,5 +148,5 @@ def run(context: Context | None = None) -> NoReturn:
             sentence = explain(error, context)
         if sentence is None:
             raise
-        click.echo(f"{context.name}: {sentence}", err=True)
+        click.echo(commandline.escaped_lines(f"{context.name}: {sentence}"), err=True)
         sys.exit(1)

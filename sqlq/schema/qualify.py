@@ -52,7 +52,7 @@ def _named(found: re.Match[str]) -> str:
 def written(build: Callable[..., str]) -> Callable[..., str]:
     """Have a function that writes a statement for PostgreSQL write it once for each of its arguments, and
     qualified."""
-    return cache(lambda *given: in_catalog(build(*given)))
+    return cache(lambda *given, **named: in_catalog(build(*given, **named)))
 
 
 def qualified(dialect: Any) -> Any:

@@ -76,7 +76,7 @@ class Isolate:
 
     def receive(self) -> Message | None:
         """Wait for the next thing it says; None when it is gone."""
-        message = self.link.receive()
+        message = self.link.receive(strict=True)  # a lost outcome would hold the job for ever
         self._up = True
         return message
 

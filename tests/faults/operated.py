@@ -25,7 +25,7 @@ from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
 ENDED = ("finished", "failed", "cancelled")
-URL = re.compile(r"http://0\.0\.0\.0:(\d+)/metrics")
+URL = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")
 ANSWER_SECONDS = 30
 """Far more than an answer takes to come, on a machine that is busy with other things."""
 

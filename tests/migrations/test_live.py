@@ -132,6 +132,7 @@ def test_a_revision_recreates_the_views_that_it_names_and_no_others(later: Engin
 
     for number in range(1, int(later_release.HEAD)):
         following = migrate._following(f"{number:04}")
+        assert following is not None
         named = set(getattr(following.module, "views", ()))
         assert step(lambda: migrate._step_up(later, None)) == named, following.revision
     assert step(lambda: migrate.downgrade(later, None, "0001", force=True)) == {"queue_stats"}
