@@ -215,9 +215,10 @@ class Settler:
     def _keeps(self, job: RunningJob) -> bool:
         """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
         while somebody waits for its result."""
+        if job.is_kept(self._keep_finished):
+            return True
         # guard: a-result-waits-for-who-waits
-        waited = self._keep_finished and self._answers.waits_for(job.id)
-        return waited or job.is_kept(self._keep_finished)
+        return self._keep_finished and self._answers.waits_for(job.id)
 
     def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, jobs.Fate]:
         if not wanted:
