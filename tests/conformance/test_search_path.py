@@ -16,12 +16,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlq
+import sqlq.alembic
 from sqlq.doctor import Doctor
+from sqlq.schema import version
 from sqlq.schema.rules import DOMAINS
 from sqlq.store import endings, jobs
 from sqlq.testing import drain
@@ -221,6 +225,11 @@ def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
         with Session(engine) as session, session.begin():
             job.complete(session, n)
 
+    def moves(n: int = 0) -> None:
+        job = sqlq.current_job()
+        if job.queue == "default" and job.attempts == 1:
+            raise sqlq.Retry("0s", priority=3, queue="other")
+
     options: dict[str, Any] = {"max_attempts": 2, "backoff": "0s"}
     after = app.task(name="after")(lambda ended: None)
     return {
@@ -231,12 +240,15 @@ def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
             fails
         ),
         "serial": app.task(name="serial", limit=sqlq.Serial("s"), **options)(fails),
+        "moves": app.task(name="moves", **options)(moves),
     }
 
 
 def work_through(app: sqlq.App, url: str) -> None:
     """Do all that callers, workers and operators do."""
     engine = create_engine(url)
+    with engine.begin() as conn:  # a migration of the host's own
+        sqlq.alembic.upgrade(Operations(MigrationContext.configure(conn)), version.HEAD, schema="public")
     tasks = declare(app, engine)
     plain = tasks["plain"]
     with Session(engine) as session, session.begin():
