@@ -29,12 +29,12 @@ from sqlalchemy import (
 
 from sqlq.schema.moments import Moment, after, now
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import TOKEN_SCHEMA, jobs, queues, workers
+from sqlq.schema.tables import jobs, queues, workers
 from sqlq.settings import LEASE_MS
 from sqlq.store import control
 from sqlq.store.control import Pause, Pauses, Wanted
 from sqlq.store.database import Database
-from sqlq.store.dialect import Right
+from sqlq.store.dialect import Right, schema_of
 from sqlq.store.jobs import DIALECTS
 
 ALIVE_MS = 3 * LEASE_MS
@@ -299,7 +299,7 @@ def channel(schema: str | None) -> str:
 
 
 def _channel_of(conn: Connection) -> str:
-    return channel(conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
+    return channel(schema_of(conn))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ from sqlq.schema.tables import (
 )
 from sqlq.seal import Seal
 from sqlq.settings import ERROR_BYTES, NOTES_BYTES
-from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights
+from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights, schema_of
 from sqlq.store.jobs import DIALECTS, HOLD, insert
 from sqlq.store.wakes import Wake, write
 
@@ -160,12 +160,6 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
     return update(jobs).values(**values).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
 
 
-def _schema(conn: Connection) -> str | None:
-    """Return the schema to which a connection of sqlq's own sends its statements."""
-    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
-    return schema
-
-
 # -- settle (T4 to T7) ---------------------------------------------------------------------------------------
 
 
@@ -220,7 +214,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
         done |= _put_back(conn, batch, rows, changes, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
-        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), _schema(conn))
+        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), schema_of(conn))
     return done
 
 
@@ -452,7 +446,7 @@ def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | Non
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
     _end(conn, _FAIL, rows, failed_jobs)
     follow_ups = (follow_up(row, failure, seal) for row, failure in over if row.id not in forged)
-    _follow(conn, follow_ups, _schema(conn))
+    _follow(conn, follow_ups, schema_of(conn))
 
 
 _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)

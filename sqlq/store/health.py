@@ -23,9 +23,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.commandline import granting
 from sqlq.schema.moments import after, now
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import TOKEN_SCHEMA, jobs, metadata
+from sqlq.schema.tables import jobs, metadata
 from sqlq.store import cluster, counts
 from sqlq.store.database import Database
+from sqlq.store.dialect import schema_of
 
 
 def _said(statement: str) -> TextClause:
@@ -93,7 +94,7 @@ def creators(conn: Connection) -> list[tuple[str, str]]:
             "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
             "ORDER BY 1, 2"
         ),
-        {"schema": _schema(conn)},
+        {"schema": schema_of(conn)},
     )
     return [(schema, role) for schema, role in rows]
 
@@ -173,7 +174,7 @@ def dead_rows(conn: Connection) -> Rows | None:
             "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
             "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'"
         ),
-        {"schema": _schema(conn)},
+        {"schema": schema_of(conn)},
     ).one_or_none()
     return None if row is None else Rows(*row)
 
@@ -189,7 +190,7 @@ def without_autovacuum(conn: Connection) -> list[str]:
                 "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
                 "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1"
             ),
-            {"schema": _schema(conn), "names": _TABLES},
+            {"schema": schema_of(conn), "names": _TABLES},
         )
     )
 
@@ -276,7 +277,7 @@ def indexes(conn: Connection) -> Indexes:
                 "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
                 "WHERE n.nspname = :schema AND t.relname = ANY(:names)"
             ),
-            {"schema": _schema(conn), "names": _TABLES},
+            {"schema": schema_of(conn), "names": _TABLES},
         )
         found = {row[0]: bool(row[1]) for row in rows}
     return Indexes(sorted(wanted - found.keys()), sorted(name for name, valid in found.items() if not valid))
@@ -397,10 +398,6 @@ def refusal(error: BaseException) -> str:
     """Say in a few words why a question was not answered."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return (said or type(error).__name__).splitlines()[0]
-
-
-def _schema(conn: Connection) -> str:
-    return str(conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
 
 
 _TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]
