@@ -45,7 +45,7 @@ from sqlq.store import cluster
 from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.records import possible
-from sqlq.store.rows import ENDED_STATE
+from sqlq.store.rows import ENDED_STATE, TABLES
 from sqlq.store.wakes import UNSAID, Wake, write
 
 LONGEST_MARK = 1_000
@@ -78,7 +78,7 @@ class Begin(NamedTuple):
 
 def begin(conn: Connection) -> Begin:
     """Return what bounds a replay: what it enqueues itself, and may have ended meanwhile, is not replayed."""
-    newest = (select(func.max(table.c.id)) for table in (jobs, finished_jobs, failed_jobs))
+    newest = (select(func.max(table.c.id)) for table, _ in TABLES)
     ids = [conn.scalar(query) or 0 for query in newest]
     return Begin(conn.execute(select(type_coerce(now(), Moment))).scalar_one(), max(ids))
 
