@@ -253,13 +253,18 @@ waiting_queues = _first.union_all(select(_next).where(_first.c.name.is_not(None)
 
 def notify(database: Database) -> None:
     """Wake the idle workers now (PostgreSQL)."""
+    hint(database, channel(database.schema))
+
+
+def hint(database: Database, channel: str, words: str = "") -> None:
+    """Send a notification, in a transaction of its own (PostgreSQL)."""
     # No hint outlives the server, so there is nothing that waiting for the disk could save. What it speaks of
     # was committed before.
     # guard: hint-alone-is-asynchronous
     database.run_statement(
-        "SELECT pg_catalog.pg_notify(%(channel)s, ''), "
+        "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
         "pg_catalog.set_config('synchronous_commit', 'off', true)",
-        {"channel": channel(database.schema)},
+        {"channel": channel, "words": words},
     )
 
 

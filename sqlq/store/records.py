@@ -40,13 +40,13 @@ from sqlq.history import Course, HistoryLine
 from sqlq.job import JobDetails, Progress, State, error_line
 from sqlq.outcome import ErrorText
 from sqlq.retry import error_record
-from sqlq.schema.moments import FAR, after, far, milliseconds_of, now
+from sqlq.schema.moments import FAR, after, milliseconds_of, now
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.seal import Seal, Unopened, looked_into
 from sqlq.settings import ERROR_BYTES
 from sqlq.store import cluster
 from sqlq.store.jobs import DIALECTS
-from sqlq.store.rows import ENDED_STATE, LIVE_STATE, TABLES
+from sqlq.store.rows import ENDED_STATE, LIVE_STATE, TABLES, in_line
 from sqlq.store.wakes import Wake, write
 
 BATCH = 1_000
@@ -423,12 +423,8 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     return moved, [row.id for row in rows if row.id not in set(moved)]
 
 
-_limited = bindparam("in_line", type_=Integer) == 1
-_IN_LINE = {
-    "available_at": case((_limited, far()), else_=now()),
-    "blocked_by": case((_limited, "limit"), else_=null()),  # guard: a-failed-retry-holds-no-slot
-    "due_at": case((_limited, now()), else_=null()),
-}
+# guard: a-failed-retry-holds-no-slot
+_IN_LINE = in_line(bindparam("in_line", type_=Integer) == 1, now())
 
 # guard: retry-keeps-the-token
 _RESET = (

@@ -147,12 +147,7 @@ def ask(conn: Connection, ids: Iterable[int]) -> None:
 def answer(database: Database, ids: Iterable[int]) -> None:
     """Tell those who wait that these jobs have ended (PostgreSQL)."""
     for words in _named(ids):
-        # no hint outlives the server, so there is nothing that waiting for the disk could save
-        database.run_statement(
-            "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
-            "pg_catalog.set_config('synchronous_commit', 'off', true)",
-            {"channel": _channel(database.schema), "words": words},
-        )
+        cluster.hint(database, _channel(database.schema), words)
 
 
 def _named(ids: Iterable[int]) -> list[str]:

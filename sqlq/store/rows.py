@@ -176,12 +176,17 @@ def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> M
     elif "start_by" in said:
         times["start_by"] = value("start_by")
     if "limit" in said:
-        limited = value("limit").is_not(None)
-        times["limit_key"] = value("limit")
-        times["available_at"] = case((limited, far()), else_=due)
-        times["blocked_by"] = case((limited, "limit"), else_=null())  # guard: a-limited-job-is-blocked
-        times["due_at"] = case((limited, due), else_=null())
+        times |= {"limit_key": value("limit"), **in_line(value("limit").is_not(None), due)}
     return times
+
+
+def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    """Return the columns of jobs that wait in the line of a limit, where they are `limited`."""
+    return {
+        "available_at": case((limited, far()), else_=due),
+        "blocked_by": case((limited, "limit"), else_=null()),  # guard: a-limited-job-is-blocked
+        "due_at": case((limited, due), else_=null()),
+    }
 
 
 def _parameter(name: str) -> ColumnElement[Any]:
