@@ -140,7 +140,7 @@ def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
 def test_a_list_of_what_does_not_exist_is_refused(play: Play, how: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"state is 'broken': it is one of blocked, scheduled, |limit is \d+: it must be a whole number from",
+        match=r"state is 'broken': it is one of blocked, scheduled, |limit is \d+: it must be a whole number",
     ):
         play.app.list(**how)
 
