@@ -126,8 +126,11 @@ class Doctor:
     def _migrations(self) -> Iterator[Finding]:
         with health.reading(self._database) as conn:
             schema = self._database.schema
-            found, differs = version.read(conn, schema), version.difference(conn, schema)
-        if found is not None and differs:
+            told = version.find(conn, schema)
+            # older ones may lack what the next revision adds
+            differs = version.difference(conn, schema) if told is not None and told.usable else None
+        found = None if told is None else told.revision
+        if differs is not None:
             yield to_do("migrations", differs, None)
         elif found == version.HEAD:
             yield ok("migrations", f"the tables are at revision {found}, the one needed")

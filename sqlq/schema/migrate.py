@@ -298,15 +298,13 @@ def prepare(connection: Connection, schema: str | None) -> None:
     name = version.effective_schema(connection, schema)
     # Asked first, since CREATE SCHEMA IF NOT EXISTS wants the right to create even where there is nothing to
     # create.
-    if (
-        name
-        and not connection.execute(
-            text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"), {"name": name}
-        ).scalar()
-    ):
+    if name and not connection.execute(_SCHEMA, {"name": name}).scalar():
         connection.exec_driver_sql(
             f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
         )
+
+
+_SCHEMA = text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"))
 
 
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:

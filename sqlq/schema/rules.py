@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import CheckConstraint, String
+from sqlalchemy import CheckConstraint, Column, String
 
 from sqlq.clock import LONGEST_MS
 
@@ -71,27 +72,25 @@ def _of_type(column: str, kind: str) -> str:
     return f"({column} IS NULL OR typeof({column}) = '{kind}')"
 
 
-def integer_times(table: str, *columns: str) -> CheckConstraint:
-    """On SQLite any column takes any type, and a text date compares greater than every integer: never due,
-    for ever."""
-    rule = " AND ".join(_of_type(c, "integer") for c in columns)
-    return on_sqlite(rule, f"{table}_times_are_integers")
+def of_their_types(
+    table: str, moments: Sequence[Column[Any]], numbers: str, texts: str
+) -> list[CheckConstraint]:
+    """Return what keeps values of other types out of a table's moments, and out of the columns named; on
+    SQLite, where any column takes any type.
 
-
-def integers(table: str, *columns: str) -> CheckConstraint:
-    """The same for numbers: text counts as larger than any limit."""
-    rule = " AND ".join(_of_type(c, "integer") for c in columns)
-    return on_sqlite(rule, f"{table}_numbers_are_integers")
-
-
-def texts(table: str, *columns: str) -> CheckConstraint:
-    """The same for texts, among which bytes could not be shown."""
-    rule = " AND ".join(_of_type(c, "text") for c in columns)
-    return on_sqlite(rule, f"{table}_texts_are_text")
-
-
-def moments_in_range(table: str, *columns: str) -> CheckConstraint:
-    """Refuse moments that Python cannot read back: one such row would stop every claim of its queue, or every
-    listing. NULL passes, where the column takes it."""
-    rule = " AND ".join(f"{c} >= 0 AND {c} < 253370764800000" for c in columns)
-    return on_sqlite(rule, f"{table}_moments_in_range")
+    A text date compares greater than every integer: never due, for ever. Text counts as larger than any
+    limit, and bytes among texts could not be shown. A moment that Python cannot read back would stop every
+    claim of its queue, or every listing. NULL passes, where the column takes it.
+    """
+    in_range = " AND ".join(f"{c.name} >= 0 AND {c.name} < 253370764800000" for c in moments)
+    found = [on_sqlite(in_range, f"{table}_moments_in_range")] if moments else []
+    stored = [c.name for c in moments if c.computed is None]
+    for columns, kind, name in (
+        (stored, "integer", "times_are_integers"),
+        (numbers.split(), "integer", "numbers_are_integers"),
+        (texts.split(), "text", "texts_are_text"),
+    ):
+        if columns:
+            rule = " AND ".join(_of_type(column, kind) for column in columns)
+            found.append(on_sqlite(rule, f"{table}_{name}"))
+    return found

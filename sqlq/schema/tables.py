@@ -43,13 +43,10 @@ from sqlq.schema.rules import (
     OUTCOMES,
     UNIQUE_UNTIL,
     in_domain,
-    integer_times,
-    integers,
-    moments_in_range,
     named,
+    of_their_types,
     on_sqlite,
     one_of,
-    texts,
 )
 from sqlq.settings import MAX_ATTEMPTS
 
@@ -58,9 +55,20 @@ TOKEN_SCHEMA = "__sqlq__"
 metadata = MetaData(schema=TOKEN_SCHEMA)
 
 
-jobs = Table(
+def _table(name: str, *items: Any, numbers: str = "", texts: str = "", **kw: Any) -> Table:
+    """Describe a table. On SQLite its moments, and the columns named, hold values of their types only."""
+    moments = [item for item in items if isinstance(item, Column) and isinstance(item.type, Moment)]
+    return Table(name, metadata, *items, *of_their_types(name, moments, numbers, texts), **kw)
+
+
+def _index(name: str, *columns: Any, where: str | ColumnElement[bool], unique: bool = False) -> None:
+    """Index the rows of a table for which a rule holds."""
+    rule = text(where) if isinstance(where, str) else where
+    Index(name, *columns, unique=unique, postgresql_where=rule, sqlite_where=rule)
+
+
+jobs = _table(
     "jobs",
-    metadata,
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
     Column("queue", **named(), server_default="default"),
     Column("task", **named()),
@@ -126,121 +134,42 @@ jobs = Table(
         "NULL)",
         "jobs_reservation_is_whole",
     ),
-    moments_in_range(
-        "jobs",
-        "available_at",
-        "reserved_at",
-        "lease_expires_at",
-        "unknown_since",
-        "cancel_requested_at",
-        "scheduled_for",
-        "start_by",
-        "due_at",
-        "created_at",
-    ),
-    integer_times(
-        "jobs",
-        "available_at",
-        "reserved_at",
-        "lease_expires_at",
-        "unknown_since",
-        "cancel_requested_at",
-        "scheduled_for",
-        "start_by",
-        "due_at",
-        "created_at",
-    ),
-    integers(
-        "jobs",
-        "priority",
-        "attempts",
-        "max_attempts",
-        "lease_token",
-        "timeout_ms",
-        "retention_ms",
-        "releases",
-        "losses",
-        "flow_id",
-        "replay_of",
-    ),
+    numbers="priority attempts max_attempts lease_token timeout_ms retention_ms releases losses flow_id "
+    "replay_of",
     sqlite_autoincrement=True,
 )
 
-Index(
-    "jobs_claim",
-    jobs.c.queue,
-    jobs.c.priority.desc(),
-    jobs.c.available_at,
-    jobs.c.id,
-    postgresql_where=jobs.c.reserved_at.is_(None),
-    sqlite_where=jobs.c.reserved_at.is_(None),
-)
+_claim_order = (jobs.c.queue, jobs.c.priority.desc(), jobs.c.available_at, jobs.c.id)
+_index("jobs_claim", *_claim_order, where=jobs.c.reserved_at.is_(None))
 
 HOLDS_KEY = "unique_key IS NOT NULL AND (unique_until <> 'start' OR lease_token = 0)"
 """Which live rows hold their unique key. With "start" the key is let go at the first claim, for which the
 token is the only lasting mark: it never returns to 0, so no retry can collide with a newer job."""
 
-Index(
-    "jobs_unique_key",
-    jobs.c.queue,
-    jobs.c.unique_key,
-    unique=True,
-    postgresql_where=text(HOLDS_KEY),
-    sqlite_where=text(HOLDS_KEY),
-)
-
-Index(
-    "jobs_rescue",
-    jobs.c.id,
-    postgresql_where=jobs.c.reserved_at.is_not(None),
-    sqlite_where=jobs.c.reserved_at.is_not(None),
-)
+_index("jobs_unique_key", jobs.c.queue, jobs.c.unique_key, where=HOLDS_KEY, unique=True)
+_index("jobs_rescue", jobs.c.id, where=jobs.c.reserved_at.is_not(None))
 
 IN_TIME_ONLY = "start_by IS NOT NULL AND reserved_at IS NULL AND attempts = 0"
 """Which rows end when their time is over: those that wait and have not been started yet."""
 
-Index(
-    "jobs_start_by",
-    jobs.c.start_by,
-    jobs.c.id,
-    postgresql_where=text(IN_TIME_ONLY),
-    sqlite_where=text(IN_TIME_ONLY),
-)
-
-IN_FLOW = "flow_id IS NOT NULL"
+_index("jobs_start_by", jobs.c.start_by, jobs.c.id, where=IN_TIME_ONLY)
 
 
 def _flow_index(table: Table) -> None:
     """Index the jobs of each flow. Ordinary jobs are in none of these indexes."""
-    rule = text(IN_FLOW)
-    Index(f"{table.name}_flow", table.c.flow_id, table.c.id, postgresql_where=rule, sqlite_where=rule)
+    _index(f"{table.name}_flow", table.c.flow_id, table.c.id, where="flow_id IS NOT NULL")
 
 
 _flow_index(jobs)
 
-ADMITTED = "limit_key IS NOT NULL AND blocked_by IS NULL"
 IN_LINE = "blocked_by = 'limit'"
 
-Index("jobs_admitted", jobs.c.limit_key, postgresql_where=text(ADMITTED), sqlite_where=text(ADMITTED))
+_index("jobs_admitted", jobs.c.limit_key, where="limit_key IS NOT NULL AND blocked_by IS NULL")
 """The slots of a limit that are taken: one row for each."""
 
-Index(
-    "jobs_line",
-    jobs.c.limit_key,
-    jobs.c.priority.desc(),
-    jobs.c.due_at,
-    jobs.c.id,
-    postgresql_where=text(IN_LINE),
-    sqlite_where=text(IN_LINE),
-)
-
-Index(
-    "jobs_line_by_id",
-    jobs.c.limit_key,
-    jobs.c.id,
-    postgresql_where=text(IN_LINE),
-    sqlite_where=text(IN_LINE),
-)
+_line_order = (jobs.c.limit_key, jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id)
+_index("jobs_line", *_line_order, where=IN_LINE)
+_index("jobs_line_by_id", jobs.c.limit_key, jobs.c.id, where=IN_LINE)
 
 attempts_allowed = func.coalesce(jobs.c.max_attempts, literal_column(str(MAX_ATTEMPTS)))
 """How often a job may be tried. A row inserted by SQL need not say it: then its task does, when a worker that
@@ -258,43 +187,9 @@ def next_token(token: ColumnElement[int]) -> ColumnElement[int]:
     return case((token < LARGEST_TOKEN, token + 1), else_=1)
 
 
-CARRIED = (
-    "id",
-    "queue",
-    "task",
-    "payload",
-    "priority",
-    "attempts",
-    "max_attempts",
-    "available_at",
-    "reserved_at",
-    "reserved_by",
-    "lease_token",
-    "unique_key",
-    "unique_until",
-    "on_success",
-    "on_failure",
-    "timeout_ms",
-    "releases",
-    "errors",
-    "headers",
-    "label",
-    "backoff",
-    "retention_ms",
-    "progress",
-    "progress_of",
-    "progress_note",
-    "schedule",
-    "scheduled_for",
-    "cursor",
-    "start_by",
-    "flow_id",
-    "limit_key",
-    "replay_of",
-    "created_at",
-)
+_LEFT_BEHIND = ("lease_expires_at", "losses", "unknown_since", "cancel_requested_at", "blocked_by", "due_at")
+CARRIED = tuple(c.name for c in jobs.columns if c.name not in _LEFT_BEHIND)
 """What a job takes along to finished_jobs or failed_jobs, and from failed_jobs back."""
-_CARRIED_MOMENTS = ("available_at", "reserved_at", "scheduled_for", "start_by", "created_at")
 
 
 def _carried() -> list[Column[Any]]:
@@ -324,14 +219,8 @@ def _prune_indexes(table: Table, ended_at: str) -> None:
     """Index ended jobs by when they may be deleted: most by their age, those with a retention of their own by
     its end. Each job is in one of the two, so that a prune reads what it deletes and nothing else."""
     expires_at = table.c.expires_at
-    for name, first, rule in (
-        ("prune", table.c[ended_at], expires_at.is_(None)),
-        ("expire", expires_at, expires_at.is_not(None)),
-    ):
-        Index(f"{table.name}_{name}", first, table.c.id, postgresql_where=rule, sqlite_where=rule)
-
-
-ENDED_IN_A_FLOW_OR_LIMIT = "flow_id IS NOT NULL OR limit_key IS NOT NULL"
+    _index(f"{table.name}_prune", table.c[ended_at], table.c.id, where=expires_at.is_(None))
+    _index(f"{table.name}_expire", expires_at, table.c.id, where=expires_at.is_not(None))
 
 
 HOLDS_KEY_TO_THE_END = "unique_until = 'pruned'"
@@ -340,21 +229,18 @@ HOLDS_KEY_TO_THE_END = "unique_until = 'pruned'"
 
 def _key_index(table: Table) -> None:
     """Index ended jobs by the unique keys that they hold until they are pruned."""
-    rule = text(HOLDS_KEY_TO_THE_END)
-    columns = (table.c.queue, table.c.unique_key)
-    Index(f"{table.name}_unique_key", *columns, postgresql_where=rule, sqlite_where=rule)
+    _index(f"{table.name}_unique_key", table.c.queue, table.c.unique_key, where=HOLDS_KEY_TO_THE_END)
 
 
 def _unblock_indexes(table: Table, ended_at: str) -> None:
     """Index ended jobs that others may have waited for, by when they ended, and those of each flow."""
-    rule = text(ENDED_IN_A_FLOW_OR_LIMIT)
-    Index(f"{table.name}_unblock", table.c[ended_at], postgresql_where=rule, sqlite_where=rule)
+    in_flow_or_limit = "flow_id IS NOT NULL OR limit_key IS NOT NULL"
+    _index(f"{table.name}_unblock", table.c[ended_at], where=in_flow_or_limit)
     _flow_index(table)
 
 
-finished_jobs = Table(
+finished_jobs = _table(
     "finished_jobs",
-    metadata,
     *_carried(),
     Column("outcome", String(9), nullable=False, **in_domain("outcome")),
     Column("result", Text),
@@ -363,16 +249,13 @@ finished_jobs = Table(
     *_of_the_end(),
     _expires("finished_at"),
     on_sqlite(one_of("outcome", OUTCOMES), "finished_jobs_outcome_known"),
-    moments_in_range("finished_jobs", *_CARRIED_MOMENTS, "finished_at", "expires_at"),
-    integer_times("finished_jobs", *_CARRIED_MOMENTS, "finished_at"),
 )
 _prune_indexes(finished_jobs, "finished_at")
 _unblock_indexes(finished_jobs, "finished_at")
 _key_index(finished_jobs)
 
-failed_jobs = Table(
+failed_jobs = _table(
     "failed_jobs",
-    metadata,
     *_carried(),
     Column("reason", String(13), nullable=False, **in_domain("reason")),
     Column("exception", Text),
@@ -382,29 +265,16 @@ failed_jobs = Table(
     *_of_the_end(),
     _expires("failed_at"),
     on_sqlite(one_of("reason", FAILURE_REASONS), "failed_jobs_reason_known"),
-    moments_in_range("failed_jobs", *_CARRIED_MOMENTS, "failed_at", "expires_at"),
-    integer_times("failed_jobs", *_CARRIED_MOMENTS, "failed_at"),
 )
 _prune_indexes(failed_jobs, "failed_at")
 _unblock_indexes(failed_jobs, "failed_at")
 _key_index(failed_jobs)
 
-HELD = "limit_key IS NOT NULL"
-
-Index(
-    "failed_jobs_limit",
-    failed_jobs.c.limit_key,
-    failed_jobs.c.id,
-    postgresql_where=text(HELD),
-    sqlite_where=text(HELD),
-)
+_index("failed_jobs_limit", failed_jobs.c.limit_key, failed_jobs.c.id, where="limit_key IS NOT NULL")
 """What holds the keys of those limits that a failed job holds."""
 
-_WORKER_MOMENTS = ("started_at", "seen_at", "state_at", "asked_at", "cancels_at")
-
-workers = Table(
+workers = _table(
     "sqlq_workers",
-    metadata,
     Column("id", String(36), primary_key=True),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
@@ -422,28 +292,20 @@ workers = Table(
     Column("asked", Text),
     Column("asked_at", Moment),
     Column("cancels_at", Moment),
-    moments_in_range("sqlq_workers", *_WORKER_MOMENTS),
-    integer_times("sqlq_workers", *_WORKER_MOMENTS),
-    integers("sqlq_workers", "pid", "supervisor_pid", "concurrency", "unstarted"),
-    texts("sqlq_workers", "id", "host", "version", "queues", "held_jobs", "name", "state", "asked"),
+    numbers="pid supervisor_pid concurrency unstarted",
+    texts="id host version queues held_jobs name state asked",
 )
 
-queues = Table(
+queues = _table(
     "sqlq_queues",
-    metadata,
     Column("queue", String(LONGEST_NAME), primary_key=True),
     Column("paused_at", Moment),
     Column("paused_until", Moment),
-    moments_in_range("sqlq_queues", "paused_at", "paused_until"),
-    integer_times("sqlq_queues", "paused_at", "paused_until"),
-    texts("sqlq_queues", "queue"),
+    texts="queue",
 )
 
-_SCHEDULE_MOMENTS = ("declared_at", "pinned_at", "paused_at", "retired_at", "last_at", "next_at", "error_at")
-
-schedules = Table(
+schedules = _table(
     "sqlq_schedules",
-    metadata,
     Column("name", String(LONGEST_NAME), primary_key=True),
     Column("service", String(LONGEST_NAME)),
     Column("task", **named()),
@@ -468,40 +330,29 @@ schedules = Table(
         f"ticks BETWEEN 0 AND {MOST_COUNTED} AND skipped BETWEEN 0 AND {MOST_COUNTED}",
         "sqlq_schedules_counts_in_range",
     ),
-    moments_in_range("sqlq_schedules", *_SCHEDULE_MOMENTS, "created_at"),
-    integer_times("sqlq_schedules", *_SCHEDULE_MOMENTS, "created_at"),
-    integers("sqlq_schedules", "ticks", "skipped"),
-    texts("sqlq_schedules", "name", "service", "task", "queue", "payload", "options", "plan", "recent_jobs"),
+    numbers="ticks skipped",
+    texts="name service task queue payload options plan recent_jobs",
 )
 
-Index(
-    "sqlq_schedules_due",
-    schedules.c.next_at,
-    schedules.c.name,
-    postgresql_where=schedules.c.next_at.is_not(None),
-    sqlite_where=schedules.c.next_at.is_not(None),
-)
-flows = Table(
+_index("sqlq_schedules_due", schedules.c.next_at, schedules.c.name, where=schedules.c.next_at.is_not(None))
+
+flows = _table(
     "sqlq_flows",
-    metadata,
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
     Column("name", **named(nullable=True)),
     Column("created_at", Moment, nullable=False, server_default=now()),
-    moments_in_range("sqlq_flows", "created_at"),
-    integer_times("sqlq_flows", "created_at"),
-    texts("sqlq_flows", "name"),
+    texts="name",
     sqlite_autoincrement=True,
 )
 
-edges = Table(
+edges = _table(
     "sqlq_edges",
-    metadata,
     Column("job_id", BigInteger, primary_key=True, autoincrement=False),
     Column("depends_on", BigInteger, primary_key=True, autoincrement=False),
     Column("on_outcome", String(7), nullable=False, server_default="success", **in_domain("on_outcome")),
     Column("place", Integer, nullable=False, server_default=text("0")),
     on_sqlite(one_of("on_outcome", ON_OUTCOMES), "sqlq_edges_on_outcome_known"),
-    integers("sqlq_edges", "job_id", "depends_on", "place"),
+    numbers="job_id depends_on place",
     sqlite_with_rowid=False,
 )
 """What a step waits for: the job `depends_on`, which has to end so. `place` is its place among the steps
@@ -510,7 +361,7 @@ before, whose results come in this order. An edge stays as it is for as long as 
 Index("sqlq_edges_parent", edges.c.depends_on, edges.c.job_id)
 
 
-def _definition() -> list[Column[Any]]:
+def _definition(table: str) -> list[Any]:
     """The columns of what a limit says; with a wake they travel as the job's task has them. `in_order`: one
     job at a time, in the order of their ids; with `holds` none after one that has failed."""
     return [
@@ -519,26 +370,23 @@ def _definition() -> list[Column[Any]]:
         Column("period_ms", BigInteger, **in_domain("timeout")),
         Column("in_order", Boolean(create_constraint=False), nullable=False, server_default=text("false")),
         Column("holds", Boolean(create_constraint=False), nullable=False, server_default=text("false")),
+        on_sqlite(
+            f"max_running BETWEEN 1 AND {MOST_COUNTED} AND rate BETWEEN 1 AND {MOST_COUNTED}"
+            f" AND period_ms BETWEEN 0 AND {LONGEST_MS}",
+            f"{table}_in_range",
+        ),
     ]
 
 
-limits = Table(
+limits = _table(
     "sqlq_limits",
-    metadata,
     Column("limit_key", String(LONGEST_NAME), primary_key=True),
-    *_definition(),
+    *_definition("sqlq_limits"),
     Column("next_free_at", Moment),
     Column("pinned_at", Moment),
     Column("used_at", Moment, nullable=False, server_default=now()),
-    on_sqlite(
-        f"max_running BETWEEN 1 AND {MOST_COUNTED} AND rate BETWEEN 1 AND {MOST_COUNTED}"
-        f" AND period_ms BETWEEN 0 AND {LONGEST_MS}",
-        "sqlq_limits_in_range",
-    ),
-    moments_in_range("sqlq_limits", "next_free_at", "pinned_at", "used_at"),
-    integer_times("sqlq_limits", "next_free_at", "pinned_at", "used_at"),
-    integers("sqlq_limits", "max_running", "rate", "period_ms"),
-    texts("sqlq_limits", "limit_key"),
+    numbers="max_running rate period_ms",
+    texts="limit_key",
 )
 """One row for each key of a limit that was looked at of late; its lock is what admissions of the key take in
 turn. `pinned_at`: an operator has said it, and what a task says does not count. `used_at`: about when it was
@@ -546,22 +394,14 @@ last looked at, to a day."""
 
 Index("sqlq_limits_used", limits.c.used_at)
 
-wakes = Table(
+wakes = _table(
     "sqlq_wakes",
-    metadata,
     Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(always=False), primary_key=True),
     Column("at", Moment, nullable=False, server_default=now()),
     Column("limit_key", String(LONGEST_NAME), nullable=False),
-    *_definition(),
-    on_sqlite(
-        f"max_running BETWEEN 1 AND {MOST_COUNTED} AND rate BETWEEN 1 AND {MOST_COUNTED}"
-        f" AND period_ms BETWEEN 0 AND {LONGEST_MS}",
-        "sqlq_wakes_in_range",
-    ),
-    moments_in_range("sqlq_wakes", "at"),
-    integer_times("sqlq_wakes", "at"),
-    integers("sqlq_wakes", "max_running", "rate", "period_ms"),
-    texts("sqlq_wakes", "limit_key"),
+    *_definition("sqlq_wakes"),
+    numbers="max_running rate period_ms",
+    texts="limit_key",
     sqlite_autoincrement=True,
 )
 """Which key to look at, and when: written in the transaction that blocks a job by its limit, since nothing

@@ -29,12 +29,12 @@ from sqlalchemy import (
 
 from sqlq.schema.moments import Moment, after, now
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import TOKEN_SCHEMA, jobs, queues, workers
+from sqlq.schema.tables import jobs, queues, workers
 from sqlq.settings import LEASE_MS
 from sqlq.store import control
 from sqlq.store.control import Pause, Pauses, Wanted
 from sqlq.store.database import Database
-from sqlq.store.dialect import Right
+from sqlq.store.dialect import Right, schema_of
 from sqlq.store.jobs import DIALECTS
 
 ALIVE_MS = 3 * LEASE_MS
@@ -253,13 +253,18 @@ waiting_queues = _first.union_all(select(_next).where(_first.c.name.is_not(None)
 
 def notify(database: Database) -> None:
     """Wake the idle workers now (PostgreSQL)."""
+    hint(database, channel(database.schema))
+
+
+def hint(database: Database, channel: str, words: str = "") -> None:
+    """Send a notification, in a transaction of its own (PostgreSQL)."""
     # No hint outlives the server, so there is nothing that waiting for the disk could save. What it speaks of
     # was committed before.
     # guard: hint-alone-is-asynchronous
     database.run_statement(
-        "SELECT pg_catalog.pg_notify(%(channel)s, ''), "
+        "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
         "pg_catalog.set_config('synchronous_commit', 'off', true)",
-        {"channel": channel(database.schema)},
+        {"channel": channel, "words": words},
     )
 
 
@@ -299,7 +304,7 @@ def channel(schema: str | None) -> str:
 
 
 def _channel_of(conn: Connection) -> str:
-    return channel(conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
+    return channel(schema_of(conn))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence, Set
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, null, select, type_coerce, update
 
@@ -98,10 +98,14 @@ _PAUSED = select(queues.c.queue, queues.c.paused_until, type_coerce(now(), Momen
 
 def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
     """Ask workers for something: pause, resume, stop or restart; return those that are still entered."""
+    return _write(conn, ids, asked=word, asked_at=now())
+
+
+def _write(conn: Connection, ids: Collection[str], **values: Any) -> set[str]:
     # in one order, so that two operators cannot deadlock
     chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id).with_for_update()
     found = set(conn.scalars(chosen))
-    conn.execute(update(workers).where(workers.c.id.in_(found)).values(asked=word, asked_at=now()))
+    conn.execute(update(workers).where(workers.c.id.in_(found)).values(values))
     return found
 
 
@@ -127,9 +131,7 @@ def next_end(conn: Connection) -> float | None:
 def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:
     """Have workers look whether jobs that they run are to be cancelled, which else they would see at their
     next heartbeat."""
-    chosen = select(workers.c.id).where(workers.c.id.in_(owners)).order_by(workers.c.id).with_for_update()
-    found = conn.scalars(chosen).all()
-    conn.execute(update(workers).where(workers.c.id.in_(found)).values(cancels_at=now()))
+    _write(conn, owners, cancels_at=now())
 
 
 def cancelled(conn: Connection, owner: str) -> set[Right]:

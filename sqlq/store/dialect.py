@@ -76,6 +76,12 @@ class Line(NamedTuple):
     holds: bool
 
 
+def schema_of(conn: Connection) -> str | None:
+    """Return the schema to which a connection of sqlq's own sends its statements."""
+    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+    return schema
+
+
 def rights(rows: Iterable[Any]) -> set[Right]:
     """Return the rights in rows of id and lease token."""
     return {(id, token) for id, token in rows}

@@ -62,13 +62,11 @@ from sqlq.schema.tables import (
 )
 from sqlq.seal import Seal
 from sqlq.settings import ERROR_BYTES, NOTES_BYTES
-from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights
+from sqlq.store.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights, schema_of
 from sqlq.store.jobs import DIALECTS, HOLD, insert
 from sqlq.store.wakes import Wake, write
 
 log = logging.getLogger("sqlq.worker")
-
-NO_KEYS: Mapping[int, str] = {}
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -97,7 +95,7 @@ def _put_back(
     batch: Batch,
     rows: Sequence[tuple[Any, ...]],
     changes: Changes,
-    keys: Mapping[int, str] = NO_KEYS,
+    keys: Mapping[int, str],
 ) -> set[Right]:
     """Let the jobs of a batch that their owner still holds wait for `delay_ms`, or with None in their old
     places in the queue, with `changes`; return the rights to them.
@@ -106,22 +104,21 @@ def _put_back(
     """
     dialect = DIALECTS[conn.dialect.name]
     done: set[Right] = set()
-    ordinary = [row for row in rows if row[0] not in keys] if keys else rows
-    if ordinary:
-        statement = _waiting_again(dialect, batch, changes)
-        done |= rights(conn.execute(statement, dialect.parameters(batch, ordinary)))
-    limited = [row for row in rows if row[0] in keys] if keys else ()
-    if limited:
-        statement = _waiting_again(dialect, batch, changes, in_line=True)
-        back = rights(conn.execute(statement, dialect.parameters(batch, limited)))
-        has_moments = "at" in batch.columns
-        waits = {
-            Wake(keys[id], delay_ms=ms or 0, moment=said[0] if has_moments else None)
-            for id, token, ms, *said in limited
-            if (id, token) in back
-        }
-        write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
+    for in_line in (False, True):
+        some = [row for row in rows if (row[0] in keys) is in_line]
+        if not some:
+            continue
+        statement = _waiting_again(dialect, batch, changes, in_line=in_line)
+        back = rights(conn.execute(statement, dialect.parameters(batch, some)))
         done |= back
+        if in_line:
+            has_moments = "at" in batch.columns
+            waits = {
+                Wake(keys[id], delay_ms=ms or 0, moment=said[0] if has_moments else None)
+                for id, token, ms, *said in some
+                if (id, token) in back
+            }
+            write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
     return done
 
 
@@ -163,12 +160,6 @@ def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line:
     return update(jobs).values(**values).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
 
 
-def _schema(conn: Connection) -> str | None:
-    """Return the schema to which a connection of sqlq's own sends its statements."""
-    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
-    return schema
-
-
 # -- settle (T4 to T7) ---------------------------------------------------------------------------------------
 
 
@@ -180,37 +171,34 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
     job leaves no row. Settlements with a follow-up belong into one transaction: on a connection whose
     statements commit one by one, a crash between two of them would lose it.
     """
-    done_plainly: list[Right] = []
-    finish: list[tuple[Any, ...]] = []
-    finish_later: list[tuple[Any, ...]] = []
-    fail: list[tuple[Any, ...]] = []
-    retry: list[tuple[Any, ...]] = []
-    retry_there: list[tuple[Any, ...]] = []
-    release: dict[tuple[Batch, bool], list[tuple[Any, ...]]] = defaultdict(list)
+    ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
+    waiting: dict[tuple[Batch, Changes], list[tuple[Any, ...]]] = defaultdict(list)
     for s in sorted(settlements, key=lambda s: s.id):
+        right = (s.id, s.lease_token)
         match s.outcome:
             case Completed(None, None) if s.course is None:
-                done_plainly.append((s.id, s.lease_token))
+                ended[_COMPLETE].append(right)
             case Completed(result, note):
-                row = (s.id, s.lease_token, "completed", result, note)
-                _finished(row, s.course, finish, finish_later)
+                batch, row = _finished(right, "completed", result, note, s.course)
+                ended[batch].append(row)
             case Cancelled(reason):
-                _finished((s.id, s.lease_token, "cancelled", None, reason), s.course, finish, finish_later)
+                batch, row = _finished(right, "cancelled", None, reason, s.course)
+                ended[batch].append(row)
             case Failed(why, error):
                 start_ms = None if s.course is None else s.course.start_ms
-                said = (error.exception, error.message, error.traceback, start_ms)
-                fail.append((s.id, s.lease_token, why, *said))
+                ended[_FAIL].append((*right, why, error.exception, error.message, error.traceback, start_ms))
             case Retried(delay_ms, error, why, priority, queue, at):
                 record = error_record(s.attempts, why, error, s.course)
                 if priority is None and queue is None and at is None:
-                    retry.append((s.id, s.lease_token, delay_ms, record))
+                    waiting[_RETRY, _retried].append((*right, delay_ms, record))
                 else:
-                    retry_there.append((s.id, s.lease_token, delay_ms, at, record, priority, queue))
+                    row = (*right, delay_ms, at, record, priority, queue)
+                    waiting[_RETRY_THERE, _retried_there].append(row)
             case Released(delay_ms, unknown_task, in_time=in_time, at=at):
                 moment = () if at is None else (at,)
-                rows = release[_RELEASE if at is None else _RELEASE_AT, in_time]
-                note = _note_of(s, s.outcome)
-                rows.append((s.id, s.lease_token, delay_ms, *moment, int(unknown_task), note))
+                batch = _RELEASE if at is None else _RELEASE_AT
+                rows = waiting[batch, _released_in_time if in_time else _released]
+                rows.append((*right, delay_ms, *moment, int(unknown_task), _note_of(s, s.outcome)))
             case SelfCompleted():
                 raise AssertionError(
                     "whether its handler completed a job is for the database to say, not to write"
@@ -218,25 +206,15 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished
             case _:
                 assert_never(s.outcome)
     finished = finished_jobs if keep_finished else None
-    done: set[Right] = set()
-    for batch, rows, target in (
-        (_COMPLETE, done_plainly, finished),
-        (_FINISH, finish, finished),
-        (_FINISH_LATER, finish_later, finished),
-        (_FAIL, fail, failed_jobs),
-    ):
-        if rows:
-            done |= _end(conn, batch, rows, target)
     keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
-    if retry:
-        done |= _put_back(conn, _RETRY, retry, _retried, keys)
-    if retry_there:
-        done |= _put_back(conn, _RETRY_THERE, retry_there, _retried_there, keys)
-    for (batch, in_time), rows in release.items():
-        done |= _put_back(conn, batch, rows, _released_in_time if in_time else _released, keys)
+    done: set[Right] = set()
+    for batch, rows in ended.items():
+        done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished)
+    for (batch, changes), rows in waiting.items():
+        done |= _put_back(conn, batch, rows, changes, keys)
     if any(s.follow_up is not None for s in settlements):
         # guard: only-the-owner-is-followed
-        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), _schema(conn))
+        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), schema_of(conn))
     return done
 
 
@@ -258,13 +236,7 @@ _FAIL = Batch(
 )
 _RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
 _RETRY_THERE = Batch(
-    id=BigInteger,
-    token=BigInteger,
-    delay_ms=BigInteger,
-    at=Moment,
-    record=Text,
-    priority=Integer,
-    queue=Text,
+    id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text
 )
 _RELEASE_AT = Batch(
     id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, unknown=Integer, record=Text
@@ -273,15 +245,11 @@ _RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=I
 
 
 def _finished(
-    row: tuple[Any, ...],
-    course: Course | None,
-    first: list[tuple[Any, ...]],
-    later: list[tuple[Any, ...]],
-) -> None:
-    if course is None:
-        first.append(row)
-    else:
-        later.append((*row, course.start_ms))
+    right: Right, outcome: str, result: str | None, reason: str | None, course: Course | None
+) -> tuple[Batch, tuple[Any, ...]]:
+    """Return the row of a job that has finished, and which batch it belongs to."""
+    row = (*right, outcome, result, reason)
+    return (_FINISH, row) if course is None else (_FINISH_LATER, (*row, course.start_ms))
 
 
 def _note_of(s: Settlement, released: Released) -> str:
@@ -351,8 +319,7 @@ def complete(
     with.
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    row: tuple[Any, ...] = (*right, "completed", done.result, done.note)
-    batch, row = (_FINISH, row) if course is None else (_FINISH_LATER, (*row, course.start_ms))
+    batch, row = _finished(right, "completed", done.result, done.note, course)
     target = finished_jobs if keep_finished else None  # guard: complete-without-retention
     # guard: complete-waits
     ended = bool(_end(conn, batch, [row], target, skip_locked=False, options=options))
@@ -448,23 +415,12 @@ def _lose(
         over = [(row, Failed(reason(row), error(row))) for row in some]
         _fail(conn, over, seal)  # guard: the-lost-are-followed
 
-    failed = {row.id for row in end_apart(conn, spent, fail, "has failed")}
+    failed = end_apart(conn, spent, fail, "has failed")
     wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
-    again_ids = {row.id for row in alive}
     return [
-        Rescued(
-            r.id,
-            r.task,
-            r.queue,
-            r.attempts,
-            r.reserved_by,
-            r.id in failed,
-            r.flow_id,
-            r.limit_key,
-            reason(r),
-        )
-        for r in revoked
-        if r.id in failed or r.id in again_ids
+        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, over, r.flow_id, r.limit_key, reason(r))
+        for some, over in ((alive, False), (failed, True))
+        for r in some
     ]
 
 
@@ -490,7 +446,7 @@ def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | Non
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
     _end(conn, _FAIL, rows, failed_jobs)
     follow_ups = (follow_up(row, failure, seal) for row, failure in over if row.id not in forged)
-    _follow(conn, follow_ups, _schema(conn))
+    _follow(conn, follow_ups, schema_of(conn))
 
 
 _SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
@@ -596,13 +552,16 @@ def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
 
     The lock is the fence here: nobody claims or settles a row under it.
     """
-    source = select(*(jobs.c[name] for name in CARRIED), literal("cancelled"), literal(reason)).where(
-        jobs.c.id.in_(locked)
+    _finish(conn, jobs, locked, "cancelled", reason)
+
+
+def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, reason: str) -> None:
+    source = select(*(table.c[name] for name in CARRIED), literal(outcome), literal(reason)).where(
+        table.c.id.in_(ids)
     )
-    conn.execute(
-        insert_into(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source.order_by(jobs.c.id))
-    )
-    conn.execute(delete(jobs).where(jobs.c.id.in_(locked)))
+    columns = [*CARRIED, "outcome", "reason"]
+    conn.execute(insert_into(finished_jobs).from_select(columns, source.order_by(table.c.id)))
+    conn.execute(delete(table).where(table.c.id.in_(ids)))
 
 
 def skip(conn: Connection, step: int, reason: str) -> bool:
@@ -613,10 +572,7 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
         found = conn.execute(select(table.c.limit_key).where(*this).with_for_update()).one_or_none()
         if found is not None:
             wake(conn, [key for key in found if key is not None])  # guard: skipping-lets-a-line-go-on
-            source = select(*(table.c[name] for name in CARRIED), literal("completed"), literal(reason))
-            columns = [*CARRIED, "outcome", "reason"]
-            conn.execute(insert_into(finished_jobs).from_select(columns, source.where(table.c.id == step)))
-            conn.execute(delete(table).where(table.c.id == step))
+            _finish(conn, table, [step], "completed", reason)
             return True
     return False
 

@@ -23,13 +23,11 @@ from sqlalchemy import (
     cast,
     func,
     insert,
-    literal,
     null,
     select,
     type_coerce,
     union_all,
 )
-from sqlalchemy.types import TypeEngine
 
 from sqlq.errors import SealError
 from sqlq.flow import GROWN_FROM, EnqueuedFlow, Plan
@@ -44,7 +42,7 @@ from sqlq.store.database import Database
 from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.records import IDS
-from sqlq.store.rows import COLUMNS, ENDED_STATE, LIVE_STATE, NEW_OR_BLOCKED, fields, slices
+from sqlq.store.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, fields, slices
 
 STEPS_AT_ONCE = 1_000
 EDGES_AT_ONCE = 5_000
@@ -73,7 +71,7 @@ def _insert_steps(
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     wakes.write(conn, dialect, wakes.of(plan.jobs), options)
     waiting = {edge.step for edge in plan.edges}
-    values = fields((*COLUMNS, *_DUE, "limit"))
+    values = fields((*COLUMNS, *DUE, "limit"))
     done: list[Job] = []
     for part in slices(list(enumerate(plan.jobs)), STEPS_AT_ONCE):
         rows = [(n, *values(job), int(n in waiting)) for n, job in part]
@@ -95,8 +93,7 @@ def _insert_steps(
     return done
 
 
-_DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
-_STEPS = Batch(n=Integer, **COLUMNS, **_DUE, limit=Text, waits=Integer)
+_STEPS = Batch(n=Integer, **COLUMNS, **DUE, limit=Text, waits=Integer)
 _EDGES = Batch(job_id=BigInteger, depends_on=BigInteger, on_outcome=Text, place=Integer)
 
 
@@ -325,33 +322,28 @@ _STUCK = (
 
 _id = itemgetter(0)
 _FLOW = bindparam("flow", type_=BigInteger)
-_TABLES = (
-    (jobs, LIVE_STATE, null(), null()),
-    (finished_jobs, ENDED_STATE, finished_jobs.c.result, finished_jobs.c.reason),
-    (failed_jobs, literal(State.FAILED.value), null(), failed_jobs.c.reason),
-)
 
 
 def _steps_of() -> Any:
-    nothing, shown = cast(null(), Text), ("id", "task", "queue", "label", "attempts")
-    of_tables = []
-    for table, state, result, reason in _TABLES:
-        columns = {
-            **{name: table.c[name] for name in shown},
-            "state": state,
-            "result": cast(result, Text),
-            "reason": cast(reason, Text),
-            **{name: table.c.get(name, nothing) for name in ("exception", "message")},
-        }
-        labelled = (column.label(name) for name, column in columns.items())
-        of_tables.append(select(*labelled).where(table.c.flow_id == _FLOW))
-    return union_all(*of_tables)
+    nothing = cast(null(), Text)
+    shown = ("id", "task", "queue", "label", "attempts")
+    of_the_end = ("result", "reason", "exception", "message")
+    return union_all(
+        *(
+            select(
+                *(table.c[name] for name in shown),
+                state.label("state"),
+                *(table.c.get(name, nothing).label(name) for name in of_the_end),
+            ).where(table.c.flow_id == _FLOW)
+            for table, state in TABLES
+        )
+    )
 
 
 _STEPS_OF = _steps_of()
 _EDGES_OF = (
     select(edges)
-    .where(edges.c.job_id.in_(union_all(*(select(t.c.id).where(t.c.flow_id == _FLOW) for t, *_ in _TABLES))))
+    .where(edges.c.job_id.in_(union_all(*(select(t.c.id).where(t.c.flow_id == _FLOW) for t, _ in TABLES))))
     .order_by(edges.c.job_id, edges.c.place)
 )
 _COUNTS = union_all(
@@ -359,6 +351,6 @@ _COUNTS = union_all(
         select(table.c.flow_id, state, func.count())
         .where(table.c.flow_id.in_(bindparam("flows", expanding=True)))
         .group_by(table.c.flow_id, state)
-        for table, state, _, _ in _TABLES
+        for table, state in TABLES
     )
 )

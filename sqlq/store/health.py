@@ -17,19 +17,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import URL, BigInteger, Connection, TextClause, bindparam, func, literal, select, text
+from sqlalchemy import URL, BigInteger, Connection, CursorResult, bindparam, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.commandline import granting
 from sqlq.schema.moments import after, now
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import TOKEN_SCHEMA, jobs, metadata
+from sqlq.schema.tables import jobs, metadata
 from sqlq.store import cluster, counts
 from sqlq.store.database import Database
+from sqlq.store.dialect import schema_of
 
 
-def _said(statement: str) -> TextClause:
-    return text(in_catalog(statement))
+def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple[Any, ...]]:
+    """Ask PostgreSQL."""
+    return conn.execute(text(in_catalog(question)), given)
 
 
 STATEMENT_TIMEOUT_MS = 15_000
@@ -39,9 +41,7 @@ STATEMENT_TIMEOUT_MS = 15_000
 def limit_time(conn: Connection) -> None:
     """Let no question of this transaction take long (PostgreSQL)."""
     if conn.dialect.name == "postgresql":
-        conn.execute(
-            _said("SELECT set_config('statement_timeout', :ms, true)"), {"ms": str(STATEMENT_TIMEOUT_MS)}
-        )
+        _asked(conn, "SELECT set_config('statement_timeout', :ms, true)", ms=str(STATEMENT_TIMEOUT_MS))
 
 
 @contextmanager
@@ -57,11 +57,11 @@ def reading(database: Database) -> Iterator[Connection]:
 
 def setting(conn: Connection, name: str) -> str:
     """Return a setting as it is for this connection."""
-    return str(conn.scalar(_said("SELECT current_setting(:name)"), {"name": name}))
+    return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
 
 
 def is_standby(conn: Connection) -> bool:
-    return bool(conn.scalar(_said("SELECT pg_is_in_recovery()")))
+    return bool(_asked(conn, "SELECT pg_is_in_recovery()").scalar())
 
 
 class Connections(NamedTuple):
@@ -72,11 +72,10 @@ class Connections(NamedTuple):
 
 
 def connections(conn: Connection) -> Connections:
-    row = conn.execute(
-        _said(
-            "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
-            "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
-        )
+    row = _asked(
+        conn,
+        "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
+        "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int",
     ).one()
     return Connections(*row)
 
@@ -84,16 +83,15 @@ def connections(conn: Connection) -> Connections:
 def creators(conn: Connection) -> list[tuple[str, str]]:
     """Return the schemas of the search_path, and of our tables, in which others than their owners and
     superusers may create, each with the role (or PUBLIC) that may."""
-    rows = conn.execute(
-        _said(
-            "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
-            "FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a "
-            "LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee "
-            "WHERE (n.nspname = :schema OR n.nspname = ANY (current_schemas(false))) "
-            "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
-            "ORDER BY 1, 2"
-        ),
-        {"schema": _schema(conn)},
+    rows = _asked(
+        conn,
+        "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
+        "FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a "
+        "LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee "
+        "WHERE (n.nspname = :schema OR n.nspname = ANY (current_schemas(false))) "
+        "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
+        "ORDER BY 1, 2",
+        schema=schema_of(conn),
     )
     return [(schema, role) for schema, role in rows]
 
@@ -110,16 +108,15 @@ class Session(NamedTuple):
 def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
     """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
     first."""
-    rows = conn.execute(
-        _said(
-            "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
-            "clock_timestamp() - xact_start) "
-            "FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-            "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
-            "AND xact_start < (clock_timestamp() - (:seconds * interval '1 second')) "
-            "ORDER BY xact_start LIMIT 5"
-        ),
-        {"seconds": older_than_s},
+    rows = _asked(
+        conn,
+        "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
+        "clock_timestamp() - xact_start) "
+        "FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
+        "AND xact_start < (clock_timestamp() - (:seconds * interval '1 second')) "
+        "ORDER BY xact_start LIMIT 5",
+        seconds=older_than_s,
     )
     return [Session(row[0], row[1], row[2], float(row[3])) for row in rows]
 
@@ -130,30 +127,28 @@ def hidden_sessions(conn: Connection) -> int:
         "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
         "'<insufficient privilege>'"
     )
-    return int(conn.scalar(_said(hidden)) or 0)
+    return int(_asked(conn, hidden).scalar() or 0)
 
 
 def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
     """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many
     seconds."""
-    rows = conn.execute(
-        _said(
-            "SELECT gid, EXTRACT(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts "
-            "WHERE database = current_database() "
-            "AND prepared < (clock_timestamp() - (:seconds * interval '1 second')) ORDER BY prepared LIMIT 5"
-        ),
-        {"seconds": older_than_s},
+    rows = _asked(
+        conn,
+        "SELECT gid, EXTRACT(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts "
+        "WHERE database = current_database() "
+        "AND prepared < (clock_timestamp() - (:seconds * interval '1 second')) ORDER BY prepared LIMIT 5",
+        seconds=older_than_s,
     )
     return [(row[0], float(row[1])) for row in rows]
 
 
 def idle_slots(conn: Connection) -> list[tuple[str, int]]:
     """Return the replication slots without a user that hold back vacuum, and by how many transactions."""
-    rows = conn.execute(
-        _said(
-            "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
-            "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5"
-        )
+    rows = _asked(
+        conn,
+        "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
+        "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5",
     )
     return [(row[0], int(row[1])) for row in rows]
 
@@ -168,30 +163,28 @@ class Rows(NamedTuple):
 
 def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None where statistics know nothing of it."""
-    row = conn.execute(
-        _said(
-            "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
-            "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'"
-        ),
-        {"schema": _schema(conn)},
+    row = _asked(
+        conn,
+        "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
+        "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'",
+        schema=schema_of(conn),
     ).one_or_none()
     return None if row is None else Rows(*row)
 
 
 def without_autovacuum(conn: Connection) -> list[str]:
     """Return those of our tables for which autovacuum was turned off by an option of the table."""
-    return list(
-        conn.scalars(
-            _said(
-                "SELECT c.relname FROM pg_catalog.pg_class c "
-                "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-                "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
-                "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
-                "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1"
-            ),
-            {"schema": _schema(conn), "names": _TABLES},
-        )
+    rows = _asked(
+        conn,
+        "SELECT c.relname FROM pg_catalog.pg_class c "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
+        "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
+        "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1",
+        schema=schema_of(conn),
+        names=_TABLES,
     )
+    return list(rows.scalars())
 
 
 def hears(database: Database, *, seconds: float) -> bool | None:
@@ -212,7 +205,7 @@ def hears(database: Database, *, seconds: float) -> bool | None:
         try:
             listening.exec_driver_sql(f'LISTEN "{channel}"')
             deadline = time.monotonic() + seconds
-            calling.execute(_said("SELECT pg_notify(:channel, '')"), {"channel": channel})
+            _asked(calling, "SELECT pg_notify(:channel, '')", channel=channel)
             while (left := deadline - time.monotonic()) > 0:
                 if any(
                     notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)
@@ -268,15 +261,15 @@ def indexes(conn: Connection) -> Indexes:
             row[0]: True for row in conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'index'"))
         }
     else:
-        rows = conn.execute(
-            _said(
-                "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
-                "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
-                "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
-                "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
-                "WHERE n.nspname = :schema AND t.relname = ANY(:names)"
-            ),
-            {"schema": _schema(conn), "names": _TABLES},
+        rows = _asked(
+            conn,
+            "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
+            "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
+            "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
+            "WHERE n.nspname = :schema AND t.relname = ANY(:names)",
+            schema=schema_of(conn),
+            names=_TABLES,
         )
         found = {row[0]: bool(row[1]) for row in rows}
     return Indexes(sorted(wanted - found.keys()), sorted(name for name, valid in found.items() if not valid))
@@ -397,10 +390,6 @@ def refusal(error: BaseException) -> str:
     """Say in a few words why a question was not answered."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return (said or type(error).__name__).splitlines()[0]
-
-
-def _schema(conn: Connection) -> str:
-    return str(conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
 
 
 _TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]

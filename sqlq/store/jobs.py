@@ -33,7 +33,7 @@ from sqlq.schema.moments import after
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.store import lasting, wakes
-from sqlq.store.dialect import Batch, Dialect, Right, held
+from sqlq.store.dialect import Batch, Dialect, Right, held, schema_of
 from sqlq.store.keyed import Conflict, conflict_of, insert_keyed, inserting
 from sqlq.store.postgresql import PostgreSQL
 from sqlq.store.rows import (
@@ -221,13 +221,12 @@ def claim(
     Counts the attempt and raises the token. To be committed before any handler runs. `max_attempts` is for
     rows that do not say it, as JSON: what each task says; so are `follow_ups`, where a task has some.
     """
-    schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
 
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
         return list(conn.exec_driver_sql(statement, parameters))
 
     given = (owner, lease_ms, max_attempts, follow_ups)
-    rows = _dialect(conn).claim(ask, schema, names, limit, *given, newest_first=newest_first)
+    rows = _dialect(conn).claim(ask, schema_of(conn), names, limit, *given, newest_first=newest_first)
     return claimed(rows, names, limit, newest_first=newest_first)
 
 

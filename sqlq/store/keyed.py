@@ -12,19 +12,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select
+from sqlalchemy import Connection
 
 from sqlq.errors import EnqueueError
 from sqlq.job import Job, NewJob, State
-from sqlq.schema.tables import HOLDS_KEY, jobs
+from sqlq.schema.tables import jobs
 from sqlq.store import lasting
 from sqlq.store.dialect import Dialect
-from sqlq.store.rows import LIVE_STATE, insert_of, row_of, said_by_any, slices, state_of
-
-Key: TypeAlias = tuple[str, str | None]
-"""A queue and a unique key in it."""
+from sqlq.store.lasting import Key
+from sqlq.store.rows import insert_of, row_of, said_by_any, state_of
 
 
 def insert_keyed(
@@ -86,7 +84,8 @@ def _insert_in_order(
     ended = lasting.held(conn, dialect, lasts, options) if lasts else {}
     for key, job in ended.items():
         found(key, job)
-    live = _look(conn, dialect, [key for key in waiting if new[counts[key]].on_conflict != "keep"], options)
+    changing = [key for key in waiting if new[counts[key]].on_conflict != "keep"]
+    live = lasting.held(conn, dialect, changing, options, live=True)
     for key, job in live.items():
         if job.state is State.RUNNING:  # guard: what-runs-is-not-waited-for
             found(key, job)
@@ -100,7 +99,7 @@ def _insert_in_order(
             is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
             task = new[counts[queue, key]].task
             found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
-    for key, job in _look(conn, dialect, list(waiting), options).items():
+    for key, job in lasting.held(conn, dialect, list(waiting), options, live=True).items():
         found(key, job)
     return done, list(waiting)
 
@@ -109,19 +108,6 @@ def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
     """Return the place of the job that counts of several with one key: the last that takes another's place,
     or the first where none does."""
     return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
-
-
-def _look(
-    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any]
-) -> dict[Key, Job]:
-    """Return the live jobs that hold these keys."""
-    found = {}
-    for some in slices(keys, _KEYS_AT_ONCE):
-        given = dialect.parameters(lasting.KEYS, some)
-        rows = conn.execute(_live_keys(dialect), given, execution_options=options)
-        for queue, key, id, task, state in rows.all():
-            found[queue, key] = Job(id, queue, task, State(state), created=False)
-    return found
 
 
 class Conflict(NamedTuple):
@@ -155,10 +141,3 @@ def inserting(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None
 
 
 _ROUNDS = 20
-_KEYS_AT_ONCE = 1_000
-"""Drivers take 32,767 parameters in one statement, and each key is two."""
-
-
-@cache
-def _live_keys(dialect: Dialect) -> Select[Any]:
-    return lasting.of_keys(dialect, jobs, LIVE_STATE, HOLDS_KEY)

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Select, Text, and_, bindparam, cast, literal, select, text, union_all
+from sqlalchemy import Connection, Text, and_, bindparam, cast, literal, select, text, union_all
 
 from sqlq.errors import EnqueueError
 from sqlq.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, failed_jobs, finished_jobs, jobs
 from sqlq.store.dialect import Batch, Dialect
-from sqlq.store.rows import ENDED_STATE, slices
+from sqlq.store.rows import TABLES, slices
 
 Key: TypeAlias = tuple[str, str | None]
-KEYS_AT_ONCE = 1_000
+"""A queue and a unique key in it."""
+_KEYS_AT_ONCE = 1_000
 """Drivers take 32,767 parameters in one statement, and each key is two, in two tables."""
 
 
@@ -42,12 +43,13 @@ def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[New
 
 
 def held(
-    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any]
+    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any], *, live: bool = False
 ) -> dict[Key, Job]:
-    """Return the ended jobs that hold these keys; of several the newest."""
+    """Return the ended jobs that hold these keys, of several the newest; or the `live` ones."""
     found: dict[Key, Job] = {}
-    for some in slices(keys, KEYS_AT_ONCE):
-        rows = conn.execute(_held(dialect), dialect.parameters(KEYS, some), execution_options=options)
+    for some in slices(keys, _KEYS_AT_ONCE):
+        given = dialect.parameters(_KEYS, some)
+        rows = conn.execute(_holders_of(dialect, live), given, execution_options=options)
         for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
             found[queue, key] = Job(id, queue, task, State(state), created=False)
     return found
@@ -59,21 +61,20 @@ def holder(conn: Connection, queue: str, key: str) -> int | None:
     return max(((live, id) for live, id in rows), default=(0, None))[1]
 
 
-KEYS = Batch(in_queue=Text, held_key=Text)
-
-
-def of_keys(dialect: Dialect, table: Any, state: Any, holds: str) -> Select[Any]:
-    """Choose the jobs of a table that hold the keys of a batch."""
-    keys = dialect.rows(KEYS)
-    is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
-    columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
-    return select(*columns).join_from(keys, table, is_its).where(text(holds))
+_KEYS = Batch(in_queue=Text, held_key=Text)
 
 
 @cache
-def _held(dialect: Dialect) -> Any:
-    ended = ((finished_jobs, ENDED_STATE), (failed_jobs, literal(State.FAILED.value)))
-    return union_all(*(of_keys(dialect, table, state, HOLDS_KEY_TO_THE_END) for table, state in ended))
+def _holders_of(dialect: Dialect, live: bool) -> Any:
+    """Choose the jobs that hold the keys of a batch."""
+    keys = dialect.rows(_KEYS)
+    tables, holds = (TABLES[:1], HOLDS_KEY) if live else (TABLES[1:], HOLDS_KEY_TO_THE_END)
+    sources = []
+    for table, state in tables:
+        is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
+        columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
+        sources.append(select(*columns).join_from(keys, table, is_its).where(text(holds)))
+    return union_all(*sources)
 
 
 _HOLDERS = union_all(

@@ -367,20 +367,20 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
     return keys, freed
 
 
-_line = select(func.min(jobs.c.limit_key).label("key")).where(
-    _in_line, jobs.c.limit_key > bindparam("after_key")
-)
-_first_key = _line.cte("keys", recursive=True)
-_KEYS = select(
-    _first_key.union_all(
-        select(
-            select(func.min(jobs.c.limit_key))
-            .where(_in_line, jobs.c.limit_key > _first_key.c.key)
-            .correlate(_first_key)
-            .scalar_subquery()
-        ).where(_first_key.c.key.is_not(None))
-    ).c.key
-).limit(bindparam("most", type_=Integer))
+def _keys_in_line(*where: ColumnElement[bool]) -> Any:
+    """Choose keys at which jobs wait, each by one look into the index of the lines, and at last a NULL."""
+    least = func.min(jobs.c.limit_key)
+    first = (
+        select(least.label("key"))
+        .where(_in_line, *where, jobs.c.limit_key > bindparam("after_key"))
+        .cte("keys", recursive=True)
+    )
+    following = select(least).where(_in_line, *where, jobs.c.limit_key > first.c.key)
+    more = select(following.correlate(first).scalar_subquery()).where(first.c.key.is_not(None))
+    return select(first.union_all(more).c.key).limit(bindparam("most", type_=Integer))
+
+
+_KEYS = _keys_in_line()
 _ANY = select(
     or_(
         exists(select(jobs.c.id).where(_in_line)),
@@ -467,27 +467,18 @@ def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
 
     A key that no worker has looked at yet has no row: its jobs alone know it.
     """
-    begins = func.substr(limits.c.limit_key, 1, len(prefix)) == prefix
-    query = select(limits, now().label("moment")).where(begins).order_by(limits.c.limit_key).limit(most)
-    statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in conn.execute(query).all()}
-    for key in _keys_in_line(conn, prefix, most):
-        if key not in statuses:
+
+    def begins(column: ColumnElement[Any]) -> ColumnElement[bool]:
+        return func.substr(column, 1, len(prefix)) == prefix
+
+    query = select(limits, now().label("moment")).where(begins(limits.c.limit_key))
+    rows = conn.execute(query.order_by(limits.c.limit_key).limit(most)).all()
+    statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in rows}
+    waiting = conn.scalars(_keys_in_line(begins(jobs.c.limit_key)), {"after_key": "", "most": most}).all()
+    for key in waiting:
+        if key is not None and key not in statuses:
             statuses[key] = status(conn, key) or _status(conn, key, None)
     return [statuses[key] for key in sorted(statuses)][:most]
-
-
-def _keys_in_line(conn: Connection, prefix: str, most: int) -> Iterator[str]:
-    """Return the keys at which jobs wait, each by one look into the index of the lines."""
-    keys = select(func.min(jobs.c.limit_key)).where(
-        _in_line,
-        func.substr(jobs.c.limit_key, 1, len(prefix)) == prefix,
-        jobs.c.limit_key > bindparam("last"),
-    )
-    key: str | None = ""
-    for _ in range(most):
-        if (key := conn.scalar(keys, {"last": key})) is None:
-            return
-        yield key
 
 
 def _status(conn: Connection, key: str, row: Any) -> LimitStatus:

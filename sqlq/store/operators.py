@@ -8,10 +8,11 @@ from typing import NamedTuple
 from sqlalchemy import BigInteger, Connection, case, exists, func, literal, null, select, text, update
 
 from sqlq.schema.moments import after, now
-from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues
+from sqlq.schema.tables import failed_jobs, jobs, queues
 from sqlq.store import cluster, control, endings
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.records import Gone, Selection, possible
+from sqlq.store.rows import TABLES
 
 BATCH = 500
 """Jobs in one transaction: their rows stay locked until it ends."""
@@ -97,8 +98,7 @@ class Found(NamedTuple):
 def find(conn: Connection, ids: Sequence[int]) -> Found:
     """Look for jobs by id in all three tables."""
     in_jobs, in_finished, in_failed = (
-        set(conn.scalars(select(table.c.id).where(table.c.id.in_(possible(ids)))))
-        for table in (jobs, finished_jobs, failed_jobs)
+        set(conn.scalars(select(table.c.id).where(table.c.id.in_(possible(ids))))) for table, _ in TABLES
     )
     return Found(in_jobs, in_finished | in_failed)
 

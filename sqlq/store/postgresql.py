@@ -35,7 +35,7 @@ from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.schema.qualify import in_catalog, qualified
-from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, jobs
+from sqlq.schema.tables import CARRIED, jobs
 from sqlq.store import postgresql_sql as sql
 from sqlq.store.dialect import (
     NO_OPTIONS,
@@ -49,6 +49,7 @@ from sqlq.store.dialect import (
     Verdict,
     held,
     rights,
+    schema_of,
 )
 from sqlq.store.driver import RESTS_SINCE
 from sqlq.store.patience import Patience, bound
@@ -267,7 +268,7 @@ class PostgreSQL(Dialect):
     def pick(
         self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
     ) -> Iterable[tuple[int, str]]:
-        schema = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+        schema = schema_of(conn)
         for in_order in (False, True):
             if some := [line for line in lines if line.in_order is in_order]:
                 given = {

@@ -40,13 +40,13 @@ from sqlq.history import Course, HistoryLine
 from sqlq.job import JobDetails, Progress, State, error_line
 from sqlq.outcome import ErrorText
 from sqlq.retry import error_record
-from sqlq.schema.moments import FAR, after, far, milliseconds_of, now
+from sqlq.schema.moments import FAR, after, milliseconds_of, now
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.seal import Seal, Unopened, looked_into
 from sqlq.settings import ERROR_BYTES
 from sqlq.store import cluster
 from sqlq.store.jobs import DIALECTS
-from sqlq.store.rows import ENDED_STATE, LIVE_STATE
+from sqlq.store.rows import ENDED_STATE, LIVE_STATE, TABLES, in_line
 from sqlq.store.wakes import Wake, write
 
 BATCH = 1_000
@@ -86,32 +86,23 @@ class Selection:
 
 # -- looking -------------------------------------------------------------------------------------------------
 
-_DETAILS = {
-    "result": null(),
-    "reason": null(),
-    "exception": null(),
-    "message": null(),
-    "traceback": null(),
-    "cancel_requested_at": null(),
-    "expires_at": null(),
-    "blocked_by": null(),
-    "due_at": null(),
-    "start_ms": null(),
-    "replayed_as": null(),
-}
+_OF_THE_END = (
+    *("result", "reason", "exception", "message", "traceback", "cancel_requested_at", "expires_at"),
+    *("blocked_by", "due_at", "start_ms", "replayed_as"),
+)
+"""What is in some of the tables only."""
 
 
 def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
     columns = [c for c in source.c if c.name in CARRIED]
-    extra = [
-        source.c[name] if name in source.c else nothing.label(name) for name, nothing in _DETAILS.items()
-    ]
+    extra = (source.c.get(name, null()).label(name) for name in _OF_THE_END)
     return select(*columns, *extra, state.label("state"), ended_at.label("ended_at"))
 
 
 _LIVE = _details(jobs, LIVE_STATE, null())
 _FINISHED = _details(finished_jobs, ENDED_STATE, finished_jobs.c.finished_at)
 _FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
+_EVERYWHERE = ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs))
 
 _SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
     State.BLOCKED: (_LIVE, jobs, jobs.c.blocked_by.is_not(None)),
@@ -136,7 +127,7 @@ def require_own(asked: AnyJob, found: JobDetails | None) -> None:
 
 def details(conn: Connection, id: int, seal: Seal | None = None) -> JobDetails | None:
     """Return everything about a job, in whichever table it is; `seal` opens what is sealed."""
-    for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
+    for query, source in _EVERYWHERE:
         row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
         if row is not None:
             return _told_from_started(conn, [_job(row, seal)])[0]
@@ -155,11 +146,7 @@ def listing(
 ) -> Listing:
     """Return jobs, the newest first, at most `limit` of them; with `within` of so many of the newest in each
     table, since what is asked for may be rare. `seal` opens what is sealed."""
-    sources = (
-        [_SOURCES[state]]
-        if state
-        else [(_LIVE, jobs, true()), (_FAILED, failed_jobs, true()), (_FINISHED, finished_jobs, true())]
-    )
+    sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
     chosen = Selection(task=task, queue=queue)
     found: list[JobDetails] = []
     rare = bool(queue or task) or state not in (None, State.RUNNING, State.FAILED)
@@ -207,7 +194,7 @@ class Ending(NamedTuple):
 def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
     """Return what has become of jobs, by id; those that are kept no longer are not among them."""
     found: dict[int, Ending] = {}
-    for query, source in ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs)):
+    for query, source in _EVERYWHERE:
         columns = query.selected_columns
         short = query.with_only_columns(
             *(columns[name] for name in ("id", "state", "scheduled_for", "reason", "exception", "message"))
@@ -396,8 +383,7 @@ def enqueued(conn: Connection, task: str, schema: str | None) -> Sequence[Sequen
     a caller's connection."""
     names = ("id", "task", "queue", "payload", "priority", "unique_key")
     sources = (
-        select(*(source.c[name] for name in names)).where(source.c.task == task)
-        for source in (jobs, finished_jobs, failed_jobs)
+        select(*(source.c[name] for name in names)).where(source.c.task == task) for source, _ in TABLES
     )
     return conn.execute(
         union_all(*sources).order_by("id"), execution_options={"schema_translate_map": {TOKEN_SCHEMA: schema}}
@@ -437,12 +423,8 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     return moved, [row.id for row in rows if row.id not in set(moved)]
 
 
-_limited = bindparam("in_line", type_=Integer) == 1
-_IN_LINE = {
-    "available_at": case((_limited, far()), else_=now()),
-    "blocked_by": case((_limited, "limit"), else_=null()),  # guard: a-failed-retry-holds-no-slot
-    "due_at": case((_limited, now()), else_=null()),
-}
+# guard: a-failed-retry-holds-no-slot
+_IN_LINE = in_line(bindparam("in_line", type_=Integer) == 1, now())
 
 # guard: retry-keeps-the-token
 _RESET = (
@@ -518,14 +500,14 @@ def _clear_up_after(conn: Connection, gone: Gone) -> None:
     if not gone.steps:
         return
     conn.execute(delete(edges).where(edges.c.job_id.in_(gone.steps)))
-    empty = (~exists().where(source.c.flow_id == flows.c.id) for source in (jobs, finished_jobs, failed_jobs))
+    empty = (~exists().where(source.c.flow_id == flows.c.id) for source, _ in TABLES)
     conn.execute(delete(flows).where(flows.c.id.in_(gone.flows), *empty))
 
 
 def erase(conn: Connection, queues: Collection[str]) -> None:
     """Delete every job of these queues, whatever its state, and flows that are left without a step; for
     queues that no other program uses."""
-    for source in (jobs, finished_jobs, failed_jobs):
+    for source, _ in TABLES:
         erased = delete(source).where(source.c.queue.in_(queues)).returning(source.c.id, source.c.flow_id)
         _clear_up_after(conn, Gone.of(conn.execute(erased)))
 

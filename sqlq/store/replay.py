@@ -28,7 +28,6 @@ from sqlalchemy import (
     cast,
     func,
     literal,
-    null,
     select,
     true,
     type_coerce,
@@ -38,14 +37,14 @@ from sqlalchemy import (
 
 from sqlq.headers import REPLAY
 from sqlq.job import Rule, State
-from sqlq.schema.moments import Moment, after, far, now
+from sqlq.schema.moments import Moment, after, now
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.settings import HEADERS_BYTES
 from sqlq.store import cluster
 from sqlq.store.dialect import Batch, Dialect
 from sqlq.store.jobs import DIALECTS
 from sqlq.store.records import possible
-from sqlq.store.rows import ENDED_STATE
+from sqlq.store.rows import ENDED_STATE, TABLES, in_line
 from sqlq.store.wakes import UNSAID, Wake, write
 
 LONGEST_MARK = 1_000
@@ -78,7 +77,7 @@ class Begin(NamedTuple):
 
 def begin(conn: Connection) -> Begin:
     """Return what bounds a replay: what it enqueues itself, and may have ended meanwhile, is not replayed."""
-    newest = (select(func.max(table.c.id)) for table in (jobs, finished_jobs, failed_jobs))
+    newest = (select(func.max(table.c.id)) for table, _ in TABLES)
     ids = [conn.scalar(query) or 0 for query in newest]
     return Begin(conn.execute(select(type_coerce(now(), Moment))).scalar_one(), max(ids))
 
@@ -284,13 +283,7 @@ def _copy(
         columns |= {"payload": literal(changed.payload), "limit_key": _text_or_null(changed.limit_key)}
     columns["headers"] = _headers(ended, caller)  # guard: a-replay-says-so-in-its-headers
     due = _due(ended, pace)
-    limited = columns["limit_key"].is_not(None)
-    columns |= {
-        "replay_of": ended.c.id,
-        "available_at": case((limited, far()), else_=due),
-        "blocked_by": case((limited, "limit"), else_=null()),
-        "due_at": case((limited, due), else_=null()),
-    }
+    columns |= {"replay_of": ended.c.id, **in_line(columns["limit_key"].is_not(None), due)}
     source = select(*columns.values()).order_by(ended.c.id)
     return dialect.insert(jobs).from_select([*columns], source).returning(*(jobs.c[name] for name in _MADE))
 

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Text,
     case,
     cast,
-    literal,
     null,
     select,
     text,
@@ -26,14 +25,14 @@ from sqlalchemy import (
 )
 
 from sqlq.job import State
-from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import jobs
 from sqlq.store import cluster
 from sqlq.store.database import Database
-from sqlq.store.dialect import Batch, Dialect
+from sqlq.store.dialect import Batch, Dialect, schema_of
 from sqlq.store.hearing import ANY_JOB
 from sqlq.store.jobs import DIALECTS, Compiled
 from sqlq.store.records import possible
-from sqlq.store.rows import ENDED_STATE, LIVE_STATE, slices
+from sqlq.store.rows import TABLES, slices
 
 AT_ONCE = 10_000
 """For so many jobs one statement asks."""
@@ -74,7 +73,7 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     """Return what is to be seen of jobs, by their ids: by one snapshot, in which a job is in one table and
     not between two. Those that are in none are not among them. True stands for a job of which more than the
     state is wanted."""
-    compiled = _compiled(conn.dialect, _schema(conn))
+    compiled = _compiled(conn.dialect, schema_of(conn))
     return _seen(
         wanted, DIALECTS[conn.dialect.name], compiled, lambda *asked: conn.exec_driver_sql(*asked).all()
     )
@@ -116,13 +115,8 @@ _SAID = ("result", "reason", "exception", "message", "traceback")
 def _look(dialect: Dialect) -> Any:
     rows = dialect.rows(_WANTED)
     whole = rows.c.whole == 1
-    tables = (
-        (jobs, LIVE_STATE),
-        (finished_jobs, ENDED_STATE),
-        (failed_jobs, literal(State.FAILED.value)),
-    )
     sources = []
-    for table, state in tables:
+    for table, state in TABLES:
         said = [
             case((whole, table.c[name])) if name in table.c and table is not jobs else cast(null(), Text)
             for name in _SAID
@@ -139,7 +133,7 @@ def _look(dialect: Dialect) -> Any:
 
 def listen(conn: Connection) -> None:
     """Have this connection hear which jobs have ended for which somebody waits (PostgreSQL)."""
-    conn.exec_driver_sql(f'LISTEN "{_channel(_schema(conn))}"')
+    conn.exec_driver_sql(f'LISTEN "{_channel(schema_of(conn))}"')
 
 
 def ask(conn: Connection, ids: Iterable[int]) -> None:
@@ -147,18 +141,13 @@ def ask(conn: Connection, ids: Iterable[int]) -> None:
     wanted = list(ids)
     said = [ANY_JOB] if len(wanted) > MOST_NAMED else _named(wanted)
     for words in said:
-        conn.execute(_NOTIFY, {"channel": cluster.channel(_schema(conn)), "words": WAITS + words})
+        conn.execute(_NOTIFY, {"channel": cluster.channel(schema_of(conn)), "words": WAITS + words})
 
 
 def answer(database: Database, ids: Iterable[int]) -> None:
     """Tell those who wait that these jobs have ended (PostgreSQL)."""
     for words in _named(ids):
-        # no hint outlives the server, so there is nothing that waiting for the disk could save
-        database.run_statement(
-            "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
-            "pg_catalog.set_config('synchronous_commit', 'off', true)",
-            {"channel": _channel(database.schema), "words": words},
-        )
+        cluster.hint(database, _channel(database.schema), words)
 
 
 def _named(ids: Iterable[int]) -> list[str]:
@@ -177,8 +166,3 @@ _NOTIFY = text("SELECT pg_catalog.pg_notify(:channel, :words)")
 
 def _channel(schema: str | None) -> str:
     return f"{cluster.channel(schema)}_ended"
-
-
-def _schema(conn: Connection) -> str | None:
-    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
-    return schema

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from sqlq.errors import ConfigurationError
 from sqlq.schema import version, views
+from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import metadata
 from sqlq.store.dialect import REPLACED
 from sqlq.store.rows import COLUMNS
@@ -93,7 +94,9 @@ def apply(conn: Connection, kind: str, role: str, schema: str, *, only: bool = F
 
 
 _ANOTHERS = text(
-    "SELECT true FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-    " WHERE n.nspname = :schema AND c.relname = ANY(:names)"
-    " AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') LIMIT 1"
+    in_catalog(
+        "SELECT true FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
+        "AND NOT pg_has_role(c.relowner, 'USAGE') LIMIT 1"
+    )
 )

@@ -10,12 +10,24 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Text, bindparam, case, func, null, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    case,
+    func,
+    literal,
+    null,
+    select,
+)
 from sqlalchemy.types import TypeEngine
 
 from sqlq.job import NewJob, State
 from sqlq.schema.moments import Moment, after, far, moment_after, now
-from sqlq.schema.tables import finished_jobs, jobs
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.store.dialect import Batch, Dialect
 
 T = TypeVar("T")
@@ -34,6 +46,13 @@ ENDED_STATE = case(
     (finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value
 )
 
+TABLES: tuple[tuple[Table, ColumnElement[str]], ...] = (
+    (jobs, LIVE_STATE),
+    (finished_jobs, ENDED_STATE),
+    (failed_jobs, literal(State.FAILED.value)),
+)
+"""Where a job may be, and its state there."""
+
 _ALWAYS = {"queue": Text, "task": Text, "payload": Text, "max_attempts": Integer}
 _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
     "priority": Integer,
@@ -50,17 +69,17 @@ _OPTIONS: dict[str, type[TypeEngine[Any]]] = {
     "scheduled_for": Moment,
 }
 """The columns of options."""
-_DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
+DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
 """What `available_at` is computed from."""
 _START: dict[str, type[TypeEngine[Any]]] = {"start_by": Moment, "expires_ms": BigInteger}
 """What `start_by` is computed from, with when the job is due."""
 _LIMIT: dict[str, type[TypeEngine[Any]]] = {"limit": Text}
 """The key of the limit that blocks a job."""
-_COMPUTED = (*_DUE, *_START, *_LIMIT)
+_COMPUTED = (*DUE, *_START, *_LIMIT)
 
 COLUMNS = {**_ALWAYS, **_OPTIONS}
 """What a job can say of itself beside its times."""
-_TYPES = {**COLUMNS, **_DUE, **_START, **_LIMIT}
+_TYPES = {**COLUMNS, **DUE, **_START, **_LIMIT}
 _ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
 _FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
 """Each by the name it has in `NewJob`."""
@@ -137,7 +156,7 @@ def state_of(said: Sequence[str]) -> ColumnElement[Any]:
 
 def is_delayed(said: Sequence[str]) -> bool:
     """Whether jobs that say these options may be due later."""
-    return not _DUE.keys().isdisjoint(said)
+    return not DUE.keys().isdisjoint(said)
 
 
 def is_due_at_once(job: NewJob) -> bool:
@@ -157,12 +176,17 @@ def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> M
     elif "start_by" in said:
         times["start_by"] = value("start_by")
     if "limit" in said:
-        limited = value("limit").is_not(None)
-        times["limit_key"] = value("limit")
-        times["available_at"] = case((limited, far()), else_=due)
-        times["blocked_by"] = case((limited, "limit"), else_=null())  # guard: a-limited-job-is-blocked
-        times["due_at"] = case((limited, due), else_=null())
+        times |= {"limit_key": value("limit"), **in_line(value("limit").is_not(None), due)}
     return times
+
+
+def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    """Return the columns of jobs that wait in the line of a limit, where they are `limited`."""
+    return {
+        "available_at": case((limited, far()), else_=due),
+        "blocked_by": case((limited, "limit"), else_=null()),  # guard: a-limited-job-is-blocked
+        "due_at": case((limited, due), else_=null()),
+    }
 
 
 def _parameter(name: str) -> ColumnElement[Any]:

@@ -7,6 +7,7 @@ made by another role in the schema of the tables; whoever runs one of them is se
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterator
@@ -16,14 +17,19 @@ from typing import Any
 
 import psycopg
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlq
+import sqlq.alembic
 from sqlq.doctor import Doctor
+from sqlq.schema import version
+from sqlq.schema.qualify import in_catalog
 from sqlq.schema.rules import DOMAINS
-from sqlq.store import endings, jobs
+from sqlq.store import endings, jobs, rights
 from sqlq.testing import drain
 from tests.conftest import fresh_database
 from tests.servers import PostgreSQL
@@ -221,6 +227,11 @@ def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
         with Session(engine) as session, session.begin():
             job.complete(session, n)
 
+    def moves(n: int = 0) -> None:
+        job = sqlq.current_job()
+        if job.queue == "default" and job.attempts == 1:
+            raise sqlq.Retry("0s", priority=3, queue="other")
+
     options: dict[str, Any] = {"max_attempts": 2, "backoff": "0s"}
     after = app.task(name="after")(lambda ended: None)
     return {
@@ -231,12 +242,15 @@ def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
             fails
         ),
         "serial": app.task(name="serial", limit=sqlq.Serial("s"), **options)(fails),
+        "moves": app.task(name="moves", **options)(moves),
     }
 
 
 def work_through(app: sqlq.App, url: str) -> None:
     """Do all that callers, workers and operators do."""
     engine = create_engine(url)
+    with engine.begin() as conn:  # a migration of the host's own
+        sqlq.alembic.upgrade(Operations(MigrationContext.configure(conn)), version.HEAD, schema="public")
     tasks = declare(app, engine)
     plain = tasks["plain"]
     with Session(engine) as session, session.begin():
@@ -287,6 +301,8 @@ def work_through(app: sqlq.App, url: str) -> None:
         jobs.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
         endings.rescue(held)
     app.prune(finished="0s", failed="0s")
+    with app.database.begin() as conn:
+        rights.apply(conn, "reader", "mallory", "public")
     assert not [found.said for found in Doctor(app.database).examine() if "could not look" in found.said]
     engine.dispose()
 
@@ -296,6 +312,40 @@ def test_nothing_of_another_role_runs(postgresql: PostgreSQL, path: str) -> None
     with under_attack(postgresql, path) as (url, mallory), closing(sqlq.App(url, schema="public")) as app:
         work_through(app, url)
         assert mallory.hits() == 0
+
+
+MIGRATES = ("schema/live.py", "schema/migrate.py")
+"""While a migration runs nothing is looked for outside of pg_catalog."""
+
+
+def test_each_statement_that_is_written_by_hand_is_qualified() -> None:
+    """Also those that no caller above comes by."""
+    seen, bare = 0, []
+    for file in SOURCES.rglob("*.py"):
+        module = ast.parse(file.read_text())
+        constants = {
+            target.id: node.value
+            for node in module.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in ast.walk(module):
+            if not (isinstance(call, ast.Call) and call.args and ast.unparse(call.func).endswith(RUNS)):
+                continue
+            given = call.args[0]
+            said = constants.get(given.id, given) if isinstance(given, ast.Name) else given
+            statement = str(said.value) if isinstance(said, ast.Constant) else ""
+            if statement.strip().startswith("SELECT"):
+                seen += 1
+                is_ours = not re.search("sqlite_|pragma_|main[.]", statement)
+                if is_ours and in_catalog(statement) != statement:
+                    bare.append(f"{file.relative_to(SOURCES)}: {statement}")
+    assert seen > 10
+    assert [each for each in bare if not each.startswith(MIGRATES)] == []
+
+
+RUNS = ("text", "exec_driver_sql", "run_statement", "execute")
 
 
 def test_what_is_planted_would_run(postgresql: PostgreSQL) -> None:

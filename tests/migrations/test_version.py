@@ -4,6 +4,7 @@ usable."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 import pytest
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
@@ -222,6 +223,20 @@ def test_tables_without_what_this_sqlq_works_with_are_told_by_their_columns(
     (said,) = (each for each in Doctor(app.database).examine() if words in each.said)
     assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
     app.close()
+
+
+def test_older_tables_are_to_be_migrated_whatever_columns_they_lack(empty: Engine) -> None:
+    """The next revision may add a column, and who has not migrated yet has no other sqlq to go on with."""
+    migrate.upgrade(empty, None)
+    with empty.begin() as connection:
+        for view in views.drop_views():
+            connection.execute(text(view))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN label"))
+        connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))
+    with closing(sqlq.App(empty.url)) as app:
+        said = Doctor(app.database).examine()[-1]
+    assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
+    assert "at revision 0000, older than the 0001 this sqlq needs: run `sqlq migrate" in said.said
 
 
 def test_a_column_of_ones_own_is_nobodys_concern(empty: Engine) -> None:
