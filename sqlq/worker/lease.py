@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
@@ -142,8 +142,10 @@ class Leases:
         may have used up the lease that is trusted until this moment."""
         # guard: late-rows-are-started
         if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
-            with suppress(*AWAY):  # the thread here tries again
+            try:
                 self.beat()
+            except Exception as error:  # what is held must be started all the same
+                log.debug("what has just been claimed could not be renewed: %s", error)
 
     def __len__(self) -> int:
         return len(self._held)

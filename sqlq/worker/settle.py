@@ -199,18 +199,16 @@ class Settler:
         }
         try:
             done: set[Right] = set()
-            for keep, items in self._by_retention(pending.values()):
-                done |= self._settle([self._settlement(*item) for item in items], keep)
+            # each is asked for once: whether somebody waits for a job may change at any moment
+            kept = {right for right, item in pending.items() if self._keeps(item[0])}
+            for keep in (False, True):
+                part = [self._settlement(*item) for right, item in pending.items() if (right in kept) is keep]
+                done |= self._settle(part, keep) if part else set()
             self._resolve(pending, done)
         finally:
             pending |= held_up
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
-
-    def _by_retention(self, items: Collection[Item]) -> list[tuple[bool, list[Item]]]:
-        """Part jobs by whether their rows are kept when they have finished."""
-        parts = [(keep, [item for item in items if self._keeps(item[0]) is keep]) for keep in (False, True)]
-        return [(keep, part) for keep, part in parts if part]
 
     def _keeps(self, job: RunningJob) -> bool:
         """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
@@ -378,7 +376,7 @@ def _plain(outcome: Outcome) -> Outcome:
             return Cancelled(None)
         case Failed(reason):
             return Failed(reason, error)
-        case Retried(delay_ms, _, reason):
-            return Retried(delay_ms, error, reason)
+        case Retried():
+            return replace(outcome, error=error)
         case Released() | SelfCompleted():
             return outcome
