@@ -75,13 +75,21 @@ class Chores:
     """Does chores, each when it is due, in a thread of its own; the earliest first."""
 
     def __init__(
-        self, chores: Sequence[Chore], database: Database | None = None, *, quiet: bool = False
+        self,
+        chores: Sequence[Chore],
+        database: Database | None = None,
+        *,
+        shared: Sequence[Chore] = (),
+        others_do: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
     ) -> None:
-        """`quiet` where others speak of a `database` that is away."""
+        """The `shared` chores are left out while `others_do` them. `quiet` where others speak of a `database`
+        that is away."""
+        self._shared, self._others_do = shared, others_do
         order = itertools.count()
         self._due = [
             (time.monotonic(), next(order), chore, Outage(chore.doing, database, quiet=quiet))
-            for chore in chores
+            for chore in (*chores, *shared)
         ]
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -130,7 +138,7 @@ class Chores:
             times, writing = asked.times, asked.writing
             try:
                 with self._turn:
-                    wait = chore.run()
+                    wait = self._do(chore)
                 if asked.times > times:  # guard: who-asked-nothing-knows-nothing
                     outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
                 else:
@@ -147,25 +155,18 @@ class Chores:
                 wait = FAILED_SECONDS
             self.at(chore, time.monotonic() + wait)
 
+    def _do(self, chore: Chore) -> float:
+        # guard: chores-are-taken-over
+        if chore in self._shared and self._others_do():
+            return jittered(RESCUE_MS / 1000)
+        return chore.run()
+
     def _hasten(self, which: Callable[[Chore], bool]) -> None:
         self._put(which, time.monotonic())
 
     def _put(self, which: Callable[[Chore], bool], moment: float) -> None:
         with self._lock:
             self._due = sorted((moment if which(entry[2]) else entry[0], *entry[1:]) for entry in self._due)
-
-
-class Shared:
-    """A chore that one of a host does: this worker, while its supervisor does not."""
-
-    def __init__(self, chore: Chore, is_done: Callable[[], bool]) -> None:
-        self.doing = chore.doing
-        self._chore = chore
-        self._is_done = is_done
-
-    def run(self) -> float:
-        # guard: chores-are-taken-over
-        return jittered(RESCUE_MS / 1000) if self._is_done() else self._chore.run()
 
 
 class LookedFor:

@@ -43,6 +43,7 @@ from sqlq.worker.answers import Answers
 from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
 from sqlq.worker.child import Unsupervised, facts
+from sqlq.worker.chores import SchemaWatch, Unstarted, Vacuum
 from sqlq.worker.claim import Claimer
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
@@ -52,6 +53,7 @@ from sqlq.worker.entry import Entry
 from sqlq.worker.executors import Executors
 from sqlq.worker.giveback import CROWDED_SECONDS, UNSTARTED_SECONDS, GivesBack
 from sqlq.worker.grace import Grace
+from sqlq.worker.held import Held
 from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
@@ -62,6 +64,7 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
+from sqlq.worker.scheduler import Follow
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
 from sqlq.worker.unblocker import Unblocker
@@ -194,24 +197,29 @@ class Worker(Background):
             weights=options.weights,
             newest_first=newest_first,
         )
-        self._duties = Duties(
-            database,
-            self.id,
-            options,
-            tasks=tasks,
-            schedules=schedules or Declarations(),
-            teller=teller,
-            wake=self._wake,
-            watched=self._watched,
-            executors=self._executors,
-            leases=self._leases,
-            gives_back=self._gives_back,
-            schema=schema,
-            behind=self._stop_behind,
-            began_at=self._supervision.began_at,
-            others=self._control.duties,
+        follow = Follow(
+            *(database, schedules or Declarations(), tasks),
+            self._supervision.began_at or time.monotonic(),
         )
-        self._control.chores = self._chores = self._duties.chores
+        self._control.chores = self._chores = Duties(
+            *(database, options.lease_ms, options.retention_ms),
+            [
+                *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
+                SchemaWatch(database, schema, self._stop_behind),
+                Vacuum(database, lambda: self._executors.ended),
+                Unstarted(database, self.id, self._gives_back.forgotten),
+                Held(database, self.id, self._leases.not_started),
+                *self._control.duties,
+            ],
+            rescued=teller.rescued,
+            expired=teller.expired,
+            freed=self._wake.call,
+            ticked=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
+            looked_at=self._watched.own_leases_at,
+            leases_looked_at=self._watched.leases_at,
+            is_ticking=not options.drain,
+            others_do=self._watched.supervisor_looks,
+        )
         self._lookout = (
             None
             if database.dialect.sees_commits
@@ -220,8 +228,8 @@ class Worker(Background):
                 options.queues,
                 self._sent,
                 looked=self._watched.has_looked,
-                found=self._duties.heed,
-                ticks=self._duties.expect_tick,
+                found=self._chores.heed,
+                ticks=self._chores.expect_tick,
                 asked=self._answers.asked,
                 rescue_ms=min(RESCUE_MS, options.lease_ms / 4),
                 stands_by=self._watched.stands_by,
