@@ -26,7 +26,6 @@ from sqlq.store.database import Database, asked
 from sqlq.store.dialect import Place
 from sqlq.store.jobs import is_refused
 from sqlq.worker.outage import AWAY, Outage
-from sqlq.worker.vacuum import VacuumWatch
 
 log = logging.getLogger("sqlq.worker")
 
@@ -443,17 +442,3 @@ class SchemaWatch:
                 self._left_behind(error)
         self._seen = True
         return jittered(SCHEMA_SECONDS)
-
-
-class Vacuum:
-    """Warns when dead rows pile up behind an old transaction, in a worker that is busy."""
-
-    doing = "looking at dead rows"
-
-    def __init__(self, database: Database, ended: Callable[[], int]) -> None:
-        self._watch = VacuumWatch(database)
-        self._ended = ended
-
-    def run(self) -> float:
-        self._watch.look(self._ended())
-        return jittered(RESCUE_MS / 1000)

@@ -166,17 +166,14 @@ class Commits:
     @overload
     def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
 
-    def completing(self, sessions: Any, result: Any = None) -> AbstractContextManager[Any]:
+    @contextmanager
+    def completing(self, sessions: Any, result: Any = None) -> Iterator[Any]:
         """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.
 
         >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
         ...     session.add(Payment(order_id=order_id))
         """
-        return self._completing(sessions, result)
-
-    @contextmanager
-    def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
         before = self.completed
         with transaction_in(sessions, "completing", "complete") as session:
             yield session
@@ -191,12 +188,9 @@ class Commits:
     @overload
     def acompleting(self, sessions: AD, result: Any = None) -> AbstractAsyncContextManager[AD]: ...
 
-    def acompleting(self, sessions: Any, result: Any = None) -> AbstractAsyncContextManager[Any]:
-        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
-        return self._acompleting(sessions, result)
-
     @asynccontextmanager
-    async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
+    async def acompleting(self, sessions: Any, result: Any = None) -> AsyncIterator[Any]:
+        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
         before = self.completed
         async with atransaction_in(sessions, "completing", "complete") as session:
             yield session

@@ -42,8 +42,8 @@ from sqlq.worker.admission import Admissions
 from sqlq.worker.answers import Answers
 from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
-from sqlq.worker.child import Unsupervised, facts
-from sqlq.worker.chores import SchemaWatch, Unstarted, Vacuum
+from sqlq.worker.child import Callbacks, Unsupervised, facts
+from sqlq.worker.chores import SchemaWatch, Unstarted
 from sqlq.worker.claim import Claimer
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
@@ -68,6 +68,7 @@ from sqlq.worker.scheduler import Follow
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
 from sqlq.worker.unblocker import Unblocker
+from sqlq.worker.vacuum import Vacuum
 from sqlq.worker.wake import wake_for
 from sqlq.worker.watched import Watched
 
@@ -274,13 +275,15 @@ class Worker(Background):
         """
         self._run_once()
         self._supervision.listen(
-            stop=self.stop,
-            renewed=self._renewed_for_us,
-            told=self._told_by_supervisor,
-            report=self._report,
-            look=self._wake.hinted,
-            asked=self._answers.asked,
-            control=self._control.hear,
+            Callbacks(
+                stop=self.stop,
+                renewed=self._renewed_for_us,
+                told=self._told_by_supervisor,
+                report=self._report,
+                look=self._wake.hinted,
+                asked=self._answers.asked,
+                control=self._control.hear,
+            )
         )
         with waits_while(self._grace.patience):
             if self._entry.enter(patient=patient):
