@@ -609,10 +609,8 @@ class Worker(Background):
             self._admissions.finish(self._grace.patience)
             self._entry.sign_off()
         self._left.set()  # what a handler still ends with comes too late
-        for part in (self._settler, self._unblocker, self._admissions):
+        for part in (self._settler, self._unblocker, self._admissions, self._answers, self._progress):
             part.abandon(self._grace.last_statement())
-        self._answers.finish()
-        self._progress.close(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
         self._chores.join(self._grace.last_statement())
         self._leases.stop(self._grace.last_statement())
