@@ -55,8 +55,6 @@ class Answers(Gatherer[list[int]]):
 
     def waits_for(self, id: int) -> bool:
         """Whether somebody waits for a job, as far as that was said."""
-        if not self.are_wanted:
-            return False
         moment = time.monotonic()
         return self._until.get(id, 0.0) > moment or self._any_until > moment
 
@@ -93,8 +91,8 @@ class Answers(Gatherer[list[int]]):
         self._pending += item
 
     def _write(self) -> None:
-        self._answer(self._pending)
-        self._pending.clear()
+        ids, self._pending = self._pending, []
+        self._answer(ids)
 
     def _answer(self, ids: list[int]) -> None:
         try:

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import is_
 from typing import Protocol
@@ -26,6 +26,7 @@ from sqlq.store.database import Database, asked
 from sqlq.store.dialect import Place
 from sqlq.store.jobs import is_refused
 from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
 
@@ -54,6 +55,12 @@ NEVER = float("inf")
 SHORTEST_RHYTHM = 0.8
 """How much sooner a chore may come than its rhythm says."""
 TURN_SECONDS = 5.0
+HELD_SECONDS = 1.0
+"""A job that has not started so long after its claim is noted. Most start within milliseconds."""
+HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
+"""How often a worker looks for such jobs that holds something, and one that does not."""
+MOST_HELD = 100
+"""So many of them are noted."""
 FAILED_SECONDS = 7.0
 """After so long a chore is tried again that failed for a reason other than the database being away."""
 
@@ -442,3 +449,29 @@ class SchemaWatch:
                 self._left_behind(error)
         self._seen = True
         return jittered(SCHEMA_SECONDS)
+
+
+class Held:
+    """Notes in the worker's row which jobs it holds and has not started: those that wait for a process of
+    their own, or behind a handler that blocks the event loop. Looks at its memory, and writes when these
+    change, which for most workers is never."""
+
+    doing = "noting which jobs have not started"
+
+    def __init__(
+        self, database: Database, worker: str, held: Callable[[float], Collection[RunningJob] | None]
+    ) -> None:
+        """`held` returns what was claimed before a moment and has not started, None where nothing is held."""
+        self._database = database
+        self._worker = worker
+        self._held = held
+        self._noted: list[int] = []
+
+    def run(self) -> float:
+        held = self._held(time.monotonic() - HELD_SECONDS)
+        ids = sorted(job.id for job in held or ())[:MOST_HELD]
+        if ids != self._noted:  # guard: held-is-noted-when-it-changes
+            with self._database.begin() as conn:
+                cluster.note_held(conn, self._worker, ids)
+            self._noted = ids
+        return HELD_IDLE_SECONDS if held is None else HELD_BUSY_SECONDS

@@ -121,16 +121,9 @@ class Leases:
             self._abandoned.add(right)
         self.drop([right])
 
-    def unstarted(self, claimed_before: float) -> list[RunningJob]:
-        """Return what was claimed before a moment and has neither started nor ended, nor waits for its
-        process."""
-        with self._lock:
-            old = [job for job in self._held.values() if job.claimed_at < claimed_before]
-        return [job for job in old if job.started is None and job.kill is None and not job.ended]
-
-    def not_started(self, claimed_before: float) -> list[RunningJob] | None:
-        """Return what was claimed before a moment and has not started, for whatever reason; None where
-        nothing is held."""
+    def unstarted(self, claimed_before: float) -> list[RunningJob] | None:
+        """Return what was claimed before a moment and has neither started nor ended; None where nothing is
+        held."""
         with self._lock:
             if not self._held:
                 return None

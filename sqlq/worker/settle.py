@@ -173,7 +173,7 @@ class Settler(Gatherer[Item]):
         """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
         while somebody waits for its result."""
         # guard: a-result-waits-for-who-waits
-        waited = self._keep_finished and self._answers.waits_for(job.id)
+        waited = self._keep_finished and self._answers.are_wanted and self._answers.waits_for(job.id)
         return waited or job.is_kept(self._keep_finished)
 
     def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, jobs.Fate]:

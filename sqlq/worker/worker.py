@@ -43,7 +43,7 @@ from sqlq.worker.answers import Answers
 from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
 from sqlq.worker.child import Callbacks, Unsupervised, facts
-from sqlq.worker.chores import SchemaWatch, Unstarted
+from sqlq.worker.chores import Held, SchemaWatch, Unstarted
 from sqlq.worker.claim import Claimer
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
@@ -53,12 +53,10 @@ from sqlq.worker.entry import Entry
 from sqlq.worker.executors import Executors
 from sqlq.worker.giveback import CROWDED_SECONDS, UNSTARTED_SECONDS, GivesBack
 from sqlq.worker.grace import Grace
-from sqlq.worker.held import Held
 from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
-from sqlq.worker.lifespan import Lifespan
-from sqlq.worker.lifespans import Lifespans
+from sqlq.worker.lifespan import Lifespan, Lifespans
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
@@ -209,7 +207,7 @@ class Worker(Background):
                 SchemaWatch(database, schema, self._stop_behind),
                 Vacuum(database, lambda: self._executors.ended),
                 Unstarted(database, self.id, self._gives_back.forgotten),
-                Held(database, self.id, self._leases.not_started),
+                Held(database, self.id, self._leases.unstarted),
                 *self._control.duties,
             ],
             rescued=teller.rescued,

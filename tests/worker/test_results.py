@@ -468,7 +468,7 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
     answers.asked([6])
     answers.ended([7, 6, 1])
     assert not answers.are_wanted
-    answers.finish()
+    answers.finish(lambda: 60.0)
     assert sorted(id for ids in answered for id in ids) == [2, 4, 5]
 
 
