@@ -12,9 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlq.settings import POLL_MS
 from sqlq.store import limits
-from sqlq.store.database import Database
+from sqlq.store.database import Database, MissingFileError
 from sqlq.worker.gather import FAILED_SECONDS, Threaded
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.unblocker import tell_idle
@@ -78,16 +80,26 @@ class Admissions(Threaded):
                 self._begin()  # guard: admissions-begin-when-they-can
 
     def look_now(self) -> bool:
-        """Admit what may run by all wakes that are due; return whether anything was. For a worker that leaves
-        when there is nothing."""
+        """Admit what may run by all wakes that are due, for a worker that is about to leave; return whether
+        anything was, or may be, since the database is away."""
         admitted = False
         more: set[str] = set()
-        while True:
-            done = limits.look(self._database, more, served=self._served)
-            admitted = admitted or done.number > 0
-            more = done.more
-            if not (more or done.more_wakes):
-                return admitted
+        try:
+            while True:
+                done = limits.look(self._database, more, served=self._served)
+                admitted = admitted or done.number > 0
+                more = done.more
+                if not (more or done.more_wakes):
+                    return admitted  # guard: drain-awaits-admissions
+        except MissingFileError:
+            return True
+        except DBAPIError as error:
+            dialect = self._database.dialect
+            if dialect.is_away(error) or dialect.rolled_back(error):
+                log.debug("admitting jobs failed: %s", error)
+                return True
+            log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)
+            return False
 
     @property
     def is_idle(self) -> bool:

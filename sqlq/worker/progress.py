@@ -59,12 +59,12 @@ class Pace(Threaded):
             self._abandoned.wait(EVERY_SECONDS)
 
 
-class ProgressWriter:
+class ProgressWriter(Pace):
     """Writes what the jobs of a worker say, and of those that SQL inserted how long their task keeps them."""
 
     def __init__(self, database: Database) -> None:
+        super().__init__(self._write_new)
         self._database = database
-        self._pace = Pace(self._write_new)
         self._writing = threading.Lock()
         """So that what was said earlier is never written later."""
         self.in_use = False
@@ -73,11 +73,7 @@ class ProgressWriter:
     def note(self, job: RunningJob) -> None:
         """Write a job's new word soon; returns at once."""
         self.in_use = True
-        self._pace.note(job)
-
-    def abandon(self, seconds: float) -> None:
-        """End the thread within so many seconds; what has not been written is left."""
-        self._pace.abandon(seconds)
+        super().note(job)
 
     def flush(self, ended: Iterable[RunningJob]) -> set[Right]:
         """Write the last word of jobs that have ended, before they are settled; return the rights of those
@@ -101,7 +97,7 @@ class ProgressWriter:
             missing = {job.right for job in running}
         for job in running:
             if job.right in missing and not job.ended:
-                self._pace.note(job)
+                self.note(job)
 
     def _write(self, said: Sequence[RunningJob]) -> set[Right]:
         """Write the word of each job, and return the rights that did not match, because they are locked or

@@ -42,6 +42,7 @@ from sqlq.worker.unblocker import tell_idle
 log = logging.getLogger("sqlq.worker")
 
 LOCKED_ROW_SECONDS = 0.02
+MOST_NAMED = 20
 
 
 @dataclass
@@ -123,9 +124,18 @@ class Settler(Gatherer[Item]):
         crash."""
         return self._items.qsize() + len(self._pending)
 
-    def unwritten_jobs(self) -> list[int]:
-        """Return the jobs whose outcomes are being written."""
-        return [id for id, _ in list(self._pending)]
+    def finish(self, patience: Callable[[], float]) -> bool:
+        """Write what there is and end, while there is `patience`, in seconds; say whether all was written."""
+        is_done = super().finish(patience)
+        if not is_done:
+            unwritten = [str(id) for id, _ in list(self._pending)]
+            log.error(
+                "the outcomes of these jobs could not be written before leaving: %s; their leases run out, "
+                "and they run again",
+                ", ".join(unwritten[:MOST_NAMED]) + (", …" if len(unwritten) > MOST_NAMED else ""),
+                extra={"event": "stopping"},
+            )
+        return is_done
 
     # -- the thread ------------------------------------------------------------------------------------------
 

@@ -18,11 +18,9 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
-
-from sqlalchemy.exc import DBAPIError
 
 from sqlq import codec
 from sqlq.around import Scope
@@ -34,7 +32,7 @@ from sqlq.schedule import Declarations
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS
 from sqlq.store.control import WORKING
-from sqlq.store.database import Database, MissingFileError
+from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.store.patience import waits_while
 from sqlq.task import Registry
@@ -59,7 +57,7 @@ from sqlq.worker.lease import Leases
 from sqlq.worker.lifespan import Lifespan, Lifespans
 from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
 from sqlq.worker.scheduler import Follow
@@ -74,7 +72,6 @@ log = logging.getLogger("sqlq.worker")
 
 BACKLOG_SECONDS = 0.005
 LOOK_SECONDS = 0.1
-MOST_NAMED = 20
 IDLE_SECONDS = 10.0
 """A worker that has rested for so long keeps two connections: for claims, and for all else."""
 
@@ -451,7 +448,7 @@ class Worker(Background):
                     return
                 # What a chore, or the thread that admits, has freed since the claim, the next claim sees.
                 self._chores.await_turn()  # guard: drain-awaits-chores
-                is_last = not self._admitted_now()  # guard: drain-claims-once-more
+                is_last = not self._admissions.look_now()  # guard: drain-claims-once-more
                 if is_last:
                     quiet = False
                     continue
@@ -540,28 +537,12 @@ class Worker(Background):
 
     def _after_settling(self) -> None:
         self._executors.start_ready()
-        if self._options.drain:
-            self._wake.call()
+        self._after_unblocking()
 
     def _admitted(self, starts: list[float]) -> None:
         """Look for jobs that were admitted, now or when they start."""
         for moment in starts or [time.monotonic()]:
             self._wake.at(moment)
-
-    def _admitted_now(self) -> bool:
-        """Whether a worker that is about to leave finds jobs that may run by now; where the database is away,
-        it looks again."""
-        try:
-            return self._admissions.look_now()  # guard: drain-awaits-admissions
-        except MissingFileError:
-            return True
-        except DBAPIError as error:
-            dialect = self._database.dialect
-            if dialect.is_away(error) or dialect.rolled_back(error):
-                log.debug("admitting jobs failed: %s", error)
-                return True
-            log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)
-            return False
 
     def _after_unblocking(self) -> None:
         if self._options.drain:
@@ -589,20 +570,11 @@ class Worker(Background):
         self._gives_back.ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
-            with suppress(RuntimeError):
-                threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True).start()
+            begins(threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True))
         self._grace.await_running(self._executors)
         if not self._grace.leaving_now.is_set():
             self._gives_back.running()
-            if not self._settler.finish(self._grace.patience):
-                unwritten = self._settler.unwritten_jobs()
-                log.error(
-                    "the outcomes of these jobs could not be written before leaving: %s; their leases run "
-                    "out, and they run again",
-                    ", ".join(map(str, unwritten[:MOST_NAMED]))
-                    + ("" if len(unwritten) <= MOST_NAMED else ", …"),
-                    extra={"event": "stopping"},
-                )
+            self._settler.finish(self._grace.patience)
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)
             self._entry.sign_off()

@@ -225,7 +225,7 @@ GUARDS = [
     Guard("a-limit-that-is-raised-is-looked-at", None, "pass", "tests/faces/test_cli_limit.py::test_an_operators_word_counts_until_it_is_cleared[postgresql]"),
     Guard("drain-awaits-admissions", None, "return False", LIMITS + "test_a_drain_runs_what_is_in_line[sqlite]"),
     Guard("drain-awaits-a-look-under-way", "and self._admissions.is_idle", "", LIMITS + "test_a_drain_waits_for_an_admission_that_is_under_way[postgresql]"),
-    Guard("drain-claims-once-more", None, "is_last = not (self._admitted_now() or self._retire('nothing is available'))", LIMITS + "test_a_drain_claims_once_more_after_its_last_look[sqlite]"),
+    Guard("drain-claims-once-more", None, "is_last = not (self._admissions.look_now() or self._retire('nothing is available'))", LIMITS + "test_a_drain_claims_once_more_after_its_last_look[sqlite]"),
     # attempts and releases
     Guard("release-gives-the-attempt-back", None, '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard("release-is-counted", None, '"releases": jobs.c.releases,', MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
