@@ -111,8 +111,7 @@ class Worker(Background):
         self._teller = teller = Teller(self._events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
-        self._left = threading.Event()
-        self._ending = threading.Lock()
+        self._left, self._ending = threading.Event(), threading.Lock()
         self._watched = Watched(self._supervision)
         self._wake = wake_for(database, self._watched.at)
         self._keep_finished = keep_finished = options.retention_ms != 0
