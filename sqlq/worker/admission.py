@@ -61,7 +61,7 @@ class Admissions(Threaded):
     def start(self) -> None:
         if self._in_use:
             with self._changed:
-                self._begin()
+                self._begin()  # or later, where no thread is to be had now
 
     def ended(self, keys: Collection[str]) -> None:
         """Take the keys of which a slot was given back, and that is committed; returns at once."""
@@ -112,9 +112,8 @@ class Admissions(Threaded):
         return not self._closing and super()._begin()
 
     def _close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._closing = True
+        super()._close()
 
     def _run(self) -> None:
         keys: set[str] = set()

@@ -77,7 +77,7 @@ class Answers(Gatherer[list[int]]):
         else:
             self._items.put(wanted)
 
-    def abandon(self, seconds: float) -> None:
+    def abandon(self, seconds: float = LAST_WORDS_SECONDS) -> None:
         """Let the last answers leave, waiting for a moment at most."""
         if self._thread is not None:
             self._close()

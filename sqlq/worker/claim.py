@@ -18,7 +18,6 @@ from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Ask, Position
 from sqlq.task import Task
-from sqlq.worker.turns import Turns
 
 AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
@@ -117,6 +116,26 @@ class Frontier:
         order = {name: i for i, name in enumerate(names)}
         known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]
         return sorted(known, key=lambda place: (order[place[0]], -place[1]))
+
+
+class Turns:
+    """Gives queues turns by their weights, evenly mixed: a queue of weight 3 beside one of weight 1 comes
+    first in three of four claims. What it leaves of a claim is for the others, in the order of their next
+    turns."""
+
+    def __init__(self, weights: Mapping[str, int]) -> None:
+        self._weights = weights
+        self._credit = dict.fromkeys(weights, 0)
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """Return these queues in the order for the next claim. A queue that is not among them has no turn,
+        and saves none up."""
+        for name in names:
+            self._credit[name] += self._weights[name]
+        ordered = sorted(names, key=lambda name: -self._credit[name])  # of equals the first named
+        if ordered:
+            self._credit[ordered[0]] -= sum(self._weights[name] for name in names)
+        return ordered
 
 
 class Claimer:

@@ -14,6 +14,7 @@ from sqlq.worker.outage import AWAY, Outage, begins
 log = logging.getLogger("sqlq.worker")
 
 LOOK_SECONDS = 0.1
+STOP_SECONDS = 5.0
 FAILED_SECONDS = 1.0
 T = TypeVar("T")
 
@@ -27,6 +28,12 @@ class Threaded:
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def start(self) -> None:
+        """Begin the thread now. Raises `RuntimeError` where none is to be had."""
+        with self._changed:
+            if not self._begin():
+                raise RuntimeError(f"the thread {self._name} cannot be started")
+
     def finish(self, patience: Callable[[], float]) -> bool:
         """Let the thread do what there is to do, and end; say whether it has, while there was `patience`, in
         seconds."""
@@ -38,7 +45,7 @@ class Threaded:
             thread.join(min(seconds, LOOK_SECONDS))
         return not thread.is_alive()
 
-    def abandon(self, seconds: float) -> None:
+    def abandon(self, seconds: float = STOP_SECONDS) -> None:
         """End the thread within so many seconds, whatever is left."""
         self._abandoned.set()
         if self._thread is not None:
@@ -56,8 +63,9 @@ class Threaded:
         return True
 
     def _close(self) -> None:
-        """Tell the thread that no more will come."""
-        raise NotImplementedError
+        """Tell the thread that no more will come, or that it is abandoned."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _run(self) -> None:
         raise NotImplementedError

@@ -110,11 +110,6 @@ class Settler(Gatherer[Item]):
         self._refused: str | None = None
         self.tally = Tally()
 
-    def start(self) -> None:
-        with self._changed:
-            if not self._begin():
-                raise RuntimeError("can't start the thread that writes outcomes")
-
     def settle(self, job: RunningJob, outcome: Outcome) -> None:
         """Take an outcome to write; returns at once."""
         self._items.put((job, outcome, job.seconds()))
@@ -312,7 +307,7 @@ class Settler(Gatherer[Item]):
                     break
             else:  # nothing of it can be written; the attempt counts as lost, and another may follow
                 del pending[right]
-                self._leases.abandon(right)
+                self._leases.let_go(right)
 
     def _settlement(self, job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
         """Return what there is to write of an attempt that ended with this outcome, after so many seconds."""

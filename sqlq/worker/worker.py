@@ -582,8 +582,8 @@ class Worker(Background):
             part.abandon(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
         self._chores.join(self._grace.last_statement())
-        self._leases.stop(self._grace.last_statement())
-        self._deadlines.stop()
+        self._leases.abandon(self._grace.last_statement())
+        self._deadlines.abandon()
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:

@@ -190,7 +190,7 @@ def test_what_could_not_be_written_nor_ended_is_not_given_back(
     job = app.enqueue(noop.new().set(max_attempts=1))
     (held,) = claim(app, worker.id)
     fail_before(engine, job.id)
-    leases.abandon(right(held))
+    leases.let_go(right(held))
 
     def token() -> int:
         with engine.connect() as conn:

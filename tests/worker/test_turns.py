@@ -11,9 +11,9 @@ import pytest
 import sqlq
 from sqlq.cli import work
 from sqlq.errors import ConfigurationError
-from sqlq.worker import turns
-from sqlq.worker.claim import Claimer, Frontier
-from sqlq.worker.turns import Turns, checked_weights
+from sqlq.worker import options
+from sqlq.worker.claim import Claimer, Frontier, Turns
+from sqlq.worker.options import checked_weights
 
 
 def test_queues_come_first_as_often_as_their_weights_say_and_evenly_mixed() -> None:
@@ -87,7 +87,7 @@ def test_without_weights_the_order_is_strict(app: sqlq.App) -> None:
 )
 def test_how_queues_are_named(given: tuple[str, ...], queues: Any) -> None:
     assert work._named_queues(given) == queues
-    assert work.LARGEST_WEIGHT == turns.LARGEST_WEIGHT
+    assert work.LARGEST_WEIGHT == options.LARGEST_WEIGHT
 
 
 # -- queues without an order ---------------------------------------------------------------------------------
