@@ -93,8 +93,9 @@ class Link:
         except OSError:
             self._unsent.clear()
 
-    def receive(self) -> Message | None:
-        """Wait for the next message, passing over what is none; None when the other side is gone."""
+    def receive(self, *, strictly: bool = False) -> Message | None:
+        """Wait for the next message, passing over what is none; None when the other side is gone. Raises
+        `ValueError` for what is none where that may have been the last word: `strictly`."""
         while True:
             try:
                 line = self._lines.readline()
@@ -108,6 +109,8 @@ class Link:
                 message = None
             if isinstance(message, dict):
                 return message
+            if strictly:
+                raise ValueError("a word that is no message")
             if not self._ignored:  # the first of them is told
                 log.warning("another process of this worker says what is no message: it is ignored")
             self._ignored += 1

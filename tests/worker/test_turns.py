@@ -58,7 +58,7 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
         app.enqueue_many([task.new(queue).set(queue=queue) for _ in range(40)])
     worker = app.worker({"high": 3, "low": 1}, concurrency=1, max_jobs=16)
 
-    def demand(running: int, waiting: int, ended: int, *, blocked: bool) -> int:
+    def demand(running: int, waiting: int, *done: float, blocked: bool) -> int:
         return int(not running and not waiting)
 
     monkeypatch.setattr(worker._claimer, "demand", demand)
