@@ -199,7 +199,7 @@ class Supervised(Unsupervised):
         """Say what became of the attempts, as the last word."""
         self._over = True
         if self._meter is not None:
-            self._meter.last(lambda numbers: self._link.send(metrics=numbers))
+            self._meter.flush_by(lambda numbers: self._link.send(metrics=numbers))
         self._link.send(ended=tally)
 
     def beat(self) -> None:

@@ -55,7 +55,7 @@ from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
 from sqlq.worker.lifespan import Lifespan, Lifespans
-from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
+from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout, Watched
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.progress import ProgressWriter
@@ -66,7 +66,6 @@ from sqlq.worker.tell import Teller
 from sqlq.worker.unblocker import Unblocker
 from sqlq.worker.vacuum import Vacuum
 from sqlq.worker.wake import wake_for
-from sqlq.worker.watched import Watched
 
 log = logging.getLogger("sqlq.worker")
 
