@@ -32,15 +32,17 @@ ASKS_THE_TIME = {
     "cli/jobs.py",
     "cli/logs.py",
     "cli/output.py",
+    "eager.py",
     "events.py",
+    "here.py",
     "history.py",
     "retry.py",
+    "worker/commits.py",
     "worker/meter.py",
-    "worker/running.py",
 }
-"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when an
-attempt was begun and ended, for its line, how far away a moment is, for a line and a look, and how long a job
-has waited, for the metrics."""
+"""For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job
+of this process was enqueued, begun and ended, when an attempt was, for its line, how far away a moment is,
+for a line and a look, and how long a job has waited, for the metrics."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
