@@ -86,11 +86,12 @@ class Admissions(Threaded):
         more: set[str] = set()
         try:
             while True:
+                # guard: drain-awaits-admissions
                 done = limits.look(self._database, more, served=self._served)
                 admitted = admitted or done.number > 0
                 more = done.more
                 if not (more or done.more_wakes):
-                    return admitted  # guard: drain-awaits-admissions
+                    return admitted
         except MissingFileError:
             return True
         except DBAPIError as error:
