@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -284,7 +284,7 @@ class Settler(Gatherer[Item]):
         its texts."""
         log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
         for right, (job, outcome, seconds) in list(pending.items()):
-            for version in (outcome, _plain(outcome)):
+            for version in (outcome, *_plainer(outcome)):
                 try:
                     with self._database.begin() as conn:
                         keep = self._keeps(job)
@@ -328,19 +328,20 @@ class Settler(Gatherer[Item]):
         self._teller.ended(job, outcome, seconds)
 
 
-def _plain(outcome: Outcome) -> Outcome:
-    """The outcome with nothing in it that a database could refuse."""
+def _plainer(outcome: Outcome) -> Sequence[Outcome]:
+    """The outcome with ever less in it that a database could refuse."""
     error = ErrorText(
         "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
     )
     match outcome:
         case Completed():
-            return Completed(None, "its result could not be stored; null is")
+            return [Completed(None, "its result could not be stored; null is")]
         case Cancelled():
-            return Cancelled(None)
+            return [Cancelled(None)]
         case Failed(reason):
-            return Failed(reason, error)
+            return [Failed(reason, error)]
         case Retried():
-            return replace(outcome, error=error)
+            plain = replace(outcome, error=error)
+            return [plain, replace(plain, queue=None)]  # the other queue may hold its key
         case Released() | SelfCompleted():
-            return outcome
+            return [outcome]
