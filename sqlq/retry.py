@@ -68,6 +68,8 @@ class Snooze(Signal):
     circles for ever.
     """
 
+    priority = queue = None
+
     def __init__(self, delay: Duration | datetime) -> None:
         self.delay_ms, self.at = _wait(delay, "Snooze(delay)")
         super().__init__(f"the handler asked to be run again in {delay}")
@@ -129,10 +131,7 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
             outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
             if isinstance(outcome, Failed):
                 return outcome
-            outcome = replace(outcome, at=error.at)
-            if isinstance(error, Snooze):
-                return outcome
-            return replace(outcome, priority=error.priority, queue=error.queue)
+            return replace(outcome, at=error.at, priority=error.priority, queue=error.queue)
         case JobTimeoutError() if isinstance(error, policy.fail_on):
             return Failed("timeout", describe(error))
         case JobTimeoutError():

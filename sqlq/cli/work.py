@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlq.worker.child import Supervised
     from sqlq.worker.isolates import Isolates
     from sqlq.worker.options import WorkerOptions
-    from sqlq.worker.supervisor import Supervisor
+    from sqlq.worker.supervisor import Supervisor, SupervisorOptions
 
 log = logging.getLogger("sqlq.worker")
 LARGEST_WEIGHT = 1_000
@@ -191,17 +191,23 @@ def work(
             *(context, supervision, processes, start_isolates, options, set_up_logs), is_metered=is_metered
         )
     else:
+        from sqlq.worker.supervisor import SupervisorOptions
+
         if isolate_jobs is not None and isolate_jobs < 1:
             raise click.UsageError(f"--isolate-jobs is {isolate_jobs}: it must be at least 1")
         checked = _checked(processes, options)
-        patience = _patience(start_timeout, stuck_after)
         watched = _watched(context, reload, reload_dirs, {"--drain": options["drain"], "--spare": spare})
+        supervising = SupervisorOptions(
+            *(processes, checked.lease_ms, checked.grace_ms, health_file, spare),
+            restarts=bool(watched),
+            max_idle_ms=checked.max_idle_ms,
+            start_ms=_patience("--start-timeout", start_timeout),
+            stuck_ms=_patience("--stuck-after", stuck_after),
+        )
         context.require_app("work runs the tasks of an App")
         set_up_logs()
         shown = (metrics_port, metrics_host)
-        _supervise(
-            *(context, checked, processes, health_file, spare, shown, patience), drawn=drawn, watched=watched
-        )
+        _supervise(context, checked, supervising, shown, drawn=drawn, watched=watched)
 
 
 def _named_queues(given: tuple[str, ...]) -> list[str] | dict[str, int] | None:
@@ -243,14 +249,13 @@ def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
         return WorkerOptions.of(**options, retention_ms=None)
 
 
-def _patience(start_timeout: str, stuck_after: str) -> tuple[int, int]:
+def _patience(option: str, given: str) -> int:
     from sqlq.clock import milliseconds
 
-    given = {"--start-timeout": start_timeout, "--stuck-after": stuck_after}
-    found = {name: milliseconds(text, name) for name, text in given.items()}
-    for name in (name for name, ms in found.items() if ms < SHORTEST_PATIENCE_MS):
-        raise click.UsageError(f"{name} is {given[name]}: it must be at least 5s, which a busy machine takes")
-    return found["--start-timeout"], found["--stuck-after"]
+    ms = milliseconds(given, option)
+    if ms < SHORTEST_PATIENCE_MS:
+        raise click.UsageError(f"{option} is {given}: it must be at least 5s, which a busy machine takes")
+    return ms
 
 
 def _watched(context: Context, reload: bool, given: tuple[Path, ...], unfit: dict[str, bool]) -> list[Path]:
@@ -271,32 +276,19 @@ def _watched(context: Context, reload: bool, given: tuple[Path, ...], unfit: dic
 def _supervise(
     context: Context,
     options: WorkerOptions,
-    processes: int,
-    health_file: Path | None,
-    spare: bool,
+    supervising: SupervisorOptions,
     metrics: tuple[int | None, str],
-    patience: tuple[int, int],
     *,
     drawn: bool,
     watched: list[Path],
 ) -> NoReturn:
     from sqlq.cli.progress import Progress, stopped
-    from sqlq.worker.supervisor import Supervisor, SupervisorOptions
+    from sqlq.worker.supervisor import Supervisor
 
-    _refuse_unwritable(health_file)
+    _refuse_unwritable(supervising.health_file)
     entitle(options.name)("supervisor")
     totals = totals_for(metrics[0])
-    supervisor = Supervisor(
-        [*context.program, *sys.argv[1:]],
-        SupervisorOptions(
-            *(processes, options.lease_ms, options.grace_ms, health_file, spare),
-            restarts=bool(watched),
-            max_idle_ms=options.max_idle_ms,
-            start_ms=patience[0],
-            stuck_ms=patience[1],
-        ),
-        totals,
-    )
+    supervisor = Supervisor([*context.program, *sys.argv[1:]], supervising, totals)
     show(totals, supervisor, *metrics)
     if watched:
         from sqlq.cli import reload
@@ -407,8 +399,7 @@ def _child(
     show("worker starting")
     supervised.show = lambda state: show(f"worker {state}")
     isolates = start_isolates(warm)
-    app = context.app_with_tasks("work runs the tasks of an App")
-    app.direct_calls = "allow"  # as in any process of a worker
+    app = _app(context)
     set_up_logs()
     if generation == 0:
         supervised.announce = lambda: _announce(context, app, processes, options)
@@ -434,6 +425,12 @@ def _child(
         _exit(0)
     app.close()
     sys.exit(0)
+
+
+def _app(context: Context) -> App:
+    app = context.app_with_tasks("work runs the tasks of an App")
+    app.direct_calls = "allow"  # as in any process of a worker
+    return app
 
 
 def _stand_by(app: App, supervised: Supervised) -> bool:
@@ -508,8 +505,7 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
 
     ignore_signals()
     link = Link.inherited(fd)
-    app = context.app_with_tasks("work runs the tasks of an App")
-    app.direct_calls = "allow"  # as in any process of a worker
+    app = _app(context)
     set_up_logs()
     serve(link, app.tasks, app.lifespan_scope)
 

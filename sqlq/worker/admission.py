@@ -9,15 +9,16 @@ one admission is under way the next keys gather.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlq.settings import POLL_MS
 from sqlq.store import limits
-from sqlq.store.database import Database
-from sqlq.worker.grace import ended
-from sqlq.worker.outage import AWAY, Outage, begins
+from sqlq.store.database import Database, MissingFileError
+from sqlq.worker.gather import FAILED_SECONDS, Threaded
+from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.unblocker import tell_idle
 
 log = logging.getLogger("sqlq.worker")
@@ -25,10 +26,9 @@ log = logging.getLogger("sqlq.worker")
 POLL_SECONDS = POLL_MS / 1000
 LOOK_SECONDS = 0.02
 """So far apart are two looks at wakes that nothing but a hint asks for."""
-FAILED_SECONDS = 1.0
 
 
-class Admissions:
+class Admissions(Threaded):
     """Admits for one worker."""
 
     def __init__(
@@ -42,13 +42,14 @@ class Admissions:
         """`freed` is called when jobs have been admitted, with the moments of the monotonic clock at which
         they may start, where that is not at once; `done` when nothing is left to look at. `in_use` where it
         is known that there are limits."""
+        super().__init__("sqlq-admit")
         self._database = database.for_claims
+        self._outage = Outage("admitting jobs", database)
         self._notifying = database
         self._freed = freed
         self._done = done
         self._in_use = in_use
         self._served = limits.Served(POLL_SECONDS)
-        self._changed = threading.Condition()
         self._keys: set[str] = set()
         self._hinted = in_use
         self._busy = False
@@ -56,12 +57,11 @@ class Admissions:
         self._look_at = float("-inf")
         """When to look at wakes."""
         self._looked_at = float("-inf")
-        self._thread: threading.Thread | None = None
-        self._abandoned = threading.Event()
 
     def start(self) -> None:
         if self._in_use:
-            self._begin()
+            with self._changed:
+                self._begin()  # or later, where no thread is to be had now
 
     def ended(self, keys: Collection[str]) -> None:
         """Take the keys of which a slot was given back, and that is committed; returns at once."""
@@ -80,59 +80,52 @@ class Admissions:
                 self._begin()  # guard: admissions-begin-when-they-can
 
     def look_now(self) -> bool:
-        """Admit what may run by all wakes that are due; return whether anything was. For a worker that leaves
-        when there is nothing."""
+        """Admit what may run by all wakes that are due, for a worker that is about to leave; return whether
+        anything was, or may be, since the database is away."""
         admitted = False
         more: set[str] = set()
-        while True:
-            done = limits.look(self._database, more, served=self._served)
-            admitted = admitted or done.number > 0
-            more = done.more
-            if not (more or done.more_wakes):
-                return admitted
+        try:
+            while True:
+                # guard: drain-awaits-admissions
+                done = limits.look(self._database, more, served=self._served)
+                admitted = admitted or done.number > 0
+                more = done.more
+                if not (more or done.more_wakes):
+                    return admitted
+        except MissingFileError:
+            return True
+        except DBAPIError as error:
+            dialect = self._database.dialect
+            if dialect.is_away(error) or dialect.rolled_back(error):
+                log.debug("admitting jobs failed: %s", error)
+                return True
+            log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)
+            return False
 
     @property
     def is_idle(self) -> bool:
         """Whether no key is left to look at, so that a claim sees all that this worker has admitted."""
         return not (self._keys or self._busy)
 
-    def finish(self, patience: Callable[[], float]) -> None:
-        """Look at what there is and end, while there is `patience`, in seconds; what is left is for another
-        worker, or for a sweep."""
-        thread = self._thread
-        if thread is None:
-            return
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        ended(thread, patience)
-
-    def abandon(self, seconds: float) -> None:
-        """Leave what is left to another worker, or to a sweep, and end, within so many seconds."""
-        self._abandoned.set()
-        self.finish(lambda: 0.0)
-        if self._thread is not None:
-            self._thread.join(seconds)
-
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        if self._thread is None and not self._closing:
-            thread = threading.Thread(target=self._run, name="sqlq-admit", daemon=True)
-            if begins(thread):
-                self._thread = thread
+    def _begin(self) -> bool:
+        return not self._closing and super()._begin()
+
+    def _close(self) -> None:
+        self._closing = True
+        super()._close()
 
     def _run(self) -> None:
-        outage = Outage("admitting jobs", self._database)
         keys: set[str] = set()
         while not self._abandoned.is_set():
             if not self._gather(keys):
                 return
             try:
                 self._admit(keys)
-                outage.over()
+                self._outage.over()
             except AWAY as error:
-                self._abandoned.wait(outage.met(error))
+                self._abandoned.wait(self._outage.met(error))
             except Exception:
                 log.exception("admitting jobs failed; trying again")
                 self._abandoned.wait(FAILED_SECONDS)

@@ -8,16 +8,14 @@ the job when it looks for itself, within a second.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from queue import SimpleQueue
 
 from sqlq.store import results
 from sqlq.store.database import Database
 from sqlq.store.records import possible
 from sqlq.waiting import ASK_SECONDS
-from sqlq.worker.outage import begins
+from sqlq.worker.gather import Gatherer
 
 log = logging.getLogger("sqlq.worker")
 
@@ -28,24 +26,22 @@ MOST_REMEMBERED = 10_000
 """Where more jobs are waited for, the ends of all jobs are told. Who may NOTIFY may ask for any number."""
 
 
-class Answers:
+class Answers(Gatherer[list[int]]):
     """Answers for one worker, from a thread that is started by the first answer there is to give."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = threading.Lock()
+        super().__init__("sqlq-answers", "answering", database)
         self._until: dict[int, float] = {}
         """For which jobs somebody waits, and when that is forgotten, by the monotonic clock."""
         self._any_until = self._latest = self._forget_at = float("-inf")
         self.are_wanted = False
         """Whether somebody waits, for whatever."""
-        self._ended: SimpleQueue[list[int] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._pending: list[int] = []
 
     def asked(self, ids: Sequence[int] | None) -> None:
         """Note for which jobs somebody waits, as far as is known; None stands for any."""
         moment = time.monotonic()
-        with self._lock:
+        with self._changed:
             if moment >= self._forget_at:
                 self._forget(moment)
                 self._forget_at = moment + FORGET_SECONDS
@@ -59,8 +55,6 @@ class Answers:
 
     def waits_for(self, id: int) -> bool:
         """Whether somebody waits for a job, as far as that was said."""
-        if not self.are_wanted:
-            return False
         moment = time.monotonic()
         return self._until.get(id, 0.0) > moment or self._any_until > moment
 
@@ -68,7 +62,7 @@ class Answers:
         """Answer those who wait for these jobs, whose ends are committed; returns at once, unless it is to be
         done `here`, which saves them the start of another thread."""
         moment = time.monotonic()
-        with self._lock:
+        with self._changed:
             if moment > self._latest:  # all of it is old
                 self._until.clear()
             every = moment < self._any_until
@@ -76,35 +70,29 @@ class Answers:
             self.are_wanted = every or bool(self._until)
             if not wanted:
                 return
-            if self._thread is None and not here:
-                thread = threading.Thread(target=self._run, name="sqlq-answers", daemon=True)
-                if not begins(thread):
-                    return  # who waits looks for itself
-                self._thread = thread
+            if not (here or self._begin()):
+                return  # who waits looks for itself
         if here:
             self._answer(wanted)
         else:
-            self._ended.put(wanted)
+            self._items.put(wanted)
 
-    def finish(self) -> None:
+    def abandon(self, seconds: float = LAST_WORDS_SECONDS) -> None:
         """Let the last answers leave, waiting for a moment at most."""
         if self._thread is not None:
-            self._ended.put(None)
-            self._thread.join(LAST_WORDS_SECONDS)
+            self._close()
+            self._thread.join(min(seconds, LAST_WORDS_SECONDS))
 
     def _forget(self, moment: float) -> None:
         for id in [id for id, until in self._until.items() if until < moment]:
             del self._until[id]
 
-    def _run(self) -> None:
-        while (ids := self._ended.get()) is not None:
-            while not self._ended.empty():
-                more = self._ended.get()
-                if more is None:
-                    self._ended.put(None)
-                    break
-                ids += more
-            self._answer(ids)
+    def _add(self, item: list[int]) -> None:
+        self._pending += item
+
+    def _write(self) -> None:
+        ids, self._pending = self._pending, []
+        self._answer(ids)
 
     def _answer(self, ids: list[int]) -> None:
         try:

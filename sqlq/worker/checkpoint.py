@@ -148,7 +148,8 @@ class Step:
     @overload
     def finishing(self, sessions: D) -> AbstractContextManager[D]: ...
 
-    def finishing(self, sessions: Any) -> AbstractContextManager[Any]:
+    @contextmanager
+    def finishing(self, sessions: Any) -> Iterator[Any]:
         """Open a session, run the block in its transaction, finish the step and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.
 
@@ -157,10 +158,6 @@ class Step:
         ...     with step.finishing(engine) as session:
         ...         session.add(Bill(order_id=order_id))
         """
-        return self._finishing(sessions)
-
-    @contextmanager
-    def _finishing(self, sessions: Any) -> Iterator[Any]:
         with transaction_in(sessions, "finishing", "finish") as session:
             yield session
             self.finish(session)
@@ -173,12 +170,9 @@ class Step:
     @overload
     def afinishing(self, sessions: AD) -> AbstractAsyncContextManager[AD]: ...
 
-    def afinishing(self, sessions: Any) -> AbstractAsyncContextManager[Any]:
-        """`finishing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
-        return self._afinishing(sessions)
-
     @asynccontextmanager
-    async def _afinishing(self, sessions: Any) -> AsyncIterator[Any]:
+    async def afinishing(self, sessions: Any) -> AsyncIterator[Any]:
+        """`finishing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
         async with atransaction_in(sessions, "finishing", "finish") as session:
             yield session
             await self.afinish(session)

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlq.clock import readable
@@ -29,27 +30,26 @@ REPORT_SECONDS = 1.0
 MORE_SECONDS = 0.1
 """How long at least lies between two words to the supervisor that there is more."""
 
-Stop = Callable[["int | None"], None]
-"""Stops a worker, within so many milliseconds or else its own grace time."""
-Renewed = Callable[["dict[Right, bool]", float, bool], None]
-"""Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the
-worker is entered."""
 
-Look = Callable[[], None]
-"""Ends the rest of a loop, because there may be work."""
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What a worker does when its supervisor says something."""
 
-Asked = Callable[["Sequence[int] | None"], None]
-"""Hears for which jobs somebody waits; None for any."""
-
-Report = Callable[[], "dict[str, Any]"]
-"""Says how far a worker has come: `tally`, and how many jobs are `running`."""
-
-
-Told = Callable[[JobEvent], None]
-"""Hears what became of a job whose worker died."""
-
-Hear = Callable[["dict[str, Any]"], None]
-"""Hears what operators want of this worker."""
+    stop: Callable[[int | None], None]
+    """Stops the worker, within so many milliseconds or else its own grace time."""
+    renewed: Callable[[dict[Right, bool], float, bool], None]
+    """Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the
+    worker is entered."""
+    told: Callable[[JobEvent], None]
+    """Hears what became of a job whose worker died."""
+    report: Callable[[], dict[str, Any]] = dict
+    """Says each second how far the worker has come: `tally`, and how many jobs are `running`."""
+    look: Callable[[], None] = lambda: None
+    """Ends the rest of a loop, because there may be work."""
+    asked: Callable[[Sequence[int] | None], None] = lambda ids: None
+    """Hears for which jobs somebody waits; None for any."""
+    control: Callable[[dict[str, Any]], None] = lambda message: None
+    """Hears what operators want of this worker."""
 
 
 def facts(worker: str, database: Database, options: WorkerOptions) -> dict[str, Any]:
@@ -80,20 +80,8 @@ class Unsupervised:
     began_at: float | None = None
     """When the supervisor began, by the monotonic clock that all processes of a machine share."""
 
-    def listen(
-        self,
-        *,
-        stop: Stop,
-        renewed: Renewed,
-        told: Told,
-        report: Report = dict,
-        look: Look = lambda: None,
-        asked: Asked = lambda ids: None,
-        control: Hear = lambda message: None,
-    ) -> None:
-        """Hear the supervisor from now on: when to stop, when to look for jobs, which leases it has renewed,
-        for which jobs somebody waits, what operators want, and what it has made of the jobs of workers that
-        died; `report` is told it each second."""
+    def listen(self, callbacks: Callbacks) -> None:
+        """Hear the supervisor from now on."""
 
     def ready(self, **facts: Any) -> None:
         """Say that this worker is up, and what the supervisor needs to know to stand in for it."""
@@ -148,41 +136,31 @@ class Supervised(Unsupervised):
         self.box: BlackBox = box
         self.began_at = began_at
         self._over = False
-        self._report: Report = dict
+        self._report: Callable[[], dict[str, Any]] = dict
         self._report_at = self._more_at = 0.0
         self.announce: Callable[[], None] = lambda: None
         """Called when the worker is ready, before it starts anything."""
         self.show: Callable[[str], None] = lambda state: None
         """Called each second with what the worker is at."""
 
-    def listen(
-        self,
-        *,
-        stop: Stop,
-        renewed: Renewed,
-        told: Told,
-        report: Report = dict,
-        look: Look = lambda: None,
-        asked: Asked = lambda ids: None,
-        control: Hear = lambda message: None,
-    ) -> None:
-        self._report = report
+    def listen(self, callbacks: Callbacks) -> None:
+        self._report = callbacks.report
 
         def heard(message: Message) -> None:
             if "look" in message:
-                look()
+                callbacks.look()
             elif "asked" in message:
-                asked(message["asked"])
+                callbacks.asked(message["asked"])
             elif "stop" in message:
-                stop(None)
+                callbacks.stop(None)
             elif "control" in message:
-                control(message["control"])
+                callbacks.control(message["control"])
             elif "events" in message:
                 for event in message["events"]:
-                    told(unpacked(event))
+                    callbacks.told(unpacked(event))
             else:
                 rights = {(id, token): cancelled for id, token, cancelled in message["renewed"]}
-                renewed(rights, message["sent_at"], message["entered"])
+                callbacks.renewed(rights, message["sent_at"], message["entered"])
 
         def run() -> None:
             while (message := self._link.receive()) is not None:
@@ -197,7 +175,7 @@ class Supervised(Unsupervised):
                     readable(ORPHANED_MS),
                     extra={"event": "stopping"},
                 )
-            stop(ORPHANED_MS)  # guard: orphans-stop
+            callbacks.stop(ORPHANED_MS)  # guard: orphans-stop
 
         threading.Thread(target=run, name="sqlq-child", daemon=True).start()
 
@@ -221,7 +199,7 @@ class Supervised(Unsupervised):
         """Say what became of the attempts, as the last word."""
         self._over = True
         if self._meter is not None:
-            self._meter.last(lambda numbers: self._link.send(metrics=numbers))
+            self._meter.flush_by(lambda numbers: self._link.send(metrics=numbers))
         self._link.send(ended=tally)
 
     def beat(self) -> None:

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import is_
 from typing import Protocol
@@ -26,7 +26,7 @@ from sqlq.store.database import Database, asked
 from sqlq.store.dialect import Place
 from sqlq.store.jobs import is_refused
 from sqlq.worker.outage import AWAY, Outage
-from sqlq.worker.vacuum import VacuumWatch
+from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
 
@@ -55,6 +55,12 @@ NEVER = float("inf")
 SHORTEST_RHYTHM = 0.8
 """How much sooner a chore may come than its rhythm says."""
 TURN_SECONDS = 5.0
+HELD_SECONDS = 1.0
+"""A job that has not started so long after its claim is noted. Most start within milliseconds."""
+HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
+"""How often a worker looks for such jobs that holds something, and one that does not."""
+MOST_HELD = 100
+"""So many of them are noted."""
 FAILED_SECONDS = 7.0
 """After so long a chore is tried again that failed for a reason other than the database being away."""
 
@@ -75,13 +81,21 @@ class Chores:
     """Does chores, each when it is due, in a thread of its own; the earliest first."""
 
     def __init__(
-        self, chores: Sequence[Chore], database: Database | None = None, *, quiet: bool = False
+        self,
+        chores: Sequence[Chore],
+        database: Database | None = None,
+        *,
+        shared: Sequence[Chore] = (),
+        others_do: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
     ) -> None:
-        """`quiet` where others speak of a `database` that is away."""
+        """The `shared` chores are left out while `others_do` them. `quiet` where others speak of a `database`
+        that is away."""
+        self._shared, self._others_do = shared, others_do
         order = itertools.count()
         self._due = [
             (time.monotonic(), next(order), chore, Outage(chore.doing, database, quiet=quiet))
-            for chore in chores
+            for chore in (*chores, *shared)
         ]
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -130,7 +144,7 @@ class Chores:
             times, writing = asked.times, asked.writing
             try:
                 with self._turn:
-                    wait = chore.run()
+                    wait = self._do(chore)
                 if asked.times > times:  # guard: who-asked-nothing-knows-nothing
                     outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
                 else:
@@ -147,25 +161,18 @@ class Chores:
                 wait = FAILED_SECONDS
             self.at(chore, time.monotonic() + wait)
 
+    def _do(self, chore: Chore) -> float:
+        # guard: chores-are-taken-over
+        if chore in self._shared and self._others_do():
+            return jittered(RESCUE_MS / 1000)
+        return chore.run()
+
     def _hasten(self, which: Callable[[Chore], bool]) -> None:
         self._put(which, time.monotonic())
 
     def _put(self, which: Callable[[Chore], bool], moment: float) -> None:
         with self._lock:
             self._due = sorted((moment if which(entry[2]) else entry[0], *entry[1:]) for entry in self._due)
-
-
-class Shared:
-    """A chore that one of a host does: this worker, while its supervisor does not."""
-
-    def __init__(self, chore: Chore, is_done: Callable[[], bool]) -> None:
-        self.doing = chore.doing
-        self._chore = chore
-        self._is_done = is_done
-
-    def run(self) -> float:
-        # guard: chores-are-taken-over
-        return jittered(RESCUE_MS / 1000) if self._is_done() else self._chore.run()
 
 
 class LookedFor:
@@ -444,15 +451,27 @@ class SchemaWatch:
         return jittered(SCHEMA_SECONDS)
 
 
-class Vacuum:
-    """Warns when dead rows pile up behind an old transaction, in a worker that is busy."""
+class Held:
+    """Notes in the worker's row which jobs it holds and has not started: those that wait for a process of
+    their own, or behind a handler that blocks the event loop. Looks at its memory, and writes when these
+    change, which for most workers is never."""
 
-    doing = "looking at dead rows"
+    doing = "noting which jobs have not started"
 
-    def __init__(self, database: Database, ended: Callable[[], int]) -> None:
-        self._watch = VacuumWatch(database)
-        self._ended = ended
+    def __init__(
+        self, database: Database, worker: str, held: Callable[[float], Collection[RunningJob] | None]
+    ) -> None:
+        """`held` returns what was claimed before a moment and has not started, None where nothing is held."""
+        self._database = database
+        self._worker = worker
+        self._held = held
+        self._noted: list[int] = []
 
     def run(self) -> float:
-        self._watch.look(self._ended())
-        return jittered(RESCUE_MS / 1000)
+        held = self._held(time.monotonic() - HELD_SECONDS)
+        ids = sorted(job.id for job in held or ())[:MOST_HELD]
+        if ids != self._noted:  # guard: held-is-noted-when-it-changes
+            with self._database.begin() as conn:
+                cluster.note_held(conn, self._worker, ids)
+            self._noted = ids
+        return HELD_IDLE_SECONDS if held is None else HELD_BUSY_SECONDS

@@ -18,7 +18,6 @@ from sqlq.store import cluster, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Ask, Position
 from sqlq.task import Task
-from sqlq.worker.turns import Turns
 
 AHEAD_SECONDS = 0.1
 LARGEST_BATCH = 1_000
@@ -117,6 +116,26 @@ class Frontier:
         order = {name: i for i, name in enumerate(names)}
         known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]
         return sorted(known, key=lambda place: (order[place[0]], -place[1]))
+
+
+class Turns:
+    """Gives queues turns by their weights, evenly mixed: a queue of weight 3 beside one of weight 1 comes
+    first in three of four claims. What it leaves of a claim is for the others, in the order of their next
+    turns."""
+
+    def __init__(self, weights: Mapping[str, int]) -> None:
+        self._weights = weights
+        self._credit = dict.fromkeys(weights, 0)
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """Return these queues in the order for the next claim. A queue that is not among them has no turn,
+        and saves none up."""
+        for name in names:
+            self._credit[name] += self._weights[name]
+        ordered = sorted(names, key=lambda name: -self._credit[name])  # of equals the first named
+        if ordered:
+            self._credit[ordered[0]] -= sum(self._weights[name] for name in names)
+        return ordered
 
 
 class Claimer:
@@ -232,8 +251,7 @@ class Claimer:
 
         def work(ask: Ask) -> list[ClaimedJob]:
             dialect, schema = self._database.dialect, self._database.schema
-            given = (self._owner, self._lease_ms, self._max_attempts(), self._follow_ups)
-            found = dialect.claim(ask, schema, names, limit, *given, newest_first=True)
+            found = dialect.claim(ask, schema, names, limit, *self._given(), newest_first=True)
             return jobs.claimed(found, names, limit, newest_first=True)
 
         return self._database.ask_alone(work)
@@ -248,29 +266,19 @@ class Claimer:
                 return claimed
         if not database.takes_single_statements:
             with database.begin() as conn:
+                owner, lease_ms, max_attempts, follow_ups = self._given()
                 return jobs.claim(
-                    conn,
-                    names,
+                    *(conn, names),
                     limit=limit,
-                    owner=self._owner,
-                    lease_ms=self._lease_ms,
-                    max_attempts=self._max_attempts(),
-                    follow_ups=self._follow_ups,
+                    owner=owner,
+                    lease_ms=lease_ms,
+                    max_attempts=max_attempts,
+                    follow_ups=follow_ups,
                 )
         begun = time.monotonic()
         dialect, schema = database.dialect, database.schema
         claimed = self._run(
-            lambda ask: dialect.claim(
-                ask,
-                schema,
-                names,
-                limit,
-                self._owner,
-                self._lease_ms,
-                self._max_attempts(),
-                self._follow_ups,
-                evenly=self._evenly,
-            ),
+            lambda ask: dialect.claim(ask, schema, names, limit, *self._given(), evenly=self._evenly),
             names,
             limit,
         )
@@ -295,16 +303,7 @@ class Claimer:
             return []
         dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
-            lambda ask: dialect.claim_beyond(
-                ask,
-                schema,
-                positions,
-                limit,
-                self._owner,
-                self._lease_ms,
-                self._max_attempts(),
-                self._follow_ups,
-            ),
+            lambda ask: dialect.claim_beyond(ask, schema, positions, limit, *self._given()),
             names,
             limit,
         )
@@ -318,8 +317,9 @@ class Claimer:
             lambda ask: jobs.claimed(claim(ask), names, limit, evenly=self._evenly)
         )
 
-    def _max_attempts(self) -> str:
-        """Return what the tasks say, for rows that do not say it themselves."""
+    def _given(self) -> tuple[str, int, str, str | None]:
+        """Return what each claim says beside its queues: for whom, for how long, and what the tasks say for
+        rows that do not say it themselves."""
         tasks = tuple(self._tasks.values())
         if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
             self._seen_tasks = tasks
@@ -333,7 +333,7 @@ class Claimer:
             }
             # guard: a-claim-says-what-follows
             self._follow_ups = json.dumps(followed, ensure_ascii=False) if followed else None
-        return self._tasks_say
+        return self._owner, self._lease_ms, self._tasks_say, self._follow_ups
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Queues that are not named in an order have each their turn, by their weights if they have some, so

@@ -14,7 +14,7 @@ from contextlib import (
     contextmanager,
 )
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq.endings import follow_up
@@ -36,7 +36,7 @@ from sqlq.session import (
     note_write,
     transaction_in,
 )
-from sqlq.store import checkpoint, endings, jobs, progress
+from sqlq.store import checkpoint, endings, flows, jobs, progress
 from sqlq.store.dialect import Right
 from sqlq.store.progress import Note
 from sqlq.worker import checkpoint as checkpoints
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.app import App
     from sqlq.task import Task
 
 D = TypeVar("D", bound=AnyDriverConnection)
@@ -64,7 +65,7 @@ class CompletionTarget:
 
 
 class Commits:
-    """What a running job has for the handler that writes of it in transactions."""
+    """A job's row while a handler runs it, and what the handler writes of it in transactions."""
 
     completed = False
     """Whether the handler called `complete()`."""
@@ -72,33 +73,94 @@ class Commits:
     """Told of a new cursor, as JSON, and of the connection in whose transaction it counts."""
     cancelled_at: float | None = None
 
-    if TYPE_CHECKING:
-        claimed: ClaimedJob
-        right: Right
-        task_found: Task[..., Any] | None
-        target: CompletionTarget | None
-        is_async: bool
-        said: Progress | None
-        growth: Growth | None
-        cancel_requested: bool
+    claimed: ClaimedJob
+    right: Right
+    """Id and lease token: what entitles to write to this job's row."""
+    task_found: Task[..., Any] | None
+    target: CompletionTarget | None
+    """None where there is no row to complete: in `sqlq.testing.inline`."""
+    claimed_at: float
+    started: float | None = None
+    is_async: bool
+    """Whether it runs on this process's event loop."""
+    cancel_requested: bool
+    """Whether an operator asked for the job's end."""
+    said: Progress | None = None
+    """How far the handler has come, by its own word."""
+    growth: Growth | None = None
+    """What its handler has added to its flow."""
 
-        @property
-        def id(self) -> int: ...
-        @property
-        def task(self) -> str: ...
-        @property
-        def queue(self) -> str: ...
-        @property
-        def keeps_ms(self) -> int | None: ...
-        def is_kept(self, finished: bool) -> bool: ...
-        @property
-        def is_first_claim(self) -> bool: ...
-        @property
-        def _seal(self) -> Seal | None: ...
-        def note(self) -> Note: ...
-        def seconds(self) -> float: ...
-        def moments(self, seconds: float) -> tuple[datetime, datetime | None, datetime]: ...
-        def _grow(self, conn: Any, schema: str | None) -> None: ...
+    @property
+    def app(self) -> App:
+        """The App whose job it is, for a handler that enqueues more jobs."""
+        if self.task_found is None or self.task_found.app is None:
+            raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
+        app: App = self.task_found.app
+        return app
+
+    @property
+    def id(self) -> int:
+        return self.claimed.id
+
+    @property
+    def task(self) -> str:
+        return self.claimed.task
+
+    @property
+    def queue(self) -> str:
+        return self.claimed.queue
+
+    def note(self) -> Note:
+        """Return what is to be written of the job beside its lease."""
+        if self.said is None:
+            return Note(*self.right, None, None, None, self.keeps_ms)
+        return Note(*self.right, self.said.done, self.said.of, self.said.note, self.keeps_ms)
+
+    @property
+    def keeps_ms(self) -> int | None:
+        """How long the job is kept after its end, where its task says it and its row does not."""
+        if self.claimed.retention_ms is not None or self.task_found is None:
+            return None
+        return self.task_found.retention_ms
+
+    def is_kept(self, finished: bool) -> bool:
+        """Whether its row is kept when it has finished: as `finished` jobs are, unless it or its task says
+        for how long; a step's always, since others may still ask how it ended."""
+        said_ms = self.keeps_ms if self.claimed.retention_ms is None else self.claimed.retention_ms
+        # guard: steps-are-kept
+        return self.claimed.flow_id is not None or (finished if said_ms is None else said_ms > 0)
+
+    @property
+    def _seal(self) -> Seal | None:
+        """What its App seals with."""
+        app = None if self.task_found is None else self.task_found.app
+        return None if app is None else app.seal
+
+    def _grow(self, conn: Any, schema: str | None) -> None:
+        """Write what the handler has added to the flow."""
+        if self.growth is not None and self.growth.steps:
+            assert self.claimed.flow_id is not None
+            grown = self.app.planned(self.growth)
+            if (seal := self._seal) is not None:
+                grown = grown._replace(jobs=[seal.job(job) for job in grown.jobs])  # guard: growth-is-sealed
+            # guard: growth-goes-with-the-ending
+            flows.grow(conn, grown, schema, self.claimed.flow_id, self.id)
+
+    def seconds(self) -> float:
+        return 0.0 if self.started is None else time.monotonic() - self.started
+
+    @property
+    def is_first_claim(self) -> bool:
+        """Whether no worker had claimed the job before: its history is this attempt."""
+        return self.claimed.lease_token <= 1
+
+    def moments(self, seconds: float) -> tuple[datetime, datetime | None, datetime]:
+        """Return when the attempt was claimed, started and ended, of one that ran so many seconds; by this
+        machine's clock, and in spite of its being set."""
+        now, clock = datetime.now(UTC), time.monotonic()
+        started = None if self.started is None else now - timedelta(seconds=clock - self.started)
+        ended = now if started is None else started + timedelta(seconds=seconds)
+        return now - timedelta(seconds=clock - self.claimed_at), started, ended
 
     # -- exactly-once effects --------------------------------------------------------------------------------
 
@@ -166,17 +228,14 @@ class Commits:
     @overload
     def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
 
-    def completing(self, sessions: Any, result: Any = None) -> AbstractContextManager[Any]:
+    @contextmanager
+    def completing(self, sessions: Any, result: Any = None) -> Iterator[Any]:
         """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.
 
         >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
         ...     session.add(Payment(order_id=order_id))
         """
-        return self._completing(sessions, result)
-
-    @contextmanager
-    def _completing(self, sessions: Any, result: Any) -> Iterator[Any]:
         before = self.completed
         with transaction_in(sessions, "completing", "complete") as session:
             yield session
@@ -191,12 +250,9 @@ class Commits:
     @overload
     def acompleting(self, sessions: AD, result: Any = None) -> AbstractAsyncContextManager[AD]: ...
 
-    def acompleting(self, sessions: Any, result: Any = None) -> AbstractAsyncContextManager[Any]:
-        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
-        return self._acompleting(sessions, result)
-
     @asynccontextmanager
-    async def _acompleting(self, sessions: Any, result: Any) -> AsyncIterator[Any]:
+    async def acompleting(self, sessions: Any, result: Any = None) -> AsyncIterator[Any]:
+        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
         before = self.completed
         async with atransaction_in(sessions, "completing", "complete") as session:
             yield session

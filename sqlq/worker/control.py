@@ -36,7 +36,9 @@ RESUMES = "resumed: this worker claims again"
 
 
 class Control:
-    """What operators want of one worker."""
+    """What operators want of one worker. As a chore it says what the worker is at, when that has changed."""
+
+    doing = "saying what this worker is at"
 
     def __init__(
         self,
@@ -62,9 +64,9 @@ class Control:
         self._commits: int | None = None
         self._look_at = float("-inf")
         self._state = self._said = STARTING
-        self._say, self._cancels = Say(self), Cancels(database, worker, leases)
+        self._cancels = Cancels(database, worker, leases)
         self._ends = EndPauses(database, self._pauses_ended)
-        self.duties = (self._say, self._cancels, self._ends)
+        self.duties = (self, self._cancels, self._ends)
         self.chores: Chores | None = None
         """Where its duties are done, once there are any."""
 
@@ -177,6 +179,10 @@ class Control:
 
     # -- what it says ----------------------------------------------------------------------------------------
 
+    def run(self) -> float:
+        self.write()
+        return UNCALLED_SECONDS
+
     def write(self) -> None:
         """Write what this worker is at, unless that is written."""
         state = self.state
@@ -197,24 +203,11 @@ class Control:
 
     def _changed(self) -> None:
         self._wake.call()
-        self._call(self._say)
+        self._call(self)
 
-    def _call(self, chore: Say | Cancels) -> None:
+    def _call(self, chore: Control | Cancels) -> None:
         if self.chores is not None:
             self.chores.call(chore)
-
-
-class Say:
-    """Writes what a worker is at, when that has changed."""
-
-    doing = "saying what this worker is at"
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-
-    def run(self) -> float:
-        self._control.write()
-        return UNCALLED_SECONDS
 
 
 class Cancels:

@@ -7,11 +7,11 @@ answer, or while the handler itself holds the lock that all others wait for.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 
 from sqlq.store.dialect import Right
+from sqlq.worker.gather import Threaded
 from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
@@ -20,33 +20,20 @@ OVERDUE_SECONDS = 2.0
 """How long a handler that was asked to stop may take: then its process is killed, where it has one of its
 own."""
 UNSTARTED_LOOK_SECONDS = 0.05
-STOP_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 
 
-class Deadlines:
+class Deadlines(Threaded):
     """Watches the jobs that have a timeout, and those that were asked to stop, until their handlers end."""
 
     def __init__(self, stuck: Callable[[RunningJob], None], beat: Callable[[], None] = lambda: None) -> None:
         """`stuck` is told of a handler past its timeout that nothing can stop; `beat` is called at least each
         second while this thread can run, and so timeouts are kept."""
+        super().__init__("sqlq-deadlines")
         self._stuck = stuck
         self._beat = beat
         self._watched: dict[Right, RunningJob] = {}
-        self._changed = threading.Condition()
         self._changes = 0
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="sqlq-deadlines", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        self._thread.join(STOP_SECONDS)
 
     def watch(self, jobs: Iterable[RunningJob]) -> None:
         """Watch those of these jobs that have a timeout."""
@@ -76,11 +63,9 @@ class Deadlines:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        while not self._abandoned.is_set():
             self._beat()
             with self._changed:
-                if self._stopped:
-                    return
                 watched, seen = list(self._watched.values()), self._changes
             try:
                 next_look = self._look_at(watched)
@@ -88,7 +73,7 @@ class Deadlines:
                 log.exception("seeing to the deadlines failed; trying again")
                 next_look = time.monotonic() + 1.0
             with self._changed:
-                if not self._stopped and self._changes == seen:
+                if not self._abandoned.is_set() and self._changes == seen:
                     wait = next_look - time.monotonic()
                     self._changed.wait(max(0.0, min(wait, BEAT_SECONDS)))
 

@@ -219,10 +219,13 @@ class Executors:
         """Free the slot of a job."""
         with self._lock:
             self._running.discard(job)
-            if not self._running:
-                self._idle.notify_all()
-            if self._waiting() <= self._low_water:
-                self._room.set()
+            self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        if not self._running:
+            self._idle.notify_all()
+        if self._waiting() <= self._low_water:
+            self._room.set()
 
     def _next(self, ended: RunningJob, on_loop: bool) -> RunningJob | None:
         """Free the slot of a job that ended and take the next one, if it runs where this one ran."""
@@ -231,10 +234,7 @@ class Executors:
             self.ended += 1
             self.busy_seconds += ended.seconds()
             job = self._take()
-            if job is None and not self._running:
-                self._idle.notify_all()
-            if self._waiting() <= self._low_water:
-                self._room.set()
+            self._tell_of_room()
         if job is None or job.is_async == on_loop:
             return job
         self._start(job)

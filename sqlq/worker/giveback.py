@@ -54,10 +54,10 @@ class GivesBack:
             self._settle(job, given_back(job.claimed))
 
     def forgotten(self, claimed_before: float) -> int:
-        """Give back what is held, waits for no slot, and does not start; return how many jobs did not so
-        far."""
-        for job in self._leases.unstarted(claimed_before):
-            if not self._executors.waits(job):
+        """Give back what is held, waits for no slot or process, and does not start; return how many jobs did
+        not so far."""
+        for job in self._leases.unstarted(claimed_before) or ():
+            if job.kill is None and not self._executors.waits(job):
                 log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
                 self._executors.give_up(job)
                 self._settle(job, given_back(job.claimed))

@@ -18,7 +18,6 @@ LAST_STATEMENTS_SECONDS = 1.0
 """How long after that threads may take, all together, to come back from the database."""
 STATEMENT_SECONDS = 5.0
 """How long one of them may, where nothing presses."""
-LOOK_SECONDS = 0.1
 LAST_MOMENT_SECONDS = 2.0
 """How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
 
@@ -96,10 +95,3 @@ class Grace:
                 return
             if not self.stopping.is_set() and all(job.timed_out for job in executors.running()):
                 return
-
-
-def ended(thread: threading.Thread, patience: Callable[[], float]) -> bool:
-    """Wait for a thread while there is `patience`, in seconds; say whether it has ended."""
-    while thread.is_alive() and (seconds := patience()) > 0:
-        thread.join(min(seconds, LOOK_SECONDS))
-    return not thread.is_alive()

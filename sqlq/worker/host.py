@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlq.settings import RESCUE_MS
-from sqlq.store.cluster import Look
 from sqlq.store.control import ALL, Request, Wanted
 from sqlq.store.database import Database
 from sqlq.store.endings import Rescued
-from sqlq.worker.chores import Admit, Chore, Chores, Expire, LookedFor, Prune, Rescue, Sweep, Unblock
 from sqlq.worker.control import EndPauses
+from sqlq.worker.duties import Duties
 from sqlq.worker.keeper import LeaseKeeper
 from sqlq.worker.lookout import NEVER, Lookout
-from sqlq.worker.scheduler import Ticks
 from sqlq.worker.tell import Teller
 
 if TYPE_CHECKING:
@@ -61,59 +59,32 @@ class Host:
         self._database = database = self._keeper.database
         if database.dialect.sees_commits:
             return
-        rescue = Rescue(
-            database,
-            facts["lease_ms"],
-            self._tell,
-            lambda: self._send([]),
-            looked_at=lambda: lookout.leases_looked_at,
-        )
-        tell, send = self._keeper.tell, self._send
-        expire = LookedFor(
-            Expire(database, lambda jobs: tell(self._teller.expired(jobs))), lambda: lookout.leases_looked_at
-        )
-        admit = LookedFor(Admit(database, lambda: send([])), lambda: lookout.leases_looked_at)
-
-        def found(look: Look) -> None:
-            for is_due, chore in ((look.expired, rescue), (look.late, expire), (look.limited, admit)):
-                if is_due:
-                    chore.is_called = True  # guard: the-look-of-a-host-calls-to-chores
-                    self._chores.call(chore)
-
-        ticks = Ticks(database, looked_at=lambda: lookout.leases_looked_at)
-
-        def expected(moment: float) -> None:
-            ticks.expect(moment)
-            self._chores.at(ticks, moment)
-
         ends = EndPauses(
             database, lambda names: self._pause_all(paused=ALL not in names and self._all_paused)
+        )
+        self._chores = duties = Duties(
+            *(database, facts["lease_ms"], facts["retention_ms"], [ends]),
+            rescued=self._tell,
+            expired=lambda jobs: self._keeper.tell(self._teller.expired(jobs)),
+            freed=lambda: self._send([]),
+            looked_at=lambda: lookout.leases_looked_at,
+            leases_looked_at=lambda: lookout.leases_looked_at,
+            is_ticking=not facts.get("drain"),
+            quiet=True,
         )
 
         def wanted(wanted: Wanted) -> None:
             self._relay(wanted)
             if wanted.pause_ms is not None:
-                self._chores.at(ends, ends.expect(wanted.pause_ms))
+                duties.at(ends, ends.expect(wanted.pause_ms))
 
-        scheduling: list[Chore] = [] if facts.get("drain") else [ticks]
-        duties: list[Chore] = [
-            rescue,
-            *scheduling,
-            Sweep(database),
-            Prune(database, facts["retention_ms"]),
-            expire,
-            Unblock(database, lambda: self._send([])),
-            admit,
-            ends,
-        ]
-        self._chores = Chores(duties, database, quiet=True)
         lookout = Lookout(
             database,
             facts["queues"],
             self._go,
             looked=self._looked,
-            found=found,
-            ticks=expected,
+            found=duties.heed,
+            ticks=duties.expect_tick,
             asked=self._asked,
             rescue_ms=min(RESCUE_MS, facts["lease_ms"] / 4),
             quiet=True,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from sqlq.errors import SealError
 from sqlq.job import ClaimedJob
-from sqlq.outcome import Outcome
-from sqlq.retry import given_back
-from sqlq.seal import HEAD
+from sqlq.outcome import Failed
+from sqlq.retry import describe, given_back, put_off_without_key
+from sqlq.seal import HEAD, Seal, opened_without_keys
 from sqlq.store import flows
 from sqlq.store.database import Database
 from sqlq.task import Registry
@@ -16,7 +17,6 @@ from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.lifespan import Lifespan
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
-from sqlq.worker.sealed import opened_by
 
 log = logging.getLogger("sqlq.worker")
 
@@ -51,11 +51,11 @@ class Intake:
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with payloads that can be read, the results of other steps in their places."""
         seal = self._database.seal
-        sealed: list[tuple[ClaimedJob, Outcome]] = []
-        if seal is not None or any(job.payload[: len(HEAD)] == HEAD for job in claimed):
-            claimed, sealed = opened_by(seal, claimed)
-        ready, unready = self._with_results(claimed)
-        return flows.Filled(ready, [*sealed, *unready])
+        if seal is None and not any(str(job.payload).startswith(HEAD) for job in claimed):
+            return self._with_results(claimed)
+        opened = opened_by(seal, claimed)
+        filled = self._with_results(opened.ready)
+        return flows.Filled(filled.ready, [*opened.unready, *filled.unready])
 
     def _with_results(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with the results of the steps before them in their arguments."""
@@ -90,3 +90,22 @@ class Intake:
         if task is not None and task.retention_ms is not None:
             self._progress.in_use = True
         return running
+
+
+def opened_by(seal: Seal | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
+    """Return claimed jobs with their payloads opened, before anything else is done with them; and those that
+    are not opened here, with how their attempts end: failed, or put back for a worker with the key. Their
+    rows keep the text as it is, and nothing behind them is held up."""
+    done = flows.Filled([], [])
+    for job in claimed:
+        try:
+            if seal is None:
+                opened_without_keys("payload", job.payload)
+            else:
+                job = job._replace(payload=seal.opened("payload", job.task, job.queue, job.payload))
+        except SealError as error:
+            bad = Failed("bad_signature", describe(error))  # guard: a-bad-seal-fails
+            done.unready.append((job, put_off_without_key(job, error) if error.lacks_key else bad))
+        else:
+            done.ready.append(job)
+    return done

@@ -75,8 +75,9 @@ class Isolate:
         return self._up
 
     def receive(self) -> Message | None:
-        """Wait for the next thing it says; None when it is gone."""
-        message = self.link.receive(strict=True)  # a lost outcome would hold the job for ever
+        """Wait for the next thing it says; None when it is gone. Raises `ValueError` for what cannot be read:
+        nothing may follow it, and its job's slot would wait for ever."""
+        message = self.link.receive(strictly=True)
         self._up = True
         return message
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
@@ -22,6 +22,7 @@ from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.deadlines import Deadlines
+from sqlq.worker.gather import Threaded
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.running import RunningJob
 from sqlq.worker.tell import Teller
@@ -36,8 +37,11 @@ def heartbeat_seconds(lease_ms: int) -> float:
     return min(lease_ms / HEARTBEATS_PER_LEASE, HEARTBEAT_MS) / 1000
 
 
-class Leases:
-    """What a worker holds, from the claim until its settlement is committed."""
+class Leases(Threaded):
+    """What a worker holds, from the claim until its settlement is committed.
+
+    The leases of what is still held at the end run out, and the worker that rescues it takes over.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Leases:
         deadlines: Deadlines,
         box: BlackBox | None = None,
     ) -> None:
+        super().__init__("sqlq-heartbeat")
         self._database = database
         self._sign_of_life = sign_of_life
         self._lease_ms = lease_ms
@@ -62,18 +67,13 @@ class Leases:
         # By right, not by id: a job that was put back may be claimed again here before its last attempt is
         # dropped.
         self._held: dict[Right, RunningJob] = {}
-        self._abandoned: set[Right] = set()
+        self._unwritten: set[Right] = set()
         """What was started here, but its outcome could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
         self._claims_begun = self._claims_ended = 0
         self._unknown: dict[Right, int] = {}
         """What the supervisor renewed last, but is not held here, and how many claims had begun when that was
         first heard of."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sqlq-heartbeat", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def trusted_until(self, sent_at: float) -> float:
         """Until when a lease asked for at `sent_at` is certainly ours."""
@@ -111,26 +111,19 @@ class Leases:
         if self._box is not None:
             self._box.ended(rights)  # guard: box-forgets-what-ended
 
-    def abandon(self, right: Right) -> None:
+    def let_go(self, right: Right) -> None:
         """Let go of a job whose outcome the database refuses, whatever it is: the attempt counts as lost.
 
         Its lease runs out, or, where a supervisor renews all that is in this worker's name, it is given up
         here when that is heard of.
         """
         with self._lock:
-            self._abandoned.add(right)
+            self._unwritten.add(right)
         self.drop([right])
 
-    def unstarted(self, claimed_before: float) -> list[RunningJob]:
-        """Return what was claimed before a moment and has neither started nor ended, nor waits for its
-        process."""
-        with self._lock:
-            old = [job for job in self._held.values() if job.claimed_at < claimed_before]
-        return [job for job in old if job.started is None and job.kill is None and not job.ended]
-
-    def not_started(self, claimed_before: float) -> list[RunningJob] | None:
-        """Return what was claimed before a moment and has not started, for whatever reason; None where
-        nothing is held."""
+    def unstarted(self, claimed_before: float) -> list[RunningJob] | None:
+        """Return what was claimed before a moment and has neither started nor ended; None where nothing is
+        held."""
         with self._lock:
             if not self._held:
                 return None
@@ -142,17 +135,13 @@ class Leases:
         may have used up the lease that is trusted until this moment."""
         # guard: late-rows-are-started
         if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
-            with suppress(*AWAY):  # the thread here tries again
+            try:
                 self.beat()
+            except Exception as error:  # what is held must be started all the same
+                log.debug("what has just been claimed could not be renewed: %s", error)
 
     def __len__(self) -> int:
         return len(self._held)
-
-    def stop(self, seconds: float) -> None:
-        """End the thread, waiting for it for so long. Leases still held run out, and the worker that rescues
-        them takes over."""
-        self._stop.set()
-        self._thread.join(seconds)
 
     # -- renewing --------------------------------------------------------------------------------------------
 
@@ -183,7 +172,7 @@ class Leases:
         if not unknown:
             return
         with self._lock:
-            started = unknown & self._abandoned
+            started = unknown & self._unwritten
         unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
             endings.give_back(conn, unstarted, seal=self._database.seal)
@@ -194,7 +183,7 @@ class Leases:
         with self._lock:
             # what the database refuses to end has a new token, and was started all the same
             refused = {(id, token + 1) for id, token in started if id not in ended}
-            self._abandoned = self._abandoned - started | refused  # guard: a-refused-loss-was-started
+            self._unwritten = self._unwritten - started | refused  # guard: a-refused-loss-was-started
         if unstarted:
             log.warning(
                 "%d jobs were claimed in this worker's name without its knowing; they are given back",
@@ -206,7 +195,7 @@ class Leases:
         outage = Outage("renewing leases", self._database)
         every = heartbeat_seconds(self._lease_ms)
         next_beat = time.monotonic() + every
-        while not self._stop.wait(max(0.0, next_beat - time.monotonic())):
+        while not self._abandoned.wait(max(0.0, next_beat - time.monotonic())):
             next_beat = time.monotonic() + every
             if self._renewed_for_us_at > next_beat - 2.5 * every:
                 continue

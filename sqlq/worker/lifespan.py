@@ -8,11 +8,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlq.around import Scope
 from sqlq.errors import SqlqError
 from sqlq.worker.execute import Run
+
+if TYPE_CHECKING:
+    from sqlq.worker.grace import Grace
+    from sqlq.worker.isolates import Isolates
 
 log = logging.getLogger("sqlq.worker")
 
@@ -136,3 +140,44 @@ class Lifespan:
             self._error = error
         finally:
             self._entered.set()
+
+
+class Lifespans:
+    """All lifespans of one worker: in its own process, and in those of single jobs."""
+
+    def __init__(self, lifespan: Lifespan | None, isolates: Isolates | None, grace: Grace) -> None:
+        """`lifespan` is that of this process, where the App has one."""
+        self._lifespan = lifespan
+        self._isolates = isolates
+        self._grace = grace
+
+    @contextmanager
+    def around(self) -> Iterator[bool]:
+        """Enter the App's lifespan, and leave it after the block; yields False when the worker was stopped
+        before it was entered."""
+        lifespan = self._lifespan
+        try:
+            yield lifespan is None or lifespan.enter(self._grace.lasts)
+        finally:
+            if lifespan is not None:
+                self._leave(lifespan)
+            elif self._isolates is not None:
+                self._isolates.leave(fresh=False)
+                self._isolates.await_left(self._grace.last_wait())
+
+    def is_open(self) -> bool:
+        """Say whether that of this process has not ended."""
+        return self._lifespan is not None and self._lifespan.is_open()
+
+    def _leave(self, lifespan: Lifespan) -> None:
+        """Leave the lifespan here and in processes of single jobs; one that does not end within what is left
+        of the grace time is left behind."""
+        may_wait = self._grace.last_wait()
+        if self._isolates is not None:
+            self._isolates.leave()  # guard: isolates-leave-their-lifespan
+        # guard: a-lifespan-does-not-outlive-the-grace
+        left = lifespan.leave(may_wait)
+        if not left:
+            log.error("the lifespan %s does not end, and is left behind", lifespan.name)
+        if self._isolates is not None:
+            self._isolates.await_left(may_wait)

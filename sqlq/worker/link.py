@@ -93,9 +93,9 @@ class Link:
         except OSError:
             self._unsent.clear()
 
-    def receive(self, *, strict: bool = False) -> Message | None:
+    def receive(self, *, strictly: bool = False) -> Message | None:
         """Wait for the next message, passing over what is none; None when the other side is gone. Raises
-        `ValueError` for what is no message where that is `strict`."""
+        `ValueError` for what is none where that may have been the last word: `strictly`."""
         while True:
             try:
                 line = self._lines.readline()
@@ -109,8 +109,8 @@ class Link:
                 message = None
             if isinstance(message, dict):
                 return message
-            if strict:  # guard: what-an-isolate-says-can-be-read
-                raise ValueError("a line is no message")
+            if strictly:  # guard: what-an-isolate-says-can-be-read
+                raise ValueError("a word that is no message")
             if not self._ignored:  # the first of them is told
                 log.warning("another process of this worker says what is no message: it is ignored")
             self._ignored += 1

@@ -111,7 +111,6 @@ class Meter:
         self._send = send
         self._tasks = tasks
         self._named: tuple[Any, ...] = ()
-        self._naming: tuple[Any, ...] = ()
         self._lock = threading.Lock()
         self._numbers = Numbers()
 
@@ -148,27 +147,19 @@ class Meter:
 
     def flush(self) -> None:
         """Send what was added, if there is room for it; else it is sent later, with what comes then."""
+        self.flush_by(self._send)
+
+    def flush_by(self, send: Callable[[dict[str, Any]], object]) -> None:
+        """Send what was added by this way, which says False where it did not take it."""
         with self._lock:
-            if self._numbers and self._send(self._message()):
-                self._sent()  # guard: numbers-are-sent-once
-
-    def last(self, send: Callable[[dict[str, Any]], object]) -> None:
-        """Send what was added by another way, which waits for the reader."""
-        with self._lock:
-            if self._numbers:
-                send(self._message())
-                self._sent()
-
-    def _message(self) -> dict[str, Any]:
-        packed = self._numbers.packed()
-        self._naming = tuple(self._tasks.values())
-        if self._naming != self._named:  # guard: new-tasks-are-named
-            packed["tasks"] = sorted({name for task in self._naming for name in names_of(task)})
-        return packed
-
-    def _sent(self) -> None:
-        self._numbers.clear()
-        self._named = self._naming
+            if not self._numbers:
+                return
+            tasks, packed = tuple(self._tasks.values()), self._numbers.packed()
+            if tasks != self._named:  # guard: new-tasks-are-named
+                packed["tasks"] = sorted({name for task in tasks for name in names_of(task)})
+            if send(packed) is not False:
+                self._named = tasks
+                self._numbers.clear()  # guard: numbers-are-sent-once
 
 
 def names_of(task: Any) -> Iterable[str]:

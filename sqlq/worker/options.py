@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlq.clock import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.job import checked_name, checked_queue
 from sqlq.worker.bounds import checked_bytes
-from sqlq.worker.turns import checked_weights
+
+LARGEST_WEIGHT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +104,14 @@ class WorkerOptions:
 
 def _less(limit: int | None) -> int | None:
     return None if limit is None else limit - int(limit * random.uniform(0, 0.1))
+
+
+def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
+    """Return the weights of queues. Raises `ConfigurationError` for what is no whole number in range."""
+    for name, weight in weights.items():
+        whole = isinstance(weight, int) and not isinstance(weight, bool)
+        if not whole or not 1 <= weight <= LARGEST_WEIGHT:
+            raise ConfigurationError(
+                f"queues[{name!r}] is {weight!r}: a weight is a whole number from 1 to {LARGEST_WEIGHT:,}"
+            )
+    return dict(weights)

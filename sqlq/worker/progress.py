@@ -16,7 +16,7 @@ from sqlq.errors import SqlqError
 from sqlq.store import jobs, progress
 from sqlq.store.database import Database
 from sqlq.store.dialect import Right
-from sqlq.worker.outage import begins
+from sqlq.worker.gather import Threaded
 from sqlq.worker.running import RunningJob
 
 log = logging.getLogger("sqlq.worker")
@@ -24,55 +24,47 @@ log = logging.getLogger("sqlq.worker")
 EVERY_SECONDS = 1.0
 
 
-class Pace:
+class Pace(Threaded):
     """Hands over the jobs that have something new to say, at most once a second."""
 
     def __init__(self, hand_over: Callable[[Sequence[RunningJob]], None]) -> None:
+        super().__init__("sqlq-progress")
         self._hand_over = hand_over
-        self._changed: dict[Right, RunningJob] = {}
-        self._lock = threading.Lock()
+        self._news: dict[Right, RunningJob] = {}
         self._something = threading.Event()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def note(self, job: RunningJob) -> None:
         """Note that a job says something new; returns at once."""
-        if job.right in self._changed:  # it is read after it was taken out there, so this word is, too
+        if job.right in self._news:  # it is read after it was taken out there, so this word is, too
             return
-        with self._lock:
-            self._changed[job.right] = job
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="sqlq-progress", daemon=True)
-                self._thread = thread if begins(thread) else None
+        with self._changed:
+            self._news[job.right] = job
+            self._begin()
         self._something.set()
 
-    def close(self, seconds: float) -> None:
-        """End the thread, waiting for it for so long; what has not been handed over is left."""
-        self._closed.set()
+    def _close(self) -> None:
         self._something.set()
-        if self._thread is not None:
-            self._thread.join(seconds)
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while not self._abandoned.is_set():
             self._something.wait()
             self._something.clear()
-            with self._lock:
-                changed, self._changed = self._changed, {}
-            if changed:
+            with self._changed:
+                news, self._news = self._news, {}
+            if news:
                 try:
-                    self._hand_over(list(changed.values()))
+                    self._hand_over(list(news.values()))
                 except Exception:
                     log.exception("writing progress failed; the next word is written again")
-            self._closed.wait(EVERY_SECONDS)
+            self._abandoned.wait(EVERY_SECONDS)
 
 
-class ProgressWriter:
+class ProgressWriter(Pace):
     """Writes what the jobs of a worker say, and of those that SQL inserted how long their task keeps them."""
 
     def __init__(self, database: Database) -> None:
+        super().__init__(self._write_new)
         self._database = database
-        self._pace = Pace(self._write_new)
         self._writing = threading.Lock()
         """So that what was said earlier is never written later."""
         self.in_use = False
@@ -81,11 +73,7 @@ class ProgressWriter:
     def note(self, job: RunningJob) -> None:
         """Write a job's new word soon; returns at once."""
         self.in_use = True
-        self._pace.note(job)
-
-    def close(self, seconds: float) -> None:
-        """End the thread, waiting for it for so long."""
-        self._pace.close(seconds)
+        super().note(job)
 
     def flush(self, ended: Iterable[RunningJob]) -> set[Right]:
         """Write the last word of jobs that have ended, before they are settled; return the rights of those
@@ -109,7 +97,7 @@ class ProgressWriter:
             missing = {job.right for job in running}
         for job in running:
             if job.right in missing and not job.ended:
-                self._pace.note(job)
+                self.note(job)
 
     def _write(self, said: Sequence[RunningJob]) -> set[Right]:
         """Write the word of each job, and return the rights that did not match, because they are locked or

@@ -17,17 +17,13 @@ from sqlq.errors import ConfigurationError, SealError
 from sqlq.flow import Growth
 from sqlq.job import ClaimedJob, NewJob, Progress
 from sqlq.retry import scrubbed
-from sqlq.seal import Seal
 from sqlq.settings import NOTE_CHARACTERS
 from sqlq.store import flows
-from sqlq.store.dialect import Right
 from sqlq.store.flows import Before
-from sqlq.store.progress import Note
 from sqlq.worker.commits import Commits, CompletionTarget
 
 if TYPE_CHECKING:
     from sqlq.annotations import Arguments
-    from sqlq.app import App
     from sqlq.task import Task
 
 log = logging.getLogger("sqlq.worker")
@@ -84,7 +80,6 @@ class RunningJob(Commits):
     """The id of its worker, as `app.workers()` has it; None where no worker runs it, as in tests."""
     lifespan: Any = None
     """What the App's lifespan has yielded in this process; None for an App without one."""
-    started: float | None = None
     deadline: float | None = None
     timed_out = False
     arguments: Arguments
@@ -106,8 +101,6 @@ class RunningJob(Commits):
     kill: Callable[[], None] | None = None
     """Ends the process the handler runs in, where it has one of its own."""
     _stop: Callable[[], object] | None = None
-    said: Progress | None = None
-    """How far the handler has come, by its own word."""
     said_written: Progress | None = None
     """What of that is in the job's row."""
     keeps_noted = False
@@ -115,8 +108,6 @@ class RunningJob(Commits):
     _warned = False
     before: Sequence[Before] | None = None
     """The steps before it, where that is known without asking the database."""
-    growth: Growth | None = None
-    """What its handler has added to its flow."""
     on_progress: Callable[[RunningJob], None] | None = None
     """Told when there is something new to write."""
     cancel_noted = False
@@ -132,21 +123,18 @@ class RunningJob(Commits):
         isolated: bool = False,
     ) -> None:
         self.claimed = claimed
-        self.right: Right = (claimed.id, claimed.lease_token)
-        """Id and lease token: what entitles to write to this job's row."""
+        self.right = (claimed.id, claimed.lease_token)
         if task is not None and task.elsewhere:
             task = task.for_queue(claimed.queue)
         self.task_found = task
         self.trusted_until = trusted_until
         """Until when, by this machine's monotonic clock, the lease is certainly ours."""
         self.target = target
-        """None where there is no row to complete: in `sqlq.testing.inline`."""
         self.isolated = isolated
         """Whether the handler runs in a process of its own."""
         self.alone = False
         """Whether its process is to have run nothing before, and runs nothing after it."""
         self.is_async = task is not None and task.is_async and not isolated
-        """Whether it runs on this process's event loop."""
         timeout_ms = claimed.timeout_ms
         if timeout_ms is None and task is not None:
             timeout_ms = task.timeout_ms
@@ -155,27 +143,6 @@ class RunningJob(Commits):
         says."""
         self.claimed_at = time.monotonic()
         self.cancel_requested = claimed.cancel_requested_at is not None
-        """Whether an operator asked for the job's end."""
-
-    @property
-    def app(self) -> App:
-        """The App whose job it is, for a handler that enqueues more jobs."""
-        if self.task_found is None or self.task_found.app is None:
-            raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
-        app: App = self.task_found.app
-        return app
-
-    @property
-    def id(self) -> int:
-        return self.claimed.id
-
-    @property
-    def task(self) -> str:
-        return self.claimed.task
-
-    @property
-    def queue(self) -> str:
-        return self.claimed.queue
 
     @property
     def attempts(self) -> int:
@@ -221,26 +188,6 @@ class RunningJob(Commits):
         if self.claimed.headers is None:
             return headers.NO_HEADERS if self.task_found is None else self.task_found.headers
         return headers.shown(self.claimed.headers)
-
-    def note(self) -> Note:
-        """Return what is to be written of the job beside its lease."""
-        if self.said is None:
-            return Note(*self.right, None, None, None, self.keeps_ms)
-        return Note(*self.right, self.said.done, self.said.of, self.said.note, self.keeps_ms)
-
-    @property
-    def keeps_ms(self) -> int | None:
-        """How long the job is kept after its end, where its task says it and its row does not."""
-        if self.claimed.retention_ms is not None or self.task_found is None:
-            return None
-        return self.task_found.retention_ms
-
-    def is_kept(self, finished: bool) -> bool:
-        """Whether its row is kept when it has finished: as `finished` jobs are, unless it or its task says
-        for how long; a step's always, since others may still ask how it ended."""
-        said_ms = self.keeps_ms if self.claimed.retention_ms is None else self.claimed.retention_ms
-        # guard: steps-are-kept
-        return self.claimed.flow_id is not None or (finished if said_ms is None else said_ms > 0)
 
     @property
     def carried(self) -> Mapping[str, Any]:
@@ -342,12 +289,6 @@ class RunningJob(Commits):
                 steps = flows.before(conn, {self.id: self.queue}, self._seal).get(self.id, [])
         return [self._result_of(step) for step in steps]
 
-    @property
-    def _seal(self) -> Seal | None:
-        """What its App seals with."""
-        app = None if self.task_found is None else self.task_found.app
-        return None if app is None else app.seal
-
     def _result_of(self, step: Before) -> Any:
         if step.unopened is not None:  # guard: a-result-that-is-not-opened-is-no-none
             raise SealError(f"the result {step.why}")
@@ -358,16 +299,6 @@ class RunningJob(Commits):
         if task is None or (conversion := task.result_conversion) is None:
             return form
         return conversion.decode(form, f"the result of job {step.id}")
-
-    def _grow(self, conn: Any, schema: str | None) -> None:
-        """Write what the handler has added to the flow."""
-        if self.growth is not None and self.growth.steps:
-            assert self.claimed.flow_id is not None
-            grown = self.app.planned(self.growth)
-            if (seal := self._seal) is not None:
-                grown = grown._replace(jobs=[seal.job(job) for job in grown.jobs])  # guard: growth-is-sealed
-            # guard: growth-goes-with-the-ending
-            flows.grow(conn, grown, schema, self.claimed.flow_id, self.id)
 
     # -- for the worker --------------------------------------------------------------------------------------
 
@@ -416,22 +347,6 @@ class RunningJob(Commits):
             self.deadline = self.started + self.timeout_ms / 1000
         if self.on_start is not None:
             self.on_start(self)
-
-    def seconds(self) -> float:
-        return 0.0 if self.started is None else time.monotonic() - self.started
-
-    @property
-    def is_first_claim(self) -> bool:
-        """Whether no worker had claimed the job before: its history is this attempt."""
-        return self.claimed.lease_token <= 1
-
-    def moments(self, seconds: float) -> tuple[datetime, datetime | None, datetime]:
-        """Return when the attempt was claimed, started and ended, of one that ran so many seconds; by this
-        machine's clock, and in spite of its being set."""
-        now, clock = datetime.now(UTC), time.monotonic()
-        started = None if self.started is None else now - timedelta(seconds=clock - self.started)
-        ended = now if started is None else started + timedelta(seconds=seconds)
-        return now - timedelta(seconds=clock - self.claimed_at), started, ended
 
     def labels(self) -> dict[str, object]:
         """What names this job and attempt in a log line."""

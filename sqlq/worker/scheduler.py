@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from sqlq.schedule import Declared
+from sqlq.schedule import Declarations
 from sqlq.settings import RESCUE_MS
 from sqlq.store import schedules
 from sqlq.store.database import Database
@@ -98,19 +98,21 @@ class Follow:
     def __init__(
         self,
         database: Database,
-        declared: Mapping[str, Declared],
-        service: str | None,
+        schedules: Declarations,
         tasks: Mapping[str, object],
-        age_ms: Callable[[], float],
+        began_at: float,
     ) -> None:
-        """`age_ms` returns how long ago the deploy started that this worker is of."""
+        """`began_at` says when the deploy started that this worker is of, by the monotonic clock."""
         self._database = database
-        self._given = (declared, service, tasks, age_ms)
+        self._given = (schedules.declared, schedules.service, tasks)
+        self._began_at = began_at
         self._is_done = False
 
     def run(self) -> float:
         if not self._is_done:
-            done = schedules.follow(self._database, *self._given)
+            done = schedules.follow(
+                self._database, *self._given, lambda: (time.monotonic() - self._began_at) * 1000
+            )
             self._is_done = True
             for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):
                 if names:

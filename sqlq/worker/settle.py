@@ -8,11 +8,9 @@ COMMIT or a locked row may delay it, and only another owner's token ends it othe
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -31,12 +29,11 @@ from sqlq.outcome import (
     Settlement,
 )
 from sqlq.store import endings, jobs
-from sqlq.store.database import Database, MissingFileError
+from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.worker.answers import Answers
-from sqlq.worker.grace import ended
+from sqlq.worker.gather import Gatherer
 from sqlq.worker.lease import Leases
-from sqlq.worker.outage import Outage
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
 from sqlq.worker.tell import NAMES, Teller
@@ -44,8 +41,8 @@ from sqlq.worker.unblocker import tell_idle
 
 log = logging.getLogger("sqlq.worker")
 
-LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02
+MOST_NAMED = 20
 
 
 @dataclass
@@ -77,7 +74,9 @@ _COUNTED: dict[type[Any], str] = {
 Item = tuple[RunningJob, Outcome, float]
 
 
-class Settler:
+class Settler(Gatherer[Item]):
+    LARGEST_BATCH = 500
+
     def __init__(
         self,
         database: Database,
@@ -95,7 +94,7 @@ class Settler:
     ) -> None:
         """`worker` is its id, and its host and process for people. `ended` is told of steps of flows whose
         ends are committed, `freed` of the keys of limits of which slots are."""
-        self._database = database
+        super().__init__("sqlq-settle", "settling jobs", database)
         self._leases = leases
         self._teller = teller
         self._progress = progress
@@ -106,85 +105,50 @@ class Settler:
         self._tell_of_steps = ended
         self._tell_of_keys = freed
         self._after_settling = settled
-        self._outcomes: SimpleQueue[Item | None] = SimpleQueue()
         self._pending: dict[Right, Item] = {}
-        self._abandoned = threading.Event()
         self._doubtful = False
         self._refused: str | None = None
-        self._thread = threading.Thread(target=self._run, name="sqlq-settle", daemon=True)
         self.tally = Tally()
-
-    def start(self) -> None:
-        self._thread.start()
 
     def settle(self, job: RunningJob, outcome: Outcome) -> None:
         """Take an outcome to write; returns at once."""
-        self._outcomes.put((job, outcome, job.seconds()))
+        self._items.put((job, outcome, job.seconds()))
 
     def unwritten(self) -> int:
         """Return about how many outcomes are not written yet: what they speak of is run again after a
         crash."""
-        return self._outcomes.qsize() + len(self._pending)
-
-    def unwritten_jobs(self) -> list[int]:
-        """Return the jobs whose outcomes are being written."""
-        return [id for id, _ in list(self._pending)]
+        return self._items.qsize() + len(self._pending)
 
     def finish(self, patience: Callable[[], float]) -> bool:
-        """Write what there is and end; say whether all was written while there was `patience`, in seconds."""
-        self._outcomes.put(None)
-        return ended(self._thread, patience)
-
-    def abandon(self, seconds: float) -> None:
-        """Write nothing more, and end; a statement that does not come back is waited for so long."""
-        self._abandoned.set()
-        self.finish(lambda: 0.0)
-        self._thread.join(seconds)
+        """Write what there is and end, while there is `patience`, in seconds; say whether all was written."""
+        is_done = super().finish(patience)
+        if not is_done:
+            unwritten = [str(id) for id, _ in list(self._pending)]
+            log.error(
+                "the outcomes of these jobs could not be written before leaving: %s; their leases run out, "
+                "and they run again",
+                ", ".join(unwritten[:MOST_NAMED]) + (", …" if len(unwritten) > MOST_NAMED else ""),
+                extra={"event": "stopping"},
+            )
+        return is_done
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        outage = Outage("settling jobs", self._database)
-        pending = self._pending
-        gathering = True
-        while (gathering or pending) and not self._abandoned.is_set():
-            if gathering:
-                gathering = self._gather(pending)
-            if not pending:
-                continue
-            try:
-                self._write(pending)
-                outage.over()
-            except DBAPIError as error:
-                self._doubtful = True
-                dialect = self._database.dialect
-                if not (dialect.is_away(error) or dialect.rolled_back(error)):
-                    self._refused = str(error.orig)
-                self._abandoned.wait(outage.met(error) if dialect.is_away(error) else LOCKED_ROW_SECONDS)
-            except MissingFileError as error:
-                self._doubtful = True
-                self._abandoned.wait(outage.met(error))
-            except Exception:
-                log.exception("settling failed; trying again")
-                self._doubtful = True
-                self._abandoned.wait(1.0)
+    def _add(self, item: Item) -> None:
+        self._pending[item[0].right] = item
 
-    def _gather(self, pending: dict[Right, Item]) -> bool:
-        """Add the outcomes that have come, waiting for one where none is pending; return False when no more
-        will come."""
-        try:
-            while len(pending) < LARGEST_BATCH:
-                item = self._outcomes.get(block=not pending)
-                if item is None:
-                    return False
-                pending[item[0].right] = item
-        except Empty:
-            pass
-        return True
+    def _failed(self, error: Exception) -> float:
+        self._doubtful = True
+        if isinstance(error, DBAPIError) and not self._database.dialect.is_away(error):
+            if not self._database.dialect.rolled_back(error):
+                self._refused = str(error.orig)
+            return LOCKED_ROW_SECONDS
+        return super()._failed(error)
 
-    def _write(self, pending: dict[Right, Item]) -> None:
+    def _write(self) -> None:
         """Write what is pending and take out what is settled or lost; what a row lock keeps back stays, and
         keeps nothing else back."""
+        pending = self._pending
         self._ask_for_completed(pending)
         if self._doubtful:  # the reply to a COMMIT may have been lost: what was settled is not settled twice
             self._resolve(pending, set())
@@ -199,18 +163,16 @@ class Settler:
         }
         try:
             done: set[Right] = set()
-            for keep, items in self._by_retention(pending.values()):
-                done |= self._settle([self._settlement(*item) for item in items], keep)
+            # each is asked for once: whether somebody waits for a job may change at any moment
+            kept = {right for right, item in pending.items() if self._keeps(item[0])}
+            for keep in (False, True):
+                part = [self._settlement(*item) for right, item in pending.items() if (right in kept) is keep]
+                done |= self._settle(part, keep) if part else set()
             self._resolve(pending, done)
         finally:
             pending |= held_up
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
-
-    def _by_retention(self, items: Collection[Item]) -> list[tuple[bool, list[Item]]]:
-        """Part jobs by whether their rows are kept when they have finished."""
-        parts = [(keep, [item for item in items if self._keeps(item[0]) is keep]) for keep in (False, True)]
-        return [(keep, part) for keep, part in parts if part]
 
     def _keeps(self, job: RunningJob) -> bool:
         """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
@@ -218,7 +180,7 @@ class Settler:
         if job.is_kept(self._keep_finished):
             return True
         # guard: a-result-waits-for-who-waits
-        return self._keep_finished and self._answers.waits_for(job.id)
+        return self._keep_finished and self._answers.are_wanted and self._answers.waits_for(job.id)
 
     def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, jobs.Fate]:
         if not wanted:
@@ -299,7 +261,7 @@ class Settler:
                 self._teller.told()
             if over:  # last, since it may be done here
                 # guard: who-waits-is-answered
-                self._answers.ended(over, here=self._outcomes.empty())
+                self._answers.ended(over, here=self._items.empty())
         if followed:
             self._wake_for_follow_ups()
 
@@ -323,7 +285,7 @@ class Settler:
         its texts."""
         log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
         for right, (job, outcome, seconds) in list(pending.items()):
-            for version in (outcome, _plain(outcome)):
+            for version in (outcome, *_plainer(outcome)):
                 try:
                     with self._database.begin() as conn:
                         keep = self._keeps(job)
@@ -346,7 +308,7 @@ class Settler:
                     break
             else:  # nothing of it can be written; the attempt counts as lost, and another may follow
                 del pending[right]
-                self._leases.abandon(right)
+                self._leases.let_go(right)
 
     def _settlement(self, job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
         """Return what there is to write of an attempt that ended with this outcome, after so many seconds."""
@@ -367,19 +329,20 @@ class Settler:
         self._teller.ended(job, outcome, seconds)
 
 
-def _plain(outcome: Outcome) -> Outcome:
-    """The outcome with nothing in it that a database could refuse."""
+def _plainer(outcome: Outcome) -> Sequence[Outcome]:
+    """The outcome with ever less in it that a database could refuse."""
     error = ErrorText(
         "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
     )
     match outcome:
         case Completed():
-            return Completed(None, "its result could not be stored; null is")
+            return [Completed(None, "its result could not be stored; null is")]
         case Cancelled():
-            return Cancelled(None)
+            return [Cancelled(None)]
         case Failed(reason):
-            return Failed(reason, error)
-        case Retried(delay_ms, _, reason):
-            return Retried(delay_ms, error, reason)
+            return [Failed(reason, error)]
+        case Retried():
+            plain = replace(outcome, error=error)
+            return [plain, replace(plain, queue=None)]  # the other queue may hold its key
         case Released() | SelfCompleted():
-            return outcome
+            return [outcome]

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.clock import readable
+from sqlq.settings import RESCUE_MS
 from sqlq.store import health
 from sqlq.store.database import Database
+from sqlq.worker.chores import jittered
 
 log = logging.getLogger("sqlq.worker")
 
@@ -21,17 +24,25 @@ DEAD_ROWS = 20_000
 SAY_EVERY_SECONDS = 60.0
 
 
-class VacuumWatch:
-    """Looks now and then, in a worker that is busy, whether dead rows pile up behind an old transaction."""
+class Vacuum:
+    """Warns when dead rows pile up behind an old transaction, in a worker that is busy."""
 
-    def __init__(self, database: Database) -> None:
+    doing = "looking at dead rows"
+
+    def __init__(self, database: Database, ended: Callable[[], int]) -> None:
+        """`ended` returns how many jobs the worker has ended so far."""
         self._database = database
+        self._jobs_ended = ended
         self._postgresql = database.engine.dialect.name == "postgresql"
         self._ended = 0
         self._said_at = float("-inf")
 
-    def look(self, ended: int) -> None:
-        """Look, if `ended` jobs are enough more than last time, and warn at most once a minute."""
+    def run(self) -> float:
+        """Look, if enough jobs have ended since the last time, and warn at most once a minute."""
+        self._look(self._jobs_ended())
+        return jittered(RESCUE_MS / 1000)
+
+    def _look(self, ended: int) -> None:
         if (
             not self._postgresql
             or ended - self._ended < BUSY_JOBS

@@ -18,11 +18,9 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
-
-from sqlalchemy.exc import DBAPIError
 
 from sqlq import codec
 from sqlq.around import Scope
@@ -34,7 +32,7 @@ from sqlq.schedule import Declarations
 from sqlq.schema import version
 from sqlq.settings import RESCUE_MS
 from sqlq.store.control import WORKING
-from sqlq.store.database import Database, MissingFileError
+from sqlq.store.database import Database
 from sqlq.store.dialect import Right
 from sqlq.store.patience import waits_while
 from sqlq.task import Registry
@@ -42,7 +40,8 @@ from sqlq.worker.admission import Admissions
 from sqlq.worker.answers import Answers
 from sqlq.worker.background import Background
 from sqlq.worker.bounds import Bounds
-from sqlq.worker.child import Unsupervised, facts
+from sqlq.worker.child import Callbacks, Unsupervised, facts
+from sqlq.worker.chores import Held, SchemaWatch, Unstarted
 from sqlq.worker.claim import Claimer
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.control import Control
@@ -55,24 +54,23 @@ from sqlq.worker.grace import Grace
 from sqlq.worker.intake import Intake
 from sqlq.worker.isolates import Isolates
 from sqlq.worker.lease import Leases
-from sqlq.worker.lifespan import Lifespan
-from sqlq.worker.lifespans import Lifespans
-from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout
+from sqlq.worker.lifespan import Lifespan, Lifespans
+from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout, Watched
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.progress import ProgressWriter
 from sqlq.worker.running import RunningJob
+from sqlq.worker.scheduler import Follow
 from sqlq.worker.settle import Settler, Tally
 from sqlq.worker.tell import Teller
 from sqlq.worker.unblocker import Unblocker
+from sqlq.worker.vacuum import Vacuum
 from sqlq.worker.wake import wake_for
-from sqlq.worker.watched import Watched
 
 log = logging.getLogger("sqlq.worker")
 
 BACKLOG_SECONDS = 0.005
 LOOK_SECONDS = 0.1
-MOST_NAMED = 20
 IDLE_SECONDS = 10.0
 """A worker that has rested for so long keeps two connections: for claims, and for all else."""
 
@@ -112,8 +110,7 @@ class Worker(Background):
         self._teller = teller = Teller(self._events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
-        self._left = threading.Event()
-        self._ending = threading.Lock()
+        self._left, self._ending = threading.Event(), threading.Lock()
         self._watched = Watched(self._supervision)
         self._wake = wake_for(database, self._watched.at)
         self._keep_finished = keep_finished = options.retention_ms != 0
@@ -194,24 +191,29 @@ class Worker(Background):
             weights=options.weights,
             newest_first=newest_first,
         )
-        self._duties = Duties(
-            database,
-            self.id,
-            options,
-            tasks=tasks,
-            schedules=schedules or Declarations(),
-            teller=teller,
-            wake=self._wake,
-            watched=self._watched,
-            executors=self._executors,
-            leases=self._leases,
-            gives_back=self._gives_back,
-            schema=schema,
-            behind=self._stop_behind,
-            began_at=self._supervision.began_at,
-            others=self._control.duties,
+        follow = Follow(
+            *(database, schedules or Declarations(), tasks),
+            self._supervision.began_at or time.monotonic(),
         )
-        self._control.chores = self._chores = self._duties.chores
+        self._control.chores = self._chores = Duties(
+            *(database, options.lease_ms, options.retention_ms),
+            [
+                *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
+                SchemaWatch(database, schema, self._stop_behind),
+                Vacuum(database, lambda: self._executors.ended),
+                Unstarted(database, self.id, self._gives_back.forgotten),
+                Held(database, self.id, self._leases.unstarted),
+                *self._control.duties,
+            ],
+            rescued=teller.rescued,
+            expired=teller.expired,
+            freed=self._wake.call,
+            ticked=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
+            looked_at=self._watched.own_leases_at,
+            leases_looked_at=self._watched.leases_at,
+            is_ticking=not options.drain,
+            others_do=self._watched.supervisor_looks,
+        )
         self._lookout = (
             None
             if database.dialect.sees_commits
@@ -220,8 +222,8 @@ class Worker(Background):
                 options.queues,
                 self._sent,
                 looked=self._watched.has_looked,
-                found=self._duties.heed,
-                ticks=self._duties.expect_tick,
+                found=self._chores.heed,
+                ticks=self._chores.expect_tick,
                 asked=self._answers.asked,
                 rescue_ms=min(RESCUE_MS, options.lease_ms / 4),
                 stands_by=self._watched.stands_by,
@@ -266,13 +268,15 @@ class Worker(Background):
         """
         self._run_once()
         self._supervision.listen(
-            stop=self.stop,
-            renewed=self._renewed_for_us,
-            told=self._told_by_supervisor,
-            report=self._report,
-            look=self._wake.hinted,
-            asked=self._answers.asked,
-            control=self._control.hear,
+            Callbacks(
+                stop=self.stop,
+                renewed=self._renewed_for_us,
+                told=self._told_by_supervisor,
+                report=self._report,
+                look=self._wake.hinted,
+                asked=self._answers.asked,
+                control=self._control.hear,
+            )
         )
         with waits_while(self._grace.patience):
             if self._entry.enter(patient=patient):
@@ -442,7 +446,7 @@ class Worker(Background):
                     return
                 # What a chore, or the thread that admits, has freed since the claim, the next claim sees.
                 self._chores.await_turn()  # guard: drain-awaits-chores
-                is_last = not self._admitted_now()  # guard: drain-claims-once-more
+                is_last = not self._admissions.look_now()  # guard: drain-claims-once-more
                 if is_last:
                     quiet = False
                     continue
@@ -531,28 +535,12 @@ class Worker(Background):
 
     def _after_settling(self) -> None:
         self._executors.start_ready()
-        if self._options.drain:
-            self._wake.call()
+        self._after_unblocking()
 
     def _admitted(self, starts: list[float]) -> None:
         """Look for jobs that were admitted, now or when they start."""
         for moment in starts or [time.monotonic()]:
             self._wake.at(moment)
-
-    def _admitted_now(self) -> bool:
-        """Whether a worker that is about to leave finds jobs that may run by now; where the database is away,
-        it looks again."""
-        try:
-            return self._admissions.look_now()  # guard: drain-awaits-admissions
-        except MissingFileError:
-            return True
-        except DBAPIError as error:
-            dialect = self._database.dialect
-            if dialect.is_away(error) or dialect.rolled_back(error):
-                log.debug("admitting jobs failed: %s", error)
-                return True
-            log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)
-            return False
 
     def _after_unblocking(self) -> None:
         if self._options.drain:
@@ -580,32 +568,21 @@ class Worker(Background):
         self._gives_back.ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
-            with suppress(RuntimeError):
-                threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True).start()
+            begins(threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True))
         self._grace.await_running(self._executors)
         if not self._grace.leaving_now.is_set():
             self._gives_back.running()
-            if not self._settler.finish(self._grace.patience):
-                unwritten = self._settler.unwritten_jobs()
-                log.error(
-                    "the outcomes of these jobs could not be written before leaving: %s; their leases run "
-                    "out, and they run again",
-                    ", ".join(map(str, unwritten[:MOST_NAMED]))
-                    + ("" if len(unwritten) <= MOST_NAMED else ", …"),
-                    extra={"event": "stopping"},
-                )
+            self._settler.finish(self._grace.patience)
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)
             self._entry.sign_off()
         self._left.set()  # what a handler still ends with comes too late
-        for part in (self._settler, self._unblocker, self._admissions):
+        for part in (self._settler, self._unblocker, self._admissions, self._answers, self._progress):
             part.abandon(self._grace.last_statement())
-        self._answers.finish()
-        self._progress.close(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
         self._chores.join(self._grace.last_statement())
-        self._leases.stop(self._grace.last_statement())
-        self._deadlines.stop()
+        self._leases.abandon(self._grace.last_statement())
+        self._deadlines.abandon()
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:

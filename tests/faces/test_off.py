@@ -66,11 +66,11 @@ otel.instrument(traced)
 print(json.dumps([off, imported, called_by(traced)]))
 """
 NOT_ASKED_FOR = (
-    *("otel.py", "sentry.py", "seal.py", "worker/sealed.py", "metrics/", "worker/meter.py"),
+    *("otel.py", "sentry.py", "seal.py", "worker/intake.py:opened_by", "metrics/", "worker/meter.py"),
     *("waiting.py", "results.py", "replay.py", "rotation.py", "store/results.py", "store/seals.py"),
 )
 EXTRAS = ("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle")
-OF_A_WORKER = ("__init__", "finish", "are_wanted")
+OF_A_WORKER = ("__init__", "abandon", "are_wanted")
 """What is called of who answers waiters: once for a worker, or, whether anybody waits, once for a batch."""
 
 

@@ -25,6 +25,6 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("looks-steer-no-terminal", "escaped(label), escaped(text)", "label, text", STEERING + "test_no_look_steers[sqlite]"),
     ("labels-steer-no-terminal", "escaped(label)", "label", STEERING + "test_no_look_steers[sqlite]"),
     ("claims-know-new-tasks", "tasks != self._seen_tasks", "len(tasks) != len(self._seen_tasks)", "tests/worker/test_sql_rows.py::test_a_claimer_sees_that_a_task_took_the_place_of_another[sqlite]"),
-    ("new-tasks-are-named", "self._naming != self._named", "len(self._naming) != len(self._named)", "tests/worker/test_meter.py::test_a_task_that_takes_the_place_of_another_is_named"),
+    ("new-tasks-are-named", "tasks != self._named", "len(tasks) != len(self._named)", "tests/worker/test_meter.py::test_a_task_that_takes_the_place_of_another_is_named"),
     ("each-database-has-its-own-outages", "setdefault(place,", "setdefault(None,", "tests/worker/test_outage.py::test_two_databases_have_each_their_own_outage[sqlite]"),
 ]

@@ -131,7 +131,7 @@ GUARDS = [
     Guard("who-watches-does-not-hasten-itself", " and not isinstance(chore, SchemaWatch)", "", "tests/worker/test_outage.py::test_a_look_at_the_tables_that_fails_waits_before_the_next[sqlite]"),
     Guard("a-file-that-is-gone-is-an-outage", "MissingFileError", "DBAPIError", "tests/worker/test_starting.py::test_a_file_that_is_gone_for_a_moment_ends_no_worker[sqlite]"),
     # telemetry
-    Guard("numbers-are-sent-once", "self._sent()", "pass", METER + "test_what_was_sent_is_sent_once"),
+    Guard("numbers-are-sent-once", "self._numbers.clear()", "pass", METER + "test_what_was_sent_is_sent_once"),
     Guard("labels-are-bounded", None, "if False:", METER + "test_names_that_no_worker_knows_are_other_ones_after_a_bound"),
     Guard("deaths-are-counted", None, "pass", METRICS + "test_a_worker_process_that_dies_loses_and_doubles_nothing[sqlite]"),
     Guard("one-issue-for-a-failure", None, "return event", SENTRY + "test_a_final_failure_is_one_issue[sqlite]"),
@@ -225,7 +225,7 @@ GUARDS = [
     Guard("a-limit-that-is-raised-is-looked-at", None, "pass", "tests/faces/test_cli_limit.py::test_an_operators_word_counts_until_it_is_cleared[postgresql]"),
     Guard("drain-awaits-admissions", None, "return False", LIMITS + "test_a_drain_runs_what_is_in_line[sqlite]"),
     Guard("drain-awaits-a-look-under-way", "and self._admissions.is_idle", "", LIMITS + "test_a_drain_waits_for_an_admission_that_is_under_way[postgresql]"),
-    Guard("drain-claims-once-more", None, "is_last = not (self._admitted_now() or self._retire('nothing is available'))", LIMITS + "test_a_drain_claims_once_more_after_its_last_look[sqlite]"),
+    Guard("drain-claims-once-more", None, "is_last = not (self._admissions.look_now() or self._retire('nothing is available'))", LIMITS + "test_a_drain_claims_once_more_after_its_last_look[sqlite]"),
     # attempts and releases
     Guard("release-gives-the-attempt-back", None, '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard("release-is-counted", None, '"releases": jobs.c.releases,', MACHINE + "test_the_database_walks_as_the_contract_says[sqlite]"),
@@ -481,7 +481,6 @@ GUARDS = [
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
     Guard("the-lookout-asks-for-chores", "if is_looked_after and", "if False and", "tests/worker/test_lookout.py::test_a_chore_that_is_looked_for_is_done_when_something_was_found"),
     Guard("a-look-calls-to-chores", None, "pass", "tests/worker/test_expires.py::test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for[postgresql]"),
-    Guard("the-look-of-a-host-calls-to-chores", None, "pass", "tests/faults/test_fleet.py::test_what_its_lookout_finds_a_host_does"),
     Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_turns.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
     Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),
     # blinks, and migrations beneath a worker
@@ -497,7 +496,7 @@ GUARDS = [
     Guard("one-lookout-a-host", "if self._options.processes > 1:", "if True:", "tests/faults/test_fleet.py::test_where_there_is_one_worker_nobody_looks_for_it"),
     Guard("who-does-not-go", None, "else:\n                return NEVER\n            if False:", LOOKOUT + "test_where_a_worker_does_not_go_another_is_sent"),
     Guard("another-database-is-not-watched", None, "if True:", LOOKOUT + "test_a_worker_in_another_database_is_not_watched"),
-    Guard("chores-are-taken-over", None, "return jittered(RESCUE_MS / 1000)", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
+    Guard("chores-are-taken-over", " and self._others_do()", "", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
     Guard("one-stuck-worker-is-passed-over", ".with_for_update(skip_locked=True)", ".with_for_update()", SUPERVISING + "test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases[postgresql]"),
     Guard("a-look-drops-no-hint", "if self._go_at > moment:", "if True:", "tests/worker/test_lookout.py::test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless[postgresql]"),
     Guard("no-worker-is-sent-too-early", "answered + min", "moment + min", "tests/worker/test_lookout.py::test_a_job_that_will_be_due_sends_a_worker_at_its_moment[postgresql]"),
@@ -648,7 +647,7 @@ GUARDS = [
     Guard("only-own-are-retired", " and row.service == service", "", SCHEDULES + "test_two_services_on_one_database_do_not_retire_each_others[sqlite-services0]"),
     Guard("only-own-are-retired", " and ours", "", SCHEDULES + "test_two_services_on_one_database_do_not_retire_each_others[sqlite-services3]"),
     Guard("pinned-holds", None, "kept = plan", SCHEDULES + "test_what_is_pinned_holds_when_it_comes_back[sqlite]"),
-    Guard("a-drain-does-not-tick", None, "if False:", "tests/worker/test_scheduler.py::test_a_worker_that_empties_the_queue_neither_ticks_nor_declares[sqlite]"),
+    Guard("a-drain-does-not-tick", "[] if options.drain else [follow]", "[follow]", "tests/worker/test_scheduler.py::test_a_worker_that_empties_the_queue_neither_ticks_nor_declares[sqlite]"),
     Guard("the-lookout-asks-for-all", None, "if False:", "tests/worker/test_scheduler.py::test_while_a_lookout_looks_nothing_else_is_asked[postgresql]"),
     Guard("the-next-moment-is-asked-for", None, "wait_ms = None", "tests/worker/test_scheduler.py::test_while_a_lookout_looks_nothing_else_is_asked[postgresql]"),
     Guard("its-own-worker-is-called", None, "pass", "tests/worker/test_scheduler.py::test_the_worker_that_ticks_is_called_at_once[sqlite]"),

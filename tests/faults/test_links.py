@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sqlq.job import ClaimedJob
 from sqlq.outcome import Outcome
 from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import Supervised
+from sqlq.worker.child import Callbacks, Supervised
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.host import Host
 from sqlq.worker.isolates import Isolates
@@ -97,11 +97,13 @@ def test_no_word_deafens_a_worker(said: list[dict[str, Any]]) -> None:
 
     worker = Supervised(here, box)
     worker.listen(
-        stop=lambda grace: stopped.set(),
-        renewed=follow,
-        told=follow,
-        asked=follow,
-        control=follow,
+        Callbacks(
+            stop=lambda grace: stopped.set(),
+            renewed=follow,
+            told=follow,
+            asked=follow,
+            control=follow,
+        )
     )
     for message in said:
         supervisor.send(**message)

@@ -37,13 +37,12 @@ ASKS_THE_TIME = {
     "here.py",
     "history.py",
     "retry.py",
+    "worker/commits.py",
     "worker/meter.py",
-    "worker/running.py",
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job
-that ran in this process was enqueued and ended, when an
-attempt was begun and ended, for its line, how far away a moment is, for a line and a look, and how long a job
-has waited, for the metrics."""
+of this process was enqueued, begun and ended, when an attempt was, for its line, how far away a moment is,
+for a line and a look, and how long a job has waited, for the metrics."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:

@@ -128,6 +128,28 @@ def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(
     assert line.exc_info is None
 
 
+def test_a_retry_keeps_its_queue_and_priority_where_its_error_is_refused(
+    app: sqlq.App, engine: Engine
+) -> None:
+    with engine.begin() as conn:
+        if engine.dialect.name == "sqlite":
+            conn.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON jobs WHEN NEW.errors LIKE '%poison%' "
+                "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+        else:
+            conn.exec_driver_sql("ALTER TABLE jobs ADD CHECK (errors::text NOT LIKE '%%poison%%')")
+
+    @app.task(name="t")
+    def task() -> None:
+        raise sqlq.Retry("1h", queue="other", priority=3) from ValueError("poison")
+
+    job = app.enqueue(task.new())
+    assert drain(app).retried == 1
+    found = app.get(job.id)
+    assert (found.queue, found.priority, found.attempts) == ("other", 3, 1)
+
+
 def test_a_sealed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
     app = sqlq.App(database_url, keys=[KEY])
     attempts = []

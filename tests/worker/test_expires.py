@@ -265,7 +265,7 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
     monkeypatch.setattr("sqlq.worker.chores.RESCUE_MS", 3_600_000)
     job = app.enqueue(task.new(1).set(expires="1h"))
     with working(app, queues=["other"]) as worker:
-        expiring = worker._duties._expiring
+        expiring = worker._chores._expire
         wait_until(
             lambda: any(
                 chore is expiring and at > time.monotonic() + 60 for at, _, chore, _ in worker._chores._due

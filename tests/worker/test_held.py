@@ -14,7 +14,7 @@ import sqlq
 from sqlq import doctor
 from sqlq.job import ClaimedJob
 from sqlq.store import cluster
-from sqlq.worker.held import BUSY_SECONDS, Held
+from sqlq.worker.chores import HELD_BUSY_SECONDS, Held
 from sqlq.worker.running import RunningJob
 from tests.waiting import wait_until
 
@@ -108,7 +108,7 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
     found: list[Any] = []
     held = Held(app.database, "w", lambda before: found)
     for _ in range(3):
-        assert held.run() == BUSY_SECONDS
+        assert held.run() == HELD_BUSY_SECONDS
     assert statements == []
     found.append(RunningJob(ClaimedJob(7, 1, "q", "t", "{}", 1, 5), None, 0.0))
     for _ in range(3):

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, text
 import sqlq
 from sqlq.store import cluster, endings
 from sqlq.store.database import Database
-from sqlq.worker import chores, lookout, watched
+from sqlq.worker import chores, lookout
 from sqlq.worker import worker as worker_module
 from sqlq.worker.blackbox import BlackBox
 from sqlq.worker.child import Supervised
@@ -383,7 +383,7 @@ def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
 def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "STAND_BY_SECONDS", 3600.0)
+    monkeypatch.setattr(lookout, "STAND_BY_SECONDS", 3600.0)
     box, fd = BlackBox.create()
     os.close(fd)
     here, there = Link.pair()

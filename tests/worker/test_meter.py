@@ -61,7 +61,7 @@ def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
 
 def test_names_that_no_worker_knows_are_other_ones_after_a_bound() -> None:
     totals = Totals()
-    Meter(totals.add, KNOWN).last(totals.add)
+    Meter(totals.add, KNOWN).flush_by(totals.add)
     counting = Meter(totals.add, KNOWN)
     counting.claimed([claimed()], 0.0)
     counting.flush()  # the names of tasks come with the first numbers
@@ -86,7 +86,7 @@ def test_what_no_supervisor_takes_does_not_grow_without_bound() -> None:
     for i in range(meter.MOST_KEYS + 100):
         counting.claimed([claimed(queue=f"tenant{i}")], 0.0)
     sent: list[Any] = []
-    counting.last(sent.append)
+    counting.flush_by(sent.append)
     assert len(sent[0]["counts"]) == meter.MOST_KEYS + 1
     assert sent[0]["counts"][-1] == ["claimed", OTHER, 100]
 

@@ -62,5 +62,5 @@ def test_an_app_says_the_order_of_a_queue(database_url: str) -> None:
 
 
 def test_the_claim_of_other_queues_has_the_text_it_had() -> None:
-    assert "DESC, id DESC" not in claim("public", follow_ups=False)
-    assert "ORDER BY available_at DESC, id DESC" in claim("public", follow_ups=False, newest_first=True)
+    assert "DESC, id DESC" not in claim("public", *(False,))
+    assert "ORDER BY available_at DESC, id DESC" in claim("public", *(False, True))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, exc, text
 
 import sqlq
 from sqlq.outcome import Released, Settlement
@@ -229,6 +229,18 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
     assert (tally.completed, tally.released, tally.lost) == (3, 0, 0)
     assert [(app.get(job.id).attempts, app.get(job.id).releases) for job in made] == [(1, 0)] * 3
     assert "lease lost" not in caplog.text
+
+
+def test_a_late_claim_is_held_where_it_cannot_be_renewed(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = app.worker()._leases
+
+    def refuse(conn: Connection) -> None:
+        raise exc.TimeoutError("QueuePool limit reached")
+
+    monkeypatch.setattr(leases, "_sign_of_life", refuse)
+    leases.arrived(time.monotonic())
 
 
 def test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost(

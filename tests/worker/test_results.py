@@ -26,7 +26,7 @@ from sqlq import waiting
 from sqlq.store import results
 from sqlq.worker.answers import Answers
 from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import Supervised
+from sqlq.worker.child import Callbacks, Supervised
 from sqlq.worker.host import Host
 from sqlq.worker.link import Link
 from tests.faults.processes import ROOT
@@ -468,7 +468,7 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
     answers.asked([6])
     answers.ended([7, 6, 1])
     assert not answers.are_wanted
-    answers.finish()
+    answers.finish(lambda: 60.0)
     assert sorted(id for ids in answered for id in ids) == [2, 4, 5]
 
 
@@ -494,7 +494,9 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     there = Link(end)
     worker = Supervised(there, box)
     worker.listen(
-        stop=lambda grace: None, renewed=lambda *what: None, told=lambda event: None, asked=heard.put
+        Callbacks(
+            stop=lambda grace: None, renewed=lambda *what: None, told=lambda event: None, asked=heard.put
+        )
     )
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)

@@ -50,7 +50,7 @@ def test_the_slot_of_a_step_is_filled_where_no_thread_unblocks(
     with caplog.at_level(logging.DEBUG, "sqlq.worker"), unswept:
         wait_until(lambda: are_finished(app, 2), what="the second of the key")
     assert "the thread sqlq-unblock cannot be started now: can't start new thread" in caplog.text
-    assert "settling failed" not in caplog.text
+    assert "settling jobs failed" not in caplog.text
 
 
 @on_sqlite

@@ -378,7 +378,7 @@ def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) 
     try:
         wait_until(lambda: 2 in stuck, what="the one that goes on")
     finally:
-        deadlines.stop()
+        deadlines.abandon()
     assert stuck == [2]
 
 
@@ -396,7 +396,7 @@ def test_a_handler_that_was_cancelled_before_its_timeout_is_stuck_all_the_same(
         deadlines.ask_to_stop(job)
         wait_until(lambda: stuck == [1], timeout=20, what="the one that goes on past its timeout")
     finally:
-        deadlines.stop()
+        deadlines.abandon()
     assert job.timed_out
 
 

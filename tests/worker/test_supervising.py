@@ -26,7 +26,7 @@ from sqlq.store.dialect import Right
 from sqlq.store.jobs import Fate
 from sqlq.worker import supervisor
 from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import ORPHANED_MS, Supervised
+from sqlq.worker.child import ORPHANED_MS, Callbacks, Supervised
 from sqlq.worker.child import facts as child_facts
 from sqlq.worker.commits import CompletionTarget
 from sqlq.worker.host import Host
@@ -190,7 +190,7 @@ def test_what_could_not_be_written_nor_ended_is_not_given_back(
     job = app.enqueue(noop.new().set(max_attempts=1))
     (held,) = claim(app, worker.id)
     fail_before(engine, job.id)
-    leases.abandon(right(held))
+    leases.let_go(right(held))
 
     def token() -> int:
         with engine.connect() as conn:
@@ -293,10 +293,12 @@ def test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused() -> None:
     told: list[Any] = []
     assert spare.stand_by()
     spare.listen(
-        stop=lambda grace: None,
-        renewed=lambda *what: None,
-        told=lambda event: None,
-        control=told.append,
+        Callbacks(
+            stop=lambda grace: None,
+            renewed=lambda *what: None,
+            told=lambda event: None,
+            control=told.append,
+        )
     )
     wait_until(lambda: told, timeout=20, what="hearing of the pause")
     assert told == [{"paused": True}]
@@ -397,7 +399,9 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     here, there = Link.pair()
     supervisor = Link(there)
     stops: list[int | None] = []
-    Supervised(here, box).listen(stop=stops.append, renewed=lambda *args: None, told=lambda event: None)
+    Supervised(here, box).listen(
+        Callbacks(stop=stops.append, renewed=lambda *args: None, told=lambda event: None)
+    )
     supervisor.send(stop=True)
     wait_until(lambda: stops, what="being told to stop")
     assert stops == [None], "within its own grace time"
@@ -418,7 +422,7 @@ def test_a_word_that_cannot_be_followed_deafens_no_worker(caplog: pytest.LogCapt
     def renewed(*args: Any) -> None:
         raise RuntimeError("Event loop is closed")
 
-    Supervised(here, box).listen(stop=stops.append, renewed=renewed, told=lambda event: None)
+    Supervised(here, box).listen(Callbacks(stop=stops.append, renewed=renewed, told=lambda event: None))
     supervisor.send(renewed=[], sent_at=1.0, entered=True)
     supervisor.send(stop=True)
     wait_until(lambda: stops, timeout=20, what="being told to stop")

@@ -11,9 +11,9 @@ import pytest
 import sqlq
 from sqlq.cli import work
 from sqlq.errors import ConfigurationError
-from sqlq.worker import turns
-from sqlq.worker.claim import Claimer, Frontier
-from sqlq.worker.turns import Turns, checked_weights
+from sqlq.worker import options
+from sqlq.worker.claim import Claimer, Frontier, Turns
+from sqlq.worker.options import checked_weights
 
 
 def test_queues_come_first_as_often_as_their_weights_say_and_evenly_mixed() -> None:
@@ -58,7 +58,7 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
         app.enqueue_many([task.new(queue).set(queue=queue) for _ in range(40)])
     worker = app.worker({"high": 3, "low": 1}, concurrency=1, max_jobs=16)
 
-    def demand(running: int, waiting: int, *ended: float, blocked: bool) -> int:
+    def demand(running: int, waiting: int, *done: float, blocked: bool) -> int:
         return int(not running and not waiting)
 
     monkeypatch.setattr(worker._claimer, "demand", demand)
@@ -87,7 +87,7 @@ def test_without_weights_the_order_is_strict(app: sqlq.App) -> None:
 )
 def test_how_queues_are_named(given: tuple[str, ...], queues: Any) -> None:
     assert work._named_queues(given) == queues
-    assert work.LARGEST_WEIGHT == turns.LARGEST_WEIGHT
+    assert work.LARGEST_WEIGHT == options.LARGEST_WEIGHT
 
 
 # -- queues without an order ---------------------------------------------------------------------------------

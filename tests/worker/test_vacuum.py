@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.store import health
 from sqlq.worker import vacuum
-from sqlq.worker.vacuum import VacuumWatch
+from sqlq.worker.vacuum import Vacuum
 from tests.waiting import wait_until
 
 postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -23,7 +23,8 @@ def test_an_old_transaction_before_many_dead_rows_is_named(
     monkeypatch.setattr(vacuum, "OLD_SECONDS", 0.0)
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 10)
     app.enqueue_many([app.task(name="t")(lambda: None).new()] * 50)
-    watch = VacuumWatch(app.database)
+    ended = [10, 2_000, 4_000]
+    watch = Vacuum(app.database, lambda: ended.pop(0))
 
     def dead() -> int:
         with app.database.read() as conn:
@@ -38,10 +39,10 @@ def test_an_old_transaction_before_many_dead_rows_is_named(
             conn.execute(text("SELECT pg_stat_force_next_flush()"))
         wait_until(lambda: dead() > 10, what="the statistics")
         with caplog.at_level(logging.WARNING, "sqlq.worker"):
-            watch.look(10)
+            watch.run()
             assert caplog.records == [], "too few jobs to matter"
-            watch.look(2_000)
-            watch.look(4_000)
+            watch.run()
+            watch.run()
     (record,) = caplog.records
     assert "old-report" in record.message
     assert "dead rows" in record.message
@@ -50,5 +51,5 @@ def test_an_old_transaction_before_many_dead_rows_is_named(
 @postgresql
 def test_without_an_old_transaction_nothing_is_said(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "sqlq.worker"):
-        VacuumWatch(app.database).look(2_000)
+        Vacuum(app.database, lambda: 2_000).run()
     assert caplog.records == []

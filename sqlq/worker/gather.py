@@ -1,0 +1,129 @@
+"""Threads of a worker that begin when they are needed, and those of them that write in batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sized
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from sqlq.store.database import Database
+from sqlq.worker.outage import AWAY, Outage, begins
+
+log = logging.getLogger("sqlq.worker")
+
+LOOK_SECONDS = 0.1
+STOP_SECONDS = 5.0
+FAILED_SECONDS = 1.0
+T = TypeVar("T")
+
+
+class Threaded:
+    """What has a thread of its own, once that is needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._abandoned = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin the thread now. Raises `RuntimeError` where none is to be had."""
+        with self._changed:
+            if not self._begin():
+                raise RuntimeError(f"the thread {self._name} cannot be started")
+
+    def finish(self, patience: Callable[[], float]) -> bool:
+        """Let the thread do what there is to do, and end; say whether it has, while there was `patience`, in
+        seconds."""
+        thread = self._thread
+        if thread is None:
+            return True
+        self._close()
+        while thread.is_alive() and (seconds := patience()) > 0:
+            thread.join(min(seconds, LOOK_SECONDS))
+        return not thread.is_alive()
+
+    def abandon(self, seconds: float = STOP_SECONDS) -> None:
+        """End the thread within so many seconds, whatever is left."""
+        self._abandoned.set()
+        if self._thread is not None:
+            self._close()
+            self._thread.join(seconds)
+
+    def _begin(self) -> bool:
+        """Begin the thread; return False where none is to be had now, and the next call tries again. Call
+        this with the lock."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            if not begins(thread):
+                return False
+            self._thread = thread
+        return True
+
+    def _close(self) -> None:
+        """Tell the thread that no more will come, or that it is abandoned."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Gatherer(Threaded, Generic[T]):
+    """Writes items in batches: while one batch is written the next one gathers."""
+
+    LARGEST_BATCH = 1_000
+    _pending: Sized
+
+    def __init__(self, name: str, doing: str, database: Database) -> None:
+        super().__init__(name)
+        self._doing = doing
+        self._database = database
+        self._outage = Outage(doing, database)
+        self._items: SimpleQueue[T | None] = SimpleQueue()
+
+    def _close(self) -> None:
+        self._items.put(None)
+
+    def _add(self, item: T) -> None:
+        """Add an item to what is pending."""
+        raise NotImplementedError
+
+    def _write(self) -> None:
+        """Write what is pending, and take out what needs no other try."""
+        raise NotImplementedError
+
+    def _failed(self, error: Exception) -> float:
+        """Note that a batch could not be written; return in how many seconds to try again."""
+        if isinstance(error, AWAY):
+            return self._outage.met(error)
+        log.error("%s failed; trying again", self._doing, exc_info=error)
+        return FAILED_SECONDS
+
+    def _run(self) -> None:
+        gathering = True
+        while (gathering or self._pending) and not self._abandoned.is_set():
+            if gathering:
+                gathering = self._gather()
+            if not self._pending:
+                continue
+            try:
+                self._write()
+                self._outage.over()
+            except Exception as error:
+                self._abandoned.wait(self._failed(error))
+
+    def _gather(self) -> bool:
+        """Add the items that have come, waiting for one where none is pending; return False when no more will
+        come."""
+        try:
+            while len(self._pending) < self.LARGEST_BATCH:
+                item = self._items.get(block=not self._pending)
+                if item is None:
+                    return False
+                self._add(item)
+        except Empty:
+            pass
+        return True
