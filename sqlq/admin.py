@@ -20,11 +20,23 @@ from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.flow import When
 from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
-from sqlq.handles import AnyJob, AnyJobs, Handle
+from sqlq.handles import AnyJob, AnyJobs, Handle, id_of
 from sqlq.job import JobDetails, Rule, State, checked_name
 from sqlq.limit import Limit, LimitStatus
 from sqlq.seal import Seal
-from sqlq.store import cluster, control, counts, endings, flows, health, limits, operators, records, unblock
+from sqlq.store import (
+    cluster,
+    control,
+    counts,
+    endings,
+    flows,
+    health,
+    limits,
+    operators,
+    records,
+    results,
+    unblock,
+)
 from sqlq.store.cluster import ALIVE_MS, ReservedJob, WorkerRow
 from sqlq.store.control import WORKING, Pauses
 from sqlq.store.database import Database
@@ -108,22 +120,33 @@ class Admin:
     def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
         self._database.require_tables()
-        number = id.id if isinstance(id, Handle) else _checked_id(id)
+        number = id_of(id)
         with self._database.read() as conn:
             job = records.details(conn, number, self._database.seal)
         records.require_own(id, job)
         if job is None:
-            raise JobNotFoundError(
-                f"there is no job {number}: it never was, or finished longer ago than finished jobs are kept"
-            )
+            raise _no_job(number)
         return job
 
     def ids_of(self, jobs: Any) -> Any:
         """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is
         not there, as after a rollback."""
-        if isinstance(jobs, (list, tuple)):
-            return [self.ids_of(job) for job in jobs]
-        return self.get(jobs).id if isinstance(jobs, Handle) else jobs
+        if isinstance(jobs, Handle):
+            return self.ids_of([jobs])[0]
+        if isinstance(jobs, (str, Mapping)) or not isinstance(jobs, Iterable):
+            return jobs  # which is refused
+        jobs = builtins.list(jobs)
+        handles = [job for job in jobs if isinstance(job, Handle)]
+        if handles:
+            self._database.require_tables()
+            with self._database.read() as conn:
+                found = results.look(conn, {job.id: False for job in handles})
+            for job in handles:
+                seen = found.get(job.id)
+                job.require_own(None if seen is None else seen.created)
+                if seen is None:
+                    raise _no_job(job.id)
+        return [id_of(job) for job in jobs]
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
@@ -592,7 +615,7 @@ def _selections(
         raise ConfigurationError(
             "all failed jobs are meant, but ids, a task or a queue are named too: give one of the two"
         )
-    wanted = sorted({_checked_id(id) for id in ids})
+    wanted = sorted({id_of(id) for id in ids})
     if not wanted:
         return iter([Selection((), task, queue)])
     return (
@@ -601,7 +624,7 @@ def _selections(
     )
 
 
-def _checked_id(id: int) -> int:
-    if not isinstance(id, int) or isinstance(id, bool):
-        raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
-    return id
+def _no_job(id: int) -> JobNotFoundError:
+    return JobNotFoundError(
+        f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+    )

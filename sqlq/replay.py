@@ -14,6 +14,7 @@ from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events, JobEvent
+from sqlq.handles import id_of
 from sqlq.job import JobDetails, State, checked_name
 from sqlq.limit import checked_rate
 from sqlq.named import NamedTask
@@ -298,10 +299,7 @@ def _checked_ids(ids: Any) -> tuple[int, ...]:
         return (ids,)
     if isinstance(ids, (str, int)) or not isinstance(ids, Sequence):
         raise ConfigurationError(f"ids is {ids!r}: give the id of a job, or a list of them, as in [42, 43]")
-    for id in ids:
-        if not isinstance(id, int) or isinstance(id, bool):
-            raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
-    return tuple(sorted(set(ids)))
+    return tuple(sorted({id_of(id) for id in ids}))
 
 
 def _checked_states(state: Any, ids: Sequence[int]) -> tuple[State, ...]:

@@ -27,6 +27,7 @@ from sqlq.codec import TEXTS
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.eager import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.handles import id_of
 from sqlq.schema import version
 from sqlq.schema.moments import Moment
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
@@ -171,10 +172,11 @@ class DjangoApp(App):
             return super().get(id)
         conn: Any = connection_of(connection)
         version.require(conn, self.database.schema_for(conn))
-        found = self.seen_in_django(id if isinstance(id, int) else id.id)
+        number = id_of(id)
+        found = self.seen_in_django(number)
         records.require_own(id, found)
         if found is None:
-            raise JobNotFoundError(f"there is no job {id}: it never was, or is kept no more")
+            raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
         return found
 
     def seen_in_django(self, id: int) -> JobDetails | None:
