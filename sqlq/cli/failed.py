@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.jobs import attempts, show_job
 from sqlq.cli.looks import queue_name, show_rows
-from sqlq.cli.output import Column, ago, counted, json_option, listed, of, require_named, show_json
+from sqlq.cli.output import (
+    Column,
+    F,
+    ago,
+    counted,
+    json_option,
+    limit_option,
+    listed,
+    of,
+    require_named,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -46,14 +54,7 @@ def selection(command: F) -> F:
     is_flag=True,
     help="Look at all of them, and not only at the newest 100,000 (with --by 10,000).",
 )
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="At most so many, the newest; with --by the most frequent.",
-)
+@limit_option(100, "At most so many, the newest; with --by the most frequent.")
 @json_option
 @click.pass_obj
 def list_failed(

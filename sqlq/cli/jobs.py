@@ -20,7 +20,19 @@ from sqlq.cli.looks import (
     show_rows,
     show_wrapped,
 )
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
+from sqlq.cli.output import (
+    Cell,
+    Column,
+    ago,
+    counted,
+    json_option,
+    limit_option,
+    of,
+    plain,
+    plain_lines,
+    show_json,
+    span,
+)
 from sqlq.commandline import command, word
 
 if TYPE_CHECKING:
@@ -39,14 +51,7 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 @click.option("--state", type=click.Choice(STATES), help="In one state only.")
 @click.option("--queue", help="Of one queue only.")
 @click.option("--task", help="Of one task only.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=20,
-    show_default=True,
-    help="At most so many, the newest.",
-)
+@limit_option(20, "At most so many, the newest.")
 @click.option(
     "--exact", is_flag=True, help="Look through all jobs, and not only the newest 100,000 of each kind."
 )

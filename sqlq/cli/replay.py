@@ -19,6 +19,7 @@ from sqlq.cli.output import (
     counted,
     json_option,
     listed,
+    moment_of,
     naming_options,
     of,
     plain,
@@ -184,7 +185,7 @@ def _time(text: str | None, option: str) -> datetime | str | None:
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        datetime.fromisoformat(text)
     except ValueError:
         try:
             milliseconds(text, option)
@@ -194,11 +195,7 @@ def _time(text: str | None, option: str) -> datetime | str | None:
                 param_hint=f"'{option}'",
             ) from None
         return text
-    if moment.utcoffset() is None:
-        raise click.BadParameter(
-            f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC", param_hint=f"'{option}'"
-        )
-    return moment
+    return moment_of(text, option)
 
 
 def _json_array(text: str) -> list[Any]:
