@@ -45,6 +45,7 @@ from sqlq.settings import in_memory, masked
 from sqlq.store import cluster, flows, health, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Dialect
+from sqlq.transactions import Transactions
 
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
@@ -75,6 +76,7 @@ class Enqueuer:
     def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
         self._events = events or Events()
+        self._transactions = Transactions()
         self._hints = Hints(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
@@ -173,7 +175,7 @@ class Enqueuer:
             origin = Origin(jobs.created(conn, [job.id for job in made]))
         else:
             origin, made = Origin(), [job for job in made if job.created]
-            self._events.at_the_end_of(conn, undone=origin.undo)
+            self._transactions.at_the_end_of(conn, undone=origin.undo)
         for job in made:
             job.enqueued_in(origin)
 
