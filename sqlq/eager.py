@@ -102,8 +102,7 @@ class Here:
 
     async def aenqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
         if session is not None and self._commits is not None:
-            kept: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
-            return kept
+            return await asynchronous(session).run_sync(partial(self.enqueue, new))
         self._check(new)
         done = []
         for each in new:
@@ -125,10 +124,7 @@ class Here:
 
     async def aenqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
         if session is not None and self._commits is not None:
-            kept: EnqueuedFlow = await asynchronous(session).run_sync(
-                lambda sync: self.enqueue_flow(plan, sync)
-            )
-            return kept
+            return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
         self._check(plan.jobs)
         flow = FlowHere.of(plan, self.new_flow_id(), self._next)
         await self.arun_flow(flow)

@@ -264,8 +264,7 @@ async def _aside(session: Any, work: Callable[[Any], T]) -> T:
     """Do synchronous work in an asynchronous session's transaction, or without one in a thread."""
     if session is None:
         return await asyncio.to_thread(work, None)
-    done: T = await asynchronous(session).run_sync(work)
-    return done
+    return await asynchronous(session).run_sync(work)
 
 
 def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequence[datetime]:
