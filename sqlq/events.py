@@ -7,7 +7,6 @@ listeners.
 from __future__ import annotations
 
 import atexit
-import inspect
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import Connection
 
+from sqlq.around import is_plain, takes
 from sqlq.errors import ConfigurationError
 from sqlq.job import Job, NewJob
 from sqlq.outcome import ErrorText
@@ -264,23 +264,12 @@ def checked_names(names: Sequence[Any]) -> Sequence[EventName]:
 def _check_hears(hear: Any) -> None:
     if not callable(hear):
         raise ConfigurationError(f"{hear!r} cannot listen: it is no function of a list of events")
-    for kind in (
-        inspect.iscoroutinefunction,
-        inspect.isgeneratorfunction,
-        inspect.isasyncgenfunction,
-    ):
-        if kind(hear) or kind(type(hear).__call__):
-            raise ConfigurationError(
-                f"{hear!r} cannot listen: listeners run in a thread, so they are plain def functions"
-            )
-    try:
-        inspect.signature(hear).bind([])
-    except TypeError:
+    if not is_plain(hear):
         raise ConfigurationError(
-            f"{hear!r} cannot listen: a listener takes one argument, a list of events"
-        ) from None
-    except ValueError:  # written in C, perhaps
-        pass
+            f"{hear!r} cannot listen: listeners run in a thread, so they are plain def functions"
+        )
+    if not takes(hear, []):
+        raise ConfigurationError(f"{hear!r} cannot listen: a listener takes one argument, a list of events")
 
 
 def _finish(reference: weakref.ref[Events]) -> None:

@@ -22,7 +22,7 @@ from sqlq.annotations import (
     never_none,
     takes_object,
 )
-from sqlq.around import Scope, surrounding, task_arounds
+from sqlq.around import Scope, is_kind, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode, encode_plain
@@ -376,11 +376,11 @@ def make_task(
             f"{handler!r} cannot be a task: its parameters cannot be read; wrap it in a function of your own"
         ) from None
     name = _task_name(handler, name)
-    if _is(handler, inspect.isgeneratorfunction) or _is(handler, inspect.isasyncgenfunction):
+    if is_kind(handler, inspect.isgeneratorfunction) or is_kind(handler, inspect.isasyncgenfunction):
         raise ConfigurationError(
             f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
         )
-    is_async = _is(handler, inspect.iscoroutinefunction)
+    is_async = is_kind(handler, inspect.iscoroutinefunction)
     if limit is not None:
         limit.check_for(name, signature)
     return Task(
@@ -421,11 +421,6 @@ def _checked_isolate(isolate: Isolate) -> Isolate:
 
 def _follow_up(task: Follows | None, option: str) -> str | None:
     return None if task is None else checked_follow_up(task, option, ConfigurationError)
-
-
-def _is(handler: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
-    """Whether calling the handler calls a function of that kind; an object's is its class's `__call__`."""
-    return kind(handler) or kind(type(handler).__call__)
 
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:
