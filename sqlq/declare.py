@@ -14,9 +14,10 @@ from sqlq.around import Scope, around_scope, lifespan_scope
 from sqlq.backoff import BackoffOption
 from sqlq.clock import Duration
 from sqlq.defaults import Defaults
+from sqlq.ended import Follows
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
-from sqlq.job import KEPT, Follows, Kept, NewJob, checked_name
+from sqlq.job import KEPT, Kept, NewJob, checked_name
 from sqlq.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.named import NamedTask
 from sqlq.schedule import Declarations, Declared, Options, Schedule, checked_template, planned

@@ -6,7 +6,7 @@ So the handle has to know that its own is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 from sqlq.errors import ConfigurationError, JobNotFoundError
@@ -48,7 +48,7 @@ class Handle:
 
 _CERTAIN = Origin()
 AnyJob: TypeAlias = Handle | int
-AnyJobs: TypeAlias = Sequence[AnyJob]
+AnyJobs: TypeAlias = Collection[AnyJob]
 
 
 def id_of(job: Any) -> int:

@@ -27,6 +27,7 @@ from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode, encode_plain
 from sqlq.elsewhere import NameOfAnotherQueue
+from sqlq.ended import Ended, Follows
 from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.flow import Group, Result, Step, results_in
@@ -34,8 +35,6 @@ from sqlq.headers import NO_HEADERS
 from sqlq.headers import checked as checked_headers
 from sqlq.job import (
     KEPT,
-    Ended,
-    Follows,
     Kept,
     NewJob,
     checked_expires,
