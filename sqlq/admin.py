@@ -7,7 +7,7 @@ import builtins
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -205,21 +205,7 @@ class Admin:
             paused = cluster.paused(conn)
         everything = any(worker.queues is None for worker in alive)
         named = _named(alive)
-        found = [
-            QueueStatus(
-                s.queue,
-                s.available,
-                s.scheduled,
-                s.blocked,
-                s.running,
-                s.failed,
-                s.oldest_wait_seconds,
-                s.paused,
-                everything or s.queue in named,
-                s.capped,
-            )
-            for s in held
-        ]
+        found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
         empty = (named | paused.keys()) - {s.queue for s in held}
         found += [
             QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
@@ -272,21 +258,12 @@ class Admin:
             alive = silence * 1000 <= ALIVE_MS
             if alive or silent:
                 queues = None if row.queues is None else tuple(json.loads(row.queues))
-                labels = (
-                    row.id,
-                    row.host,
-                    row.pid,
-                    row.version,
-                    queues,
-                    row.concurrency,
-                    row.started_at,
-                    row.seen_at,
-                )
+                process = (row.id, row.host, row.pid, row.version, queues, row.concurrency)
+                seen = (row.started_at, row.seen_at, silence, alive)
                 jobs = _held_by(row, held)
                 state = row.state if row.state != WORKING else "busy" if jobs else "idle"
-                found.append(
-                    WorkerStatus(*labels, silence, alive, jobs, row.unstarted, row.name, state, row.state_at)
-                )
+                said = (row.unstarted, row.name, state, row.state_at)
+                found.append(WorkerStatus(*process, *seen, jobs, *said))
         return found
 
     # -- mend ------------------------------------------------------------------------------------------------
@@ -452,12 +429,7 @@ class Admin:
     # -- end -------------------------------------------------------------------------------------------------
 
     def cancel(
-        self,
-        ids: AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        force: bool = False,
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
         """Cancel live jobs, by ids, task or queue, and say of each what became of it; the jobs of a task or
         queue are those there were when the call began.
@@ -507,9 +479,9 @@ class Admin:
     def pause_all(self, *, lasting: Duration | None = None) -> bool:
         """Let no worker claim anything, from queues made later neither, until `resume_all` or for so long;
         return whether that was not so before. Workers see it within 2 s."""
-        pause = partial(operators.pause, name=control.ALL, lasting_ms=_lasting_ms(lasting))
+        ms = _lasting_ms(lasting)
         self._database.require_tables()
-        return self._database.run(pause)
+        return self._database.run(partial(operators.pause, name=control.ALL, lasting_ms=ms))
 
     def resume_all(self) -> bool:
         """End the pause of all queues; those paused by name stay so. Return whether there was one."""

@@ -470,7 +470,7 @@ class EagerEnqueuer(Here):
             "%s, run eagerly when its transaction had committed, failed in attempt %d of %d",
             *(job.new.task, job.attempts, job.new.max_attempts),
             exc_info=error,
-            extra={"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": "failed"},
+            extra=_about(job, "failed"),
         )
 
     def begun(self, job: JobHere) -> None:
@@ -489,17 +489,16 @@ class EagerEnqueuer(Here):
                 log.warning(
                     "%s, run eagerly, failed in attempt %d of %d, and is tried again at once: %s",
                     *(claimed.task, claimed.attempts, claimed.max_attempts, outcome.error.message),
-                    extra={
-                        "job_id": job.id,
-                        "task": claimed.task,
-                        "queue": claimed.queue,
-                        "event": "retried",
-                    },
+                    extra=_about(job, "retried"),
                 )
                 return None
         job.state = State.FAILED
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
+
+
+def _about(job: JobHere, event: str) -> dict[str, Any]:
+    return {"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": event}
 
 
 def _new_id() -> int:

@@ -209,14 +209,6 @@ class Group(_Composed[R_co]):
         return _Laid(ends, gate or dict(waits), is_list=True)
 
 
-@overload
-def chain(*parts: Part) -> Chain[Any]: ...
-
-
-@overload
-def chain(*parts: Any) -> Chain[Any]: ...
-
-
 def chain(*parts: Any) -> Chain[Any]:
     """Return jobs that run one after the other, each when the one before it has finished.
 

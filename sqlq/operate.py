@@ -116,12 +116,7 @@ class Operates:
         return await asyncio.to_thread(self.retry_failed, ids, task=task, queue=queue, all=all)
 
     def cancel(
-        self,
-        ids: AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        force: bool = False,
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
         """Cancel live jobs, by ids, by task or by queue, and say what became of each.
 
@@ -136,12 +131,7 @@ class Operates:
         return self.admin.cancel(ids, task=task, queue=queue, force=force)
 
     async def acancel(
-        self,
-        ids: AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        force: bool = False,
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
         """`cancel` in a thread, so that the event loop goes on meanwhile. Once begun it goes on to its end,
         also where the awaiting task is cancelled."""

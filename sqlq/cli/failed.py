@@ -34,7 +34,7 @@ def failed() -> None:
 def selection(command: F) -> F:
     """Add the ways to say which failed jobs are meant; ids, task and queue given together must all fit."""
     for option in (
-        click.option("--all", "all_of_them", is_flag=True, help="All failed jobs."),
+        click.option("--all", is_flag=True, help="All failed jobs."),
         click.option("--queue", help="Those of one queue."),
         click.option("--task", help="Those of one task."),
         click.argument("ids", type=int, nargs=-1),
@@ -152,26 +152,19 @@ def show(context: Context, id: int, as_json: bool) -> None:
 @selection
 @json_option
 @click.pass_obj
-def retry(
-    context: Context,
-    ids: tuple[int, ...],
-    task: str | None,
-    queue: str | None,
-    all_of_them: bool,
-    as_json: bool,
-) -> None:
+def retry(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Run failed jobs again: by id, --task, --queue, or --all.
 
     They keep their ids and get all their attempts anew. A job whose unique key a live job holds stays failed.
     """
     admin = context.app().admin
-    require_named("failed jobs", "--task, --queue or --all", ids, task, queue, all_of_them)
-    done = admin.move_failed_back(ids, task=task, queue=queue, all=all_of_them)
-    missing = _missing(ids, [*done.moved, *done.held])
+    require_named("failed jobs", "--task, --queue or --all", *chosen.values())
+    done = admin.move_failed_back(**chosen)
+    missing = _missing(chosen["ids"], [*done.moved, *done.held])
     if as_json:
         show_json({"retried": done.moved, "held_back": done.held, "not_failed": missing})
     else:
-        click.echo(_counted("moved back", done.moved, of(task, queue), "to run again"))
+        click.echo(_counted("moved back", done.moved, of(chosen["task"], chosen["queue"]), "to run again"))
         if done.held:
             stay = "1 job stays" if len(done.held) == 1 else f"{len(done.held):,} jobs stay"
             click.echo(f"{stay} failed, since live jobs hold the same unique keys: {listed(done.held)}")
@@ -182,43 +175,24 @@ def retry(
 @selection
 @json_option
 @click.pass_obj
-def forget(
-    context: Context,
-    ids: tuple[int, ...],
-    task: str | None,
-    queue: str | None,
-    all_of_them: bool,
-    as_json: bool,
-) -> None:
+def forget(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Delete failed jobs for good: by id, --task, --queue, or --all."""
-    require_named("failed jobs", "--task, --queue or --all", ids, task, queue, all_of_them)
-    forgotten = context.app().admin.forget_failed(ids, task=task, queue=queue, all=all_of_them)
-    missing = _missing(ids, forgotten)
+    require_named("failed jobs", "--task, --queue or --all", *chosen.values())
+    forgotten = context.app().admin.forget_failed(**chosen)
+    missing = _missing(chosen["ids"], forgotten)
     if as_json:
         show_json({"forgotten": forgotten, "not_failed": missing})
     else:
-        click.echo(_counted("forgot", forgotten, of(task, queue)))
+        click.echo(_counted("forgot", forgotten, of(chosen["task"], chosen["queue"])))
     _report_missing(context, missing)
 
 
 def _listed(job: JobDetails) -> dict[str, Any]:
     names = (
-        "id",
-        "queue",
-        "task",
-        "payload",
-        "priority",
-        "attempts",
-        "max_attempts",
-        "unique_key",
-        "created_at",
-        "reserved_at",
+        *("id", "queue", "task", "payload", "priority", "attempts", "max_attempts", "unique_key"),
+        *("created_at", "reserved_at", "ended_at", "reason", "exception", "message"),
     )
-    return {
-        **{name: getattr(job, name) for name in names},
-        "failed_at": job.ended_at,
-        **{name: getattr(job, name) for name in ("reason", "exception", "message")},
-    }
+    return {"failed_at" if name == "ended_at" else name: getattr(job, name) for name in names}
 
 
 def _error(job: JobDetails) -> str:
