@@ -24,23 +24,12 @@ from sqlq.handles import AnyJob, AnyJobs, Handle, id_of
 from sqlq.job import JobDetails, Rule, State, checked_name
 from sqlq.limit import Limit, LimitStatus
 from sqlq.seal import Seal
-from sqlq.store import (
-    cluster,
-    control,
-    counts,
-    endings,
-    flows,
-    health,
-    limits,
-    operators,
-    records,
-    results,
-    unblock,
-)
+from sqlq.store import cluster, control, counts, endings, flows, health, limits, operators, records, unblock
 from sqlq.store.cluster import ALIVE_MS, ReservedJob, WorkerRow
 from sqlq.store.control import WORKING, Pauses
 from sqlq.store.database import Database
 from sqlq.store.records import Failures, Listing, Selection
+from sqlq.store.results import look
 from sqlq.store.vitals import Vitals, vitals
 
 LOOKED_AT = 100_000
@@ -140,7 +129,7 @@ class Admin:
         if handles:
             self._database.require_tables()
             with self._database.read() as conn:
-                found = results.look(conn, {job.id: False for job in handles})
+                found = look(conn, {job.id: False for job in handles})
             for job in handles:
                 seen = found.get(job.id)
                 job.require_own(None if seen is None else seen.created)

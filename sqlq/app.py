@@ -353,10 +353,7 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else enqueuer.enqueue(self._additions.to([new]), joined)[0]
         )
-        if isinstance(new, Flow):
-            new.is_enqueued = True
-        answer: J = done
-        return answer
+        return _answered(new, done)
 
     def enqueue_many(
         self,
@@ -392,10 +389,7 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else (await enqueuer.aenqueue(self._additions.to([new]), joined))[0]
         )
-        if isinstance(new, Flow):
-            new.is_enqueued = True
-        answer: J = done
-        return answer
+        return _answered(new, done)
 
     async def aenqueue_many(
         self,
@@ -556,6 +550,14 @@ class App(Declares, Operates, Waits):
             self._enqueuer.close()
         if "database" in self.__dict__:
             self.database.close()
+
+
+def _answered(new: JobOrFlow[J], done: Any) -> J:
+    """Return what `enqueue` answers for a job or flow that is enqueued by now."""
+    if isinstance(new, Flow):
+        new.is_enqueued = True
+    answer: J = done
+    return answer
 
 
 NameOfAnotherQueue.answer(

@@ -20,6 +20,7 @@ from sqlq.annotations import (
     hints_of,
     may_become,
     never_none,
+    positional_names,
     takes_object,
 )
 from sqlq.around import Scope, is_kind, surrounding, task_arounds
@@ -140,8 +141,7 @@ class Task(Generic[P, R]):
 
     @cached_property
     def _positional_names(self) -> list[str]:
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [p.name for p in self._signature.parameters.values() if p.kind in positional]
+        return positional_names(self._signature)
 
     def _keyed(self, job: NewJob[R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[R]:
         """Return a job with the key that its arguments make for the limit of its task."""
@@ -306,11 +306,11 @@ class Task(Generic[P, R]):
     def _positional(self) -> tuple[int, int]:
         """The least and the largest number of positional arguments that fit, with no others, without binding
         them one by one; none does where the least is larger."""
-        parameters = self._signature.parameters.values()
-        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        parameters = self._signature.parameters
+        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
             return (1, 0)
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return sum(p.default is p.empty for p in positional), len(positional)
+        names = self._positional_names
+        return sum(parameters[name].default is inspect.Parameter.empty for name in names), len(names)
 
     @cached_property
     def _never_none(self) -> frozenset[str]:

@@ -93,15 +93,7 @@ def enqueue(
     job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
     app.close()
     if as_json:
-        show_json(
-            {
-                "id": job.id,
-                "queue": job.queue,
-                "task": job.task,
-                "state": str(job.state),
-                "created": job.created,
-            }
-        )
+        show_json({name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")})
     elif job.created:
         click.echo(f"enqueued job {job.id}: {job.task} in queue {job.queue}, {job.state}")
     else:
