@@ -353,7 +353,7 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else enqueuer.enqueue(self._additions.to([new]), joined)[0]
         )
-        return _answered(new, done)
+        return _answered(job, done)
 
     def enqueue_many(
         self,
@@ -389,7 +389,7 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else (await enqueuer.aenqueue(self._additions.to([new]), joined))[0]
         )
-        return _answered(new, done)
+        return _answered(job, done)
 
     async def aenqueue_many(
         self,

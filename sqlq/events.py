@@ -189,6 +189,20 @@ class Listener:
         return "; ".join(said)
 
 
+def enqueued(job: Any, max_attempts: int | None, delay_ms: int, label: str | None) -> JobEvent:
+    """Return the event of a job that was enqueued."""
+    return JobEvent(
+        name="enqueued",
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        attempt=0,
+        max_attempts=max_attempts,
+        delay_seconds=delay_ms / 1000 or None,
+        label=label,
+    )
+
+
 class Events:
     """The listeners of an App."""
 
@@ -220,16 +234,7 @@ class Events:
     def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
         """Tell of jobs that were enqueued, when the transaction of `conn` commits, or now."""
         told = [
-            JobEvent(
-                name="enqueued",
-                id=job.id,
-                task=job.task,
-                queue=job.queue,
-                attempt=0,
-                max_attempts=asked.max_attempts or MAX_ATTEMPTS,
-                delay_seconds=asked.delay_ms / 1000 or None,
-                label=asked.label,
-            )
+            enqueued(job, asked.max_attempts or MAX_ATTEMPTS, asked.delay_ms, asked.label)
             for asked, job in zip(new, done, strict=True)
             if job.created
         ]

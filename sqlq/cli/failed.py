@@ -58,32 +58,24 @@ def selection(command: F) -> F:
 @json_option
 @click.pass_obj
 def list_failed(
-    context: Context,
-    task: str | None,
-    queue: str | None,
-    by: str | None,
-    exact: bool,
-    limit: int,
-    as_json: bool,
+    context: Context, /, by: str | None, exact: bool, limit: int, as_json: bool, **chosen: Any
 ) -> None:
     """List failed jobs, the newest first.
 
     With --by error, count them by task and error instead.
     """
     if by is not None:
-        _list_errors(context, task, queue, exact, limit, as_json)
+        _list_errors(context, chosen, exact, limit, as_json)
         return
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = context.app().admin.listing(
-        state="failed", task=task, queue=queue, limit=limit + 1, **how
-    )
+    found, complete = context.app().admin.listing(state="failed", limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([_listed(job) for job in found])
     elif found:
         _show_list(found)
     else:
-        click.echo(f"no failed jobs{of(task, queue)}")
+        click.echo(f"no failed jobs{of(**chosen)}")
     if more and not as_json:
         click.echo(f"\nthese are the newest {limit:,}; --limit N shows more")
     if not complete:
@@ -102,10 +94,8 @@ def _show_list(found: list[JobDetails]) -> None:
     )
 
 
-def _list_errors(
-    context: Context, task: str | None, queue: str | None, exact: bool, limit: int, as_json: bool
-) -> None:
-    found, complete = context.app().admin.failures(task=task, queue=queue, exact=exact)
+def _list_errors(context: Context, chosen: dict[str, Any], exact: bool, limit: int, as_json: bool) -> None:
+    found, complete = context.app().admin.failures(**chosen, exact=exact)
     shown = found[:limit]
     if as_json:
         errors = [
@@ -115,7 +105,7 @@ def _list_errors(
         show_json({"errors": errors, "capped": not complete})
         return
     if not found:
-        click.echo(f"no failed jobs{of(task, queue)}")
+        click.echo(f"no failed jobs{of(**chosen)}")
         return
     columns = [Column("number", right=True), Column("task"), Column("newest", right=True)]
     show_rows(

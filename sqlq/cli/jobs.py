@@ -58,13 +58,7 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 @json_option
 @click.pass_obj
 def jobs(
-    context: Context,
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    limit: int,
-    exact: bool,
-    as_json: bool,
+    context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any
 ) -> None:
     """List jobs, the newest first, in whatever state they are.
 
@@ -72,7 +66,7 @@ def jobs(
     """
     admin = context.app().admin
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = admin.listing(state=state, queue=queue, task=task, limit=limit + 1, **how)
+    found, complete = admin.listing(state=state, limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([as_object(job) for job in found])
@@ -83,7 +77,7 @@ def jobs(
         columns += [Column(name, wide=name == "label") for name in more_columns]
         show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
-        click.echo(f"no {state + ' ' if state else ''}jobs{of(task, queue)}")
+        click.echo(f"no {state + ' ' if state else ''}jobs{of(**chosen)}")
     if more and not as_json:
         click.echo(
             f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"

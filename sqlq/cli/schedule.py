@@ -206,16 +206,7 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 @json_option
 @click.pass_obj
 def add(
-    context: Context,
-    /,
-    name: str,
-    task: str,
-    args: tuple[str, ...],
-    kwargs: str | None,
-    queue: str | None,
-    priority: int | None,
-    as_json: bool,
-    **options: Any,
+    context: Context, /, name: str, task: str, args: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Add a schedule NAME that enqueues jobs of TASK with ARGS.
 
@@ -224,6 +215,7 @@ def add(
     \b
     sqlq schedule add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
     """
+    kwargs, queue, priority = (options.pop(option) for option in ("kwargs", "queue", "priority"))
     plan = _plan(options)
     app = context.app_with_tasks("schedule add checks the job against its task")
     found = app.tasks.find(task)
