@@ -38,17 +38,25 @@ from sqlq.store import records
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-    from sqlq.admin import Admin
     from sqlq.enqueue import Enqueues
     from sqlq.handles import AnyJob
     from sqlq.job import Job, JobDetails, JobOrFlow, NewJob
-    from sqlq.schedules import Schedules
-    from sqlq.store.database import Address, Database
+    from sqlq.store.database import Address
     from sqlq.worker.running import RunningJob
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
 R = TypeVar("R")
+
+
+def _following(name: str) -> property:
+    """Return a property of App's that first goes where Django's settings lead."""
+
+    def found(app: DjangoApp) -> Any:
+        app._follow()  # noqa: SLF001 - of this module
+        return vars(App)[name].__get__(app)
+
+    return property(found)
 
 
 class DjangoApp(App):
@@ -135,23 +143,8 @@ class DjangoApp(App):
     def address(self, address: Address) -> None:
         self.__dict__["address"] = address
 
-    @property
-    def database(self) -> Database:
-        self._follow()
-        found: Database = App.__dict__["database"].__get__(self)
-        return found
-
-    @property
-    def admin(self) -> Admin:
-        self._follow()
-        found: Admin = App.__dict__["admin"].__get__(self)
-        return found
-
-    @property
-    def schedules(self) -> Schedules:
-        self._follow()
-        found: Schedules = App.__dict__["schedules"].__get__(self)
-        return found
+    if not TYPE_CHECKING:  # what they are, App says
+        database, admin, schedules = map(_following, ("database", "admin", "schedules"))
 
     @property
     def enqueuer(self) -> Enqueues:
