@@ -784,6 +784,7 @@ def test_options_arrive_without_a_session_as_with_one(
 def test_an_insert_on_the_driver_fails_as_any_other(app: sqlq.App) -> None:
     """Whatever the database refuses comes as SQLAlchemy's error, and the connection is good for the next."""
     task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())  # from here on it is known that the tables are there
     with app.database.begin() as conn:
         conn.execute(text("ALTER TABLE jobs RENAME TO elsewhere"))
     with pytest.raises((ProgrammingError, OperationalError), match="jobs"):
