@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlq.app import App
     from sqlq.backoff import exponential, fibonacci, fixed, linear
+    from sqlq.ended import Ended
     from sqlq.errors import (
         ArgumentsError,
         ConfigurationError,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from sqlq.flow import Chain, EnqueuedFlow, Flow, Group, Step, chain, group
     from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
     from sqlq.history import HistoryLine
-    from sqlq.job import Ended, Job, JobDetails, NewJob, Progress, State
+    from sqlq.job import Job, JobDetails, NewJob, Progress, State
     from sqlq.limit import Limit, Serial
     from sqlq.retry import Cancel, Retry, Snooze
     from sqlq.schedule import Schedule
@@ -105,7 +106,7 @@ __all__ = [
 
 _ROOMS = (
     *("app", "job", "events", "retry", "backoff", "errors", "task", "schedule", "flow", "limit"),
-    *("flowstatus", "history"),
+    *("flowstatus", "history", "ended"),
     *("store.sqlite", "session", "worker.running"),
 )
 

@@ -7,7 +7,7 @@ import builtins
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.flow import When
 from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
-from sqlq.handles import AnyJob, AnyJobs, Handle
+from sqlq.handles import AnyJob, AnyJobs, Handle, id_of
 from sqlq.job import JobDetails, Rule, State, checked_name
 from sqlq.limit import Limit, LimitStatus
 from sqlq.seal import Seal
@@ -29,6 +29,7 @@ from sqlq.store.cluster import ALIVE_MS, ReservedJob, WorkerRow
 from sqlq.store.control import WORKING, Pauses
 from sqlq.store.database import Database
 from sqlq.store.records import Failures, Listing, Selection
+from sqlq.store.results import look
 from sqlq.store.vitals import Vitals, vitals
 
 LOOKED_AT = 100_000
@@ -108,22 +109,33 @@ class Admin:
     def get(self, id: AnyJob) -> JobDetails:
         """Return everything about a job, whatever its state. Raises `JobNotFoundError`."""
         self._database.require_tables()
-        number = id.id if isinstance(id, Handle) else _checked_id(id)
+        number = id_of(id)
         with self._database.read() as conn:
             job = records.details(conn, number, self._database.seal)
         records.require_own(id, job)
         if job is None:
-            raise JobNotFoundError(
-                f"there is no job {number}: it never was, or finished longer ago than finished jobs are kept"
-            )
+            raise _no_job(number)
         return job
 
     def ids_of(self, jobs: Any) -> Any:
         """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is
         not there, as after a rollback."""
-        if isinstance(jobs, (list, tuple)):
-            return [self.ids_of(job) for job in jobs]
-        return self.get(jobs).id if isinstance(jobs, Handle) else jobs
+        if isinstance(jobs, Handle):
+            return self.ids_of([jobs])[0]
+        if isinstance(jobs, (str, Mapping)) or not isinstance(jobs, Iterable):
+            return jobs  # which is refused
+        jobs = builtins.list(jobs)
+        handles = [job for job in jobs if isinstance(job, Handle)]
+        if handles:
+            self._database.require_tables()
+            with self._database.read() as conn:
+                found = look(conn, {job.id: False for job in handles})
+            for job in handles:
+                seen = found.get(job.id)
+                job.require_own(None if seen is None else seen.created)
+                if seen is None:
+                    raise _no_job(job.id)
+        return [id_of(job) for job in jobs]
 
     def list(
         self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
@@ -182,21 +194,7 @@ class Admin:
             paused = cluster.paused(conn)
         everything = any(worker.queues is None for worker in alive)
         named = _named(alive)
-        found = [
-            QueueStatus(
-                s.queue,
-                s.available,
-                s.scheduled,
-                s.blocked,
-                s.running,
-                s.failed,
-                s.oldest_wait_seconds,
-                s.paused,
-                everything or s.queue in named,
-                s.capped,
-            )
-            for s in held
-        ]
+        found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
         empty = (named | paused.keys()) - {s.queue for s in held}
         found += [
             QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
@@ -249,21 +247,12 @@ class Admin:
             alive = silence * 1000 <= ALIVE_MS
             if alive or silent:
                 queues = None if row.queues is None else tuple(json.loads(row.queues))
-                labels = (
-                    row.id,
-                    row.host,
-                    row.pid,
-                    row.version,
-                    queues,
-                    row.concurrency,
-                    row.started_at,
-                    row.seen_at,
-                )
+                process = (row.id, row.host, row.pid, row.version, queues, row.concurrency)
+                seen = (row.started_at, row.seen_at, silence, alive)
                 jobs = _held_by(row, held)
                 state = row.state if row.state != WORKING else "busy" if jobs else "idle"
-                found.append(
-                    WorkerStatus(*labels, silence, alive, jobs, row.unstarted, row.name, state, row.state_at)
-                )
+                said = (row.unstarted, row.name, state, row.state_at)
+                found.append(WorkerStatus(*process, *seen, jobs, *said))
         return found
 
     # -- mend ------------------------------------------------------------------------------------------------
@@ -429,12 +418,7 @@ class Admin:
     # -- end -------------------------------------------------------------------------------------------------
 
     def cancel(
-        self,
-        ids: AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        force: bool = False,
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
         """Cancel live jobs, by ids, task or queue, and say of each what became of it; the jobs of a task or
         queue are those there were when the call began.
@@ -484,9 +468,9 @@ class Admin:
     def pause_all(self, *, lasting: Duration | None = None) -> bool:
         """Let no worker claim anything, from queues made later neither, until `resume_all` or for so long;
         return whether that was not so before. Workers see it within 2 s."""
-        pause = partial(operators.pause, name=control.ALL, lasting_ms=_lasting_ms(lasting))
+        ms = _lasting_ms(lasting)
         self._database.require_tables()
-        return self._database.run(pause)
+        return self._database.run(partial(operators.pause, name=control.ALL, lasting_ms=ms))
 
     def resume_all(self) -> bool:
         """End the pause of all queues; those paused by name stay so. Return whether there was one."""
@@ -592,7 +576,7 @@ def _selections(
         raise ConfigurationError(
             "all failed jobs are meant, but ids, a task or a queue are named too: give one of the two"
         )
-    wanted = sorted({_checked_id(id) for id in ids})
+    wanted = sorted({id_of(id) for id in ids})
     if not wanted:
         return iter([Selection((), task, queue)])
     return (
@@ -601,7 +585,7 @@ def _selections(
     )
 
 
-def _checked_id(id: int) -> int:
-    if not isinstance(id, int) or isinstance(id, bool):
-        raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
-    return id
+def _no_job(id: int) -> JobNotFoundError:
+    return JobNotFoundError(
+        f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+    )

@@ -87,6 +87,12 @@ def _hints_one_by_one(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, Unreadable(str(error))
 
 
+def positional_names(signature: inspect.Signature) -> list[str]:
+    """Return the names of the parameters that take an argument by its place."""
+    parameters = signature.parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
 def never_none(signature: inspect.Signature, hints: Mapping[str, Any]) -> Iterator[str]:
     """Name the parameters that are annotated as something that cannot be None."""
     for parameter in signature.parameters.values():
@@ -241,8 +247,7 @@ class Conversions:
 
     def __init__(self, signature: inspect.Signature, found: Mapping[str, Conversion]) -> None:
         self._positional: list[Conversion | None] = []
-        self._names: list[str] = []
-        """Of the positional parameters."""
+        self._names = positional_names(signature)
         self._named: dict[str, Conversion | None] = {}
         self._more: Conversion | None = None
         """Of what goes into `*args`, and of what goes into `**kwargs`:"""
@@ -257,7 +262,6 @@ class Conversions:
                 case kind:
                     if kind is not parameter.KEYWORD_ONLY:
                         self._positional.append(conversion)
-                        self._names.append(parameter.name)
                     if kind is not parameter.POSITIONAL_ONLY:
                         self._named[parameter.name] = conversion
 

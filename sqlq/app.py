@@ -353,10 +353,7 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else enqueuer.enqueue(self._additions.to([new]), joined)[0]
         )
-        if isinstance(new, Flow):
-            new.is_enqueued = True
-        answer: J = done
-        return answer
+        return _answered(job, done)
 
     def enqueue_many(
         self,
@@ -392,10 +389,7 @@ class App(Declares, Operates, Waits):
             if isinstance(new, FLOWS)
             else (await enqueuer.aenqueue(self._additions.to([new]), joined))[0]
         )
-        if isinstance(new, Flow):
-            new.is_enqueued = True
-        answer: J = done
-        return answer
+        return _answered(job, done)
 
     async def aenqueue_many(
         self,
@@ -451,9 +445,11 @@ class App(Declares, Operates, Waits):
 
     def called(self, task: str) -> None:
         """Hear of a call of a task, and warn of it or refuse it, as `direct_calls` says."""
+        if self.direct_calls == "allow" or self.is_in_a_test:
+            return
         from sqlq.worker.running import current_job
 
-        if self.direct_calls == "allow" or self.is_in_a_test or current_job(None) is not None:
+        if current_job(None) is not None:
             return
         said = (
             f"{task} was called as a function, which runs it here and now: enqueue it with "
@@ -554,6 +550,14 @@ class App(Declares, Operates, Waits):
             self._enqueuer.close()
         if "database" in self.__dict__:
             self.database.close()
+
+
+def _answered(new: JobOrFlow[J], done: Any) -> J:
+    """Return what `enqueue` answers for a job or flow that is enqueued by now."""
+    if isinstance(new, Flow):
+        new.is_enqueued = True
+    answer: J = done
+    return answer
 
 
 NameOfAnotherQueue.answer(

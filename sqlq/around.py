@@ -69,7 +69,7 @@ def surrounding(scopes: Iterable[Scope], is_async: bool) -> tuple[Scope, ...]:
 
 
 def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
-    name = _name(function)
+    name = name_of(function)
     if not callable(function) or (
         not isinstance(function, type) and _any_attribute(type(function), "__enter__", "__aenter__")
     ):
@@ -81,13 +81,13 @@ def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
         if not _any_attribute(function, "__enter__", "__aenter__"):
             raise ConfigurationError(f"{what} is the class {name}, whose objects are no context managers")
         return Scope(name, function, function, is_async=not hasattr(function, "__enter__"))
-    if _is(function, inspect.iscoroutinefunction):
+    if is_kind(function, inspect.iscoroutinefunction):
         raise ConfigurationError(
             f"{what} is {name}, a coroutine function: it has to yield once, where what it surrounds runs"
         )
-    if _is(function, inspect.isasyncgenfunction):
+    if is_kind(function, inspect.isasyncgenfunction):
         return Scope(name, function, asynccontextmanager(function), is_async=True)
-    if _is(function, inspect.isgeneratorfunction):
+    if is_kind(function, inspect.isgeneratorfunction):
         return Scope(name, function, contextmanager(function), is_async=False)
     # decorated with asynccontextmanager, perhaps
     is_async = inspect.isasyncgenfunction(inspect.unwrap(function))
@@ -95,24 +95,40 @@ def _scope(function: Any, what: str, takes: str, example: str) -> Scope:
 
 
 def _check_takes(scope: Scope, rule: str, *args: object) -> None:
-    try:
+    if not takes(scope.function, *args):
         signature = inspect.signature(scope.function)
+        raise ConfigurationError(f"{scope.name}{signature} cannot be called: {rule}")
+
+
+def takes(function: Any, *args: object) -> bool:
+    """Whether a function can be called with these arguments, as far as that can be told."""
+    try:
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C, perhaps
-        return
+        return True
     try:
         signature.bind(*args)
     except TypeError:
-        raise ConfigurationError(f"{scope.name}{signature} cannot be called: {rule}") from None
+        return False
+    return True
 
 
-def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+def is_kind(function: Any, kind: Callable[[Any], bool]) -> bool:
+    """Whether to call this calls a function of that kind; an object's is its class's `__call__`."""
     return kind(function) or kind(type(function).__call__)
+
+
+def is_plain(function: Any) -> bool:
+    """Whether a call runs a function here and now: neither a coroutine nor a generator comes of it."""
+    others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return not any(is_kind(function, kind) for kind in others)
 
 
 def _any_attribute(kind: type, *names: str) -> bool:
     return any(hasattr(kind, name) for name in names)
 
 
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """Return the name of a function with its module; of what has none, its `repr`."""
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     return repr(function) if module is None or qualname is None else f"{module}.{qualname}"

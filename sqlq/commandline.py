@@ -47,12 +47,8 @@ def _same(known: URL | None, url: URL) -> bool:
     driver's connection does not tell all that the App was told, a password for example."""
     if known is None:
         return True
-    return (known.get_backend_name(), known.host, known.port, known.database) == (
-        url.get_backend_name(),
-        url.host,
-        url.port,
-        url.database,
-    )
+    one, other = ((at.get_backend_name(), at.host, at.port, at.database) for at in (known, url))
+    return one == other
 
 
 def command(words: str, url: URL | None = None, *, schema: str | None = None, needs_app: bool = False) -> str:
@@ -99,7 +95,7 @@ def escaped(text: str) -> str:
     r"""Return text whose characters steer no terminal and end no line: escaped as in JSON, so that two names
     stay two. Tabs stay.
 
-    >>> escaped("mail\x1b[2J") == r"mail\u001b[2J"
+    >>> escaped("mail\\x1b[2J") == r"mail\\u001b[2J"
     True
     """
     return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], str(text))  # SQLite lets in bytes

@@ -7,20 +7,20 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from sqlq.additions import Additions
 from sqlq.around import Scope, around_scope, lifespan_scope
 from sqlq.backoff import BackoffOption
 from sqlq.clock import Duration
 from sqlq.defaults import Defaults
+from sqlq.ended import Follows
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
-from sqlq.job import KEPT, Follows, Kept, NewJob, checked_name
+from sqlq.job import KEPT, Kept, NewJob, checked_name
 from sqlq.limit import AnyLimit, DeclaredLimits, Limit
 from sqlq.named import NamedTask
-from sqlq.schedule import CatchUp, Declarations, Declared, Overlap, Schedule, checked_template, planned
+from sqlq.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
 from sqlq.settings import DEFAULT_QUEUE, MAX_ATTEMPTS
 from sqlq.stamp import Stamp, Stamps
 from sqlq.task import Exceptions, Isolate, Registry, Task, make_task
@@ -217,17 +217,7 @@ class Declares:
         job: NewJob[Any],
         when: Schedule | str | None = None,
         /,
-        *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        at: datetime | None = None,
-        timezone: str | None = None,
-        repeats: int | None = None,
-        starts: datetime | None = None,
-        ends: datetime | None = None,
-        jitter: Duration | None = None,
-        catch_up: CatchUp | None = None,
-        overlap: Overlap | None = None,
+        **options: Unpack[Options],
     ) -> None:
         """Declare a schedule: a job like this one is enqueued at each of its moments, once, however many
         workers there are. The options are those of `sqlq.Schedule`; `when` is one, or a cron expression.
@@ -241,9 +231,7 @@ class Declares:
         >>> app.schedule("nightly", report.new(), cron="0 3 * * *")  # doctest: +SKIP
         """
         name = checked_name(name, "the schedule's name", ConfigurationError)
-        options = {"cron": cron, "every": every, "at": at, "timezone": timezone, "repeats": repeats}
-        options |= {"starts": starts, "ends": ends, "jitter": jitter}
-        plan = planned(when, **options, catch_up=catch_up, overlap=overlap)
+        plan = planned(when, **options)
         self._declarations.add(Declared(name, plan, self._additions.template(checked_template(job, name))))
 
     def write_declared(self) -> None:

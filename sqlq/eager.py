@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sqlalchemy import Connection
 from sqlalchemy.util import await_only, concurrency
 
 from sqlq.borrowed import Borrowed
@@ -30,14 +31,14 @@ from sqlq.endings import follow_up
 from sqlq.enqueue import check_new
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.flow import EnqueuedFlow, Plan
-from sqlq.here import FlowHere, JobHere, claimed_here, judged, saved
+from sqlq.here import FlowHere, JobHere, claimed_here, judged
 from sqlq.job import ClaimedJob, Job, NewJob, State, UniqueUntil
 from sqlq.outcome import Completed, Failed, Retried
 from sqlq.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.session import asynchronous, connection_of, connection_to_write, itself, note_write
 from sqlq.store.flows import Before, with_results
 from sqlq.task import Registry, Task
-from sqlq.transactions import Commits, session_of_its_own
+from sqlq.transactions import Commits, Transactions, session_of_its_own
 from sqlq.worker.execute import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
 from sqlq.worker.result import completion
 from sqlq.worker.running import RunningJob
@@ -82,6 +83,7 @@ class Here:
         self._lifespan = lifespan
         self._run_coroutine = run
         self._taking = threading.Lock()
+        self._transactions = Transactions()
         self._commits = Commits[_Kept](self._committed, self._undone) if at_commit else None
 
     def enqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
@@ -100,8 +102,7 @@ class Here:
 
     async def aenqueue(self, new: Sequence[NewJob], session: Any = None) -> list[Job]:
         if session is not None and self._commits is not None:
-            kept: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
-            return kept
+            return await asynchronous(session).run_sync(partial(self.enqueue, new))
         self._check(new)
         done = []
         for each in new:
@@ -123,10 +124,7 @@ class Here:
 
     async def aenqueue_flow(self, plan: Plan, session: Any = None) -> EnqueuedFlow:
         if session is not None and self._commits is not None:
-            kept: EnqueuedFlow = await asynchronous(session).run_sync(
-                lambda sync: self.enqueue_flow(plan, sync)
-            )
-            return kept
+            return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
         self._check(plan.jobs)
         flow = FlowHere.of(plan, self.new_flow_id(), self._next)
         await self.arun_flow(flow)
@@ -407,7 +405,7 @@ class Here:
         """Begin an attempt in this context."""
         running = RunningJob(claimed, task, float("inf"))
         running.lifespan = self._lifespan
-        running.on_saved = partial(saved, job)
+        running.on_saved = partial(self._saved, job)
         job.attempted_at.append(datetime.now(UTC))
         self.begun(job)
         running.before = job.before
@@ -416,6 +414,14 @@ class Here:
         running.arguments = task.arguments(claimed.payload)
         running.begin()
         return running
+
+    def _saved(self, job: JobHere, conn: Connection, cursor: str) -> None:
+        """Let the next attempt begin at a cursor if what saved it is committed."""
+        keep = partial(setattr, job, "cursor", cursor)
+        if not isinstance(conn, Borrowed):
+            self._transactions.at_the_end_of(conn, committed=keep)
+        elif not conn.driver.on_commit(keep):  # nobody tells of a commit there
+            keep()
 
 
 def is_on_a_loop() -> bool:
@@ -464,7 +470,7 @@ class EagerEnqueuer(Here):
             "%s, run eagerly when its transaction had committed, failed in attempt %d of %d",
             *(job.new.task, job.attempts, job.new.max_attempts),
             exc_info=error,
-            extra={"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": "failed"},
+            extra=_about(job, "failed"),
         )
 
     def begun(self, job: JobHere) -> None:
@@ -483,17 +489,16 @@ class EagerEnqueuer(Here):
                 log.warning(
                     "%s, run eagerly, failed in attempt %d of %d, and is tried again at once: %s",
                     *(claimed.task, claimed.attempts, claimed.max_attempts, outcome.error.message),
-                    extra={
-                        "job_id": job.id,
-                        "task": claimed.task,
-                        "queue": claimed.queue,
-                        "event": "retried",
-                    },
+                    extra=_about(job, "retried"),
                 )
                 return None
         job.state = State.FAILED
         job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
         return job.error
+
+
+def _about(job: JobHere, event: str) -> dict[str, Any]:
+    return {"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": event}
 
 
 def _new_id() -> int:

@@ -11,10 +11,11 @@ import logging
 from dataclasses import asdict
 from typing import NamedTuple, Protocol
 
+from sqlq.ended import Ended
 from sqlq.errors import ArgumentsError
 from sqlq.headers import decode
 from sqlq.history import Course
-from sqlq.job import ClaimedJob, Ended, NewJob, checked_name, checked_priority, checked_queue
+from sqlq.job import ClaimedJob, NewJob, checked_name, checked_priority, checked_queue
 from sqlq.outcome import Completed, Failed, Outcome, Settlement
 from sqlq.seal import Seal
 from sqlq.settings import DEFAULT_QUEUE

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -45,6 +46,7 @@ from sqlq.settings import in_memory, masked
 from sqlq.store import cluster, flows, health, jobs
 from sqlq.store.database import Database
 from sqlq.store.dialect import Dialect
+from sqlq.transactions import Transactions
 
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
@@ -75,6 +77,7 @@ class Enqueuer:
     def __init__(self, database: Database, events: Events | None = None) -> None:
         self._database = database
         self._events = events or Events()
+        self._transactions = Transactions()
         self._hints = Hints(database)
         self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
 
@@ -87,7 +90,7 @@ class Enqueuer:
         if (seal := self._database.seal) is not None:
             new = [seal.job(job) for job in new]  # guard: jobs-are-sealed
         if session is None:
-            return self._told(new, self._enqueue_alone(new))
+            return self._told(new, self._alone(partial(self._enqueue_alone, new)))
         return self._enqueue_in(session, new, lambda conn, schema: jobs.insert(conn, new, schema))
 
     def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow:
@@ -103,7 +106,7 @@ class Enqueuer:
             return list(flow.jobs)
 
         if session is None:
-            self._told(plan.jobs, self._insert_alone(insert, self._own_schema()))
+            self._told(plan.jobs, self._alone(partial(self._insert_alone, insert)))
         else:
             self._enqueue_in(session, plan.jobs, insert)
         assert flow is not None
@@ -166,14 +169,16 @@ class Enqueuer:
 
     def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
+        if conn.dialect.name != "sqlite":
+            return
         made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
-        if conn.dialect.name != "sqlite" or not made:
+        if not made:
             return
         if isinstance(conn, Borrowed):
             origin = Origin(jobs.created(conn, [job.id for job in made]))
         else:
             origin, made = Origin(), [job for job in made if job.created]
-            self._events.at_the_end_of(conn, undone=origin.undo)
+            self._transactions.at_the_end_of(conn, undone=origin.undo)
         for job in made:
             job.enqueued_in(origin)
 
@@ -198,19 +203,23 @@ class Enqueuer:
             self._events.enqueued(new, done, conn)
         return done
 
-    def _enqueue_alone(self, new: Sequence[NewJob]) -> list[Job]:
+    def _alone(self, write: Callable[[str | None], list[Job]]) -> list[Job]:
+        """Write jobs in a transaction of sqlq's own."""
         schema = self._own_schema()
+        try:
+            return write(schema)
+        except DBAPIError as error:
+            _say_why(error, self._database.dialect, self._database.engine.url)
+            raise
+
+    def _enqueue_alone(self, new: Sequence[NewJob], schema: str | None) -> list[Job]:
         is_one = len(new) == 1 and new[0].unique_key is None and new[0].limit_key is None
         if is_one and self._database.takes_single_statements:
             return [self._enqueue_one(new[0], schema)]
         return self._insert_alone(lambda conn, schema: jobs.insert(conn, new, schema), schema)
 
     def _insert_alone(self, insert: Insert, schema: str | None) -> list[Job]:
-        try:
-            done = self._database.run(lambda conn: insert(conn, schema))
-        except DBAPIError as error:
-            _say_why(error, self._database.dialect, self._database.engine.url)
-            raise
+        done = self._database.run(lambda conn: insert(conn, schema))
         self._hints.send()
         return done
 
@@ -223,13 +232,8 @@ class Enqueuer:
                 return jobs.inserted(new, row)
             except DBAPIError as error:
                 if not database.dialect.has_no_room(error):  # guard: job-without-its-hint
-                    _say_why(error, database.dialect, database.engine.url)
                     raise  # else the hint was refused, and with it the job, which does not depend on it
-        try:
-            (row,) = database.run_statement(statement, parameters)
-        except DBAPIError as error:
-            _say_why(error, database.dialect, database.engine.url)
-            raise
+        (row,) = database.run_statement(statement, parameters)
         self._hints.send()
         return jobs.inserted(new, row)
 
@@ -237,15 +241,13 @@ class Enqueuer:
         """The same for an asynchronous session; without one, the synchronous way in a thread."""
         if session is None:
             return await asyncio.to_thread(self.enqueue, new)
-        done: list[Job] = await asynchronous(session).run_sync(lambda sync: self.enqueue(new, sync))
-        return done
+        return await asynchronous(session).run_sync(partial(self.enqueue, new))
 
     async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow:
         """The same for an asynchronous session; without one, the synchronous way in a thread."""
         if session is None:
             return await asyncio.to_thread(self.enqueue_flow, plan)
-        done: EnqueuedFlow = await asynchronous(session).run_sync(lambda sync: self.enqueue_flow(plan, sync))
-        return done
+        return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
 
     def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
         """Return the statement that inserts a job, and its parameters; see `App.statement`."""

@@ -7,7 +7,6 @@ listeners.
 from __future__ import annotations
 
 import atexit
-import inspect
 import logging
 import os
 import threading
@@ -19,12 +18,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection
 
+from sqlq.around import is_plain, takes
 from sqlq.errors import ConfigurationError
 from sqlq.job import Job, NewJob
 from sqlq.outcome import ErrorText
 from sqlq.settings import MAX_ATTEMPTS
+from sqlq.transactions import Transactions
 
 log = logging.getLogger("sqlq")
 
@@ -188,25 +189,18 @@ class Listener:
         return "; ".join(said)
 
 
-Call: TypeAlias = Callable[[], object]
-
-
-def _nothing() -> None:
-    pass
-
-
-@dataclass
-class _Open:
-    """What is to be done when a transaction that is open commits, and what when it is undone; and how much
-    there was when each of its open savepoints was set, without those set before the first."""
-
-    waiting: list[tuple[Call, Call]] = field(default_factory=list)
-    savepoints: list[int] = field(default_factory=list)
-
-    def undo_from(self, place: int) -> None:
-        undone, self.waiting[place:] = self.waiting[place:], []
-        for _, undo in undone:
-            undo()
+def enqueued(job: Any, max_attempts: int | None, delay_ms: int, label: str | None) -> JobEvent:
+    """Return the event of a job that was enqueued."""
+    return JobEvent(
+        name="enqueued",
+        id=job.id,
+        task=job.task,
+        queue=job.queue,
+        attempt=0,
+        max_attempts=max_attempts,
+        delay_seconds=delay_ms / 1000 or None,
+        label=label,
+    )
 
 
 class Events:
@@ -215,8 +209,7 @@ class Events:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._wanted: frozenset[str] = frozenset()
-        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
+        self._transactions = Transactions()
 
     def add(self, names: Sequence[EventName], hear: Hear) -> None:
         """Have a function told of events of these names. Raises `ConfigurationError` for what cannot be
@@ -241,16 +234,7 @@ class Events:
     def enqueued(self, new: Sequence[NewJob], done: Sequence[Job], conn: Connection | None = None) -> None:
         """Tell of jobs that were enqueued, when the transaction of `conn` commits, or now."""
         told = [
-            JobEvent(
-                name="enqueued",
-                id=job.id,
-                task=job.task,
-                queue=job.queue,
-                attempt=0,
-                max_attempts=asked.max_attempts or MAX_ATTEMPTS,
-                delay_seconds=asked.delay_ms / 1000 or None,
-                label=asked.label,
-            )
+            enqueued(job, asked.max_attempts or MAX_ATTEMPTS, asked.delay_ms, asked.label)
             for asked, job in zip(new, done, strict=True)
             if job.created
         ]
@@ -262,50 +246,7 @@ class Events:
         if conn is None:
             tell_all()
         else:
-            self.at_the_end_of(conn, committed=tell_all)
-
-    def at_the_end_of(self, conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
-        """Do something when the transaction of a connection commits, or when that, or the savepoint in which
-        it is now, is undone."""
-        if (opened := self._open.get(conn)) is None:
-            self._open[conn] = opened = _Open()
-            # guard: a-connection-that-is-dropped-is-rolled-back
-            weakref.finalize(conn, opened.undo_from, 0).atexit = False
-        opened.waiting.append((committed, undone))
-        if conn.engine not in self._listening:
-            self._listening.add(conn.engine)
-            for name in ("commit", "commit_twophase"):
-                event.listen(conn.engine, name, self._commits)
-            for name in ("rollback", "rollback_twophase"):
-                event.listen(conn.engine, name, self._rolls_back)
-            event.listen(conn.engine, "savepoint", self._saves)
-            event.listen(conn.engine, "release_savepoint", self._releases)
-            event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
-
-    def _commits(self, conn: Connection, *args: Any) -> None:
-        opened = self._open.get(conn, _Open())
-        waiting, opened.waiting, opened.savepoints = opened.waiting, [], []
-        for commit, _ in waiting:
-            commit()
-
-    def _rolls_back(self, conn: Connection, *args: Any) -> None:
-        opened = self._open.get(conn, _Open())
-        opened.savepoints.clear()
-        opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
-
-    # Savepoints have no names yet when SQLAlchemy tells of them; the newest ends first.
-
-    def _saves(self, conn: Connection, *args: Any) -> None:
-        opened = self._open.get(conn, _Open())
-        opened.savepoints.append(len(opened.waiting))
-
-    def _releases(self, conn: Connection, *args: Any) -> int:
-        opened = self._open.get(conn)
-        return opened.savepoints.pop() if opened is not None and opened.savepoints else 0
-
-    def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
-        before = self._releases(conn)
-        self._open.get(conn, _Open()).undo_from(before)  # guard: no-word-of-savepoints-undone
+            self._transactions.at_the_end_of(conn, committed=tell_all)
 
     def flush(self, seconds: float) -> bool:
         """Let every listener hear of what waits for it; say whether all have, within so many seconds."""
@@ -328,23 +269,12 @@ def checked_names(names: Sequence[Any]) -> Sequence[EventName]:
 def _check_hears(hear: Any) -> None:
     if not callable(hear):
         raise ConfigurationError(f"{hear!r} cannot listen: it is no function of a list of events")
-    for kind in (
-        inspect.iscoroutinefunction,
-        inspect.isgeneratorfunction,
-        inspect.isasyncgenfunction,
-    ):
-        if kind(hear) or kind(type(hear).__call__):
-            raise ConfigurationError(
-                f"{hear!r} cannot listen: listeners run in a thread, so they are plain def functions"
-            )
-    try:
-        inspect.signature(hear).bind([])
-    except TypeError:
+    if not is_plain(hear):
         raise ConfigurationError(
-            f"{hear!r} cannot listen: a listener takes one argument, a list of events"
-        ) from None
-    except ValueError:  # written in C, perhaps
-        pass
+            f"{hear!r} cannot listen: listeners run in a thread, so they are plain def functions"
+        )
+    if not takes(hear, []):
+        raise ConfigurationError(f"{hear!r} cannot listen: a listener takes one argument, a list of events")
 
 
 def _finish(reference: weakref.ref[Events]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
 
 from sqlq.errors import EnqueueError
-from sqlq.job import Job, NewJob, checked_name
+from sqlq.job import Job, NewJob, checked_name, checked_word
 from sqlq.settings import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ else:
 T = TypeVar("T")
 
 When: TypeAlias = Literal["success", "failure", "ended"]
-_WHENS = ("success", "failure", "ended")
 MOST_STEPS = 100_000
 MOST_EDGES = 1_000_000
 """A flow is written in one transaction, and read as a whole."""
@@ -208,14 +207,6 @@ class Group(_Composed[R_co]):
         ends = [end for part in self.parts for end in flow.lay(part, waits, given).ends]
         gate: dict[int, When] = {end.number: "success" for end in ends}
         return _Laid(ends, gate or dict(waits), is_list=True)
-
-
-@overload
-def chain(*parts: Part) -> Chain[Any]: ...
-
-
-@overload
-def chain(*parts: Any) -> Chain[Any]: ...
 
 
 def chain(*parts: Any) -> Chain[Any]:
@@ -463,8 +454,7 @@ class Flow:
         each = list(after.items() if isinstance(after, Mapping) else ((step, when) for step in after))
         waits: dict[int, When] = {}
         for item, how in [(Steps([]), when), *each]:
-            if how not in _WHENS:
-                raise EnqueueError(f'when is {how!r}: it is "success", "failure" or "ended"')
+            checked_word(how, "when", When)
             for step in item if isinstance(item, Steps) else [item]:
                 number = self._own(step).number
                 if waits.setdefault(number, how) != how:

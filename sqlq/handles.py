@@ -6,10 +6,10 @@ So the handle has to know that its own is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
 
-from sqlq.errors import JobNotFoundError
+from sqlq.errors import ConfigurationError, JobNotFoundError
 
 
 class Origin:
@@ -48,4 +48,13 @@ class Handle:
 
 _CERTAIN = Origin()
 AnyJob: TypeAlias = Handle | int
-AnyJobs: TypeAlias = Sequence[AnyJob]
+AnyJobs: TypeAlias = Collection[AnyJob]
+
+
+def id_of(job: Any) -> int:
+    """Return the id of a job that is given by it, or as a handle. Raises `ConfigurationError` for anything
+    else."""
+    id = job.id if isinstance(job, Handle) else job
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
+    return id

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, event
-
-from sqlq.borrowed import Borrowed
 from sqlq.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
 from sqlq.job import ClaimedJob, Job, JobDetails, NewJob, State
 from sqlq.results import JobRunHere
@@ -138,24 +135,6 @@ def claimed_here(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
         cursor=job.cursor,
         flow_id=job.flow_id,
     )
-
-
-def saved(job: JobHere, conn: Connection, cursor: str) -> None:
-    """Let the next attempt begin at a cursor if the transaction commits in which it was saved."""
-    if isinstance(conn, Borrowed):
-        if not conn.driver.on_commit(lambda: setattr(job, "cursor", cursor)):
-            job.cursor = cursor  # nobody tells of a commit there
-        return
-    open_still = [cursor]
-
-    @event.listens_for(conn, "commit")
-    def _commits(conn: Connection) -> None:
-        if open_still:
-            job.cursor = open_still.pop()
-
-    @event.listens_for(conn, "rollback")
-    def _rolls_back(conn: Connection) -> None:
-        open_still.clear()
 
 
 def judged(edges: Sequence[tuple[JobHere, When]]) -> State:

@@ -10,11 +10,11 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from typing import TypeVar as PlainTypeVar
 
 from sqlq import backoff as backoffs
@@ -23,6 +23,8 @@ from sqlq.backoff import BackoffOption
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.codec import HasArguments
 from sqlq.elsewhere import NameOfAnotherQueue, refuse_unknown_options
+from sqlq.ended import FailureReason as FailureReason  # noqa: PLC0414 - others look here
+from sqlq.ended import Follows
 from sqlq.errors import EnqueueError
 from sqlq.handles import Handle
 from sqlq.history import HistoryLine
@@ -38,9 +40,6 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 """What the handler of a job returns; known to type checkers alone."""
 
-FailureReason: TypeAlias = Literal[
-    "error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"
-]
 UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
 OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
 
@@ -210,39 +209,22 @@ class NewJob(HasArguments, Generic[R_co]):
         """
         if delay is not None and available_at is not None:
             raise EnqueueError("both delay and available_at are set: give one of them")
-        changes: dict[str, Any] = {}
-        if queue is not None:
-            changes["queue"] = checked_queue(queue)
+        given = {"queue": queue, "priority": priority, "max_attempts": max_attempts, "backoff": backoff}
+        given |= {"label": label, "unique_key": unique_key, "unique_until": unique_until}
+        given |= {"on_conflict": on_conflict, "at_most_ms": at_most}
+        changes = {name: _CHECKS[name](value) for name, value in given.items() if value is not None}
         if delay is not None:
             changes.update(delay_ms=milliseconds(delay, "delay", EnqueueError), available_at=None)
         if available_at is not None:
             changes.update(available_at=aware(available_at, "available_at", EnqueueError), delay_ms=0)
-        if priority is not None:
-            changes["priority"] = checked_priority(priority)
-        if max_attempts is not None:
-            changes["max_attempts"] = checked_max_attempts(max_attempts)
         if not isinstance(timeout, Kept):
             changes["timeout_ms"] = NO_TIMEOUT_MS if timeout is None else checked_timeout(timeout)
-        if backoff is not None:
-            changes["backoff"] = backoffs.stored(backoff, EnqueueError)
         if not isinstance(retention, Kept):
             changes["retention_ms"] = checked_retention(retention)
-        if label is not None:
-            changes["label"] = checked_name(label, "label")
         if headers is not None:
             changes["headers_text"] = headings.encode(
                 {**self.headers, **headings.checked(headers, "headers")}, "the headers"
             )
-        if unique_key is not None:
-            changes["unique_key"] = checked_name(unique_key, "unique_key")
-        if unique_until is not None:
-            if unique_until not in ("finish", "start", "pruned"):
-                raise EnqueueError(f'unique_until is {unique_until!r}: it is "finish", "start" or "pruned"')
-            changes["unique_until"] = unique_until
-        if on_conflict is not None:
-            changes["on_conflict"] = checked_on_conflict(on_conflict)
-        if at_most is not None:
-            changes["at_most_ms"] = milliseconds(at_most, "at_most", EnqueueError)
         if not isinstance(expires, Kept):
             changes |= {"expires_ms": None, "start_by": None}
             if isinstance(expires, datetime):
@@ -300,6 +282,14 @@ def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -
     return str.__str__(value)  # of an enum's member its text, not its name
 
 
+def checked_word(value: Any, what: str, choice: Any, error: type[Exception] = EnqueueError) -> Any:
+    """Return one of the words of a `Literal`."""
+    if value not in get_args(choice):
+        *others, last = (f'"{word}"' for word in get_args(choice))
+        raise error(f"{what} is {value!r}: it is {', '.join(others)} or {last}")
+    return value
+
+
 def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str = "queue") -> str:
     """Return the name of a queue that may be given to jobs."""
     name = checked_name(value, what, error)
@@ -340,13 +330,6 @@ def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueEr
     return text
 
 
-def checked_on_conflict(value: Any) -> OnConflict:
-    if value not in ("keep", "replace", "postpone"):
-        raise EnqueueError(f'on_conflict is {value!r}: it is "keep", "replace" or "postpone"')
-    found: OnConflict = value
-    return found
-
-
 def checked_expires(value: Duration, error: type[Exception] = EnqueueError) -> int:
     ms = milliseconds(value, "expires", error)
     if ms == 0:
@@ -380,6 +363,20 @@ def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> i
     if ms == 0:
         raise error("timeout is zero: no job could finish in it; leave it out for no limit")
     return ms
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "queue": checked_queue,
+    "priority": checked_priority,
+    "max_attempts": checked_max_attempts,
+    "backoff": lambda value: backoffs.stored(value, EnqueueError),
+    "label": lambda value: checked_name(value, "label"),
+    "unique_key": lambda value: checked_name(value, "unique_key"),
+    "unique_until": lambda value: checked_word(value, "unique_until", UniqueUntil),
+    "on_conflict": lambda value: checked_word(value, "on_conflict", OnConflict),
+    "at_most_ms": lambda value: milliseconds(value, "at_most", EnqueueError),
+}
+"""Of the options of a job that are not given where they are None, what makes a field of each."""
 
 
 def checked_retention(value: Duration | None, error: type[Exception] = EnqueueError) -> int:
@@ -577,42 +574,3 @@ class ClaimedJob(NamedTuple):
     flow_id: int | None = None
     """The flow of which it is a step, so that others may wait for it."""
     limit_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a job ended: the one argument of the task that follows it.
-
-    `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
-    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
-    signature), `exception` the class and `message` the text of its last error. `label` is the one that the
-    job has. More is to be had by the id: `app.get(ended.id)` has the traceback and the errors of earlier
-    attempts, `app.result(ended.id)` what it returned.
-
-    >>> @app.task  # doctest: +SKIP
-    ... def alarm(ended: sqlq.Ended) -> None:
-    ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
-    """
-
-    id: int
-    task: str
-    queue: str
-    outcome: Literal["completed", "failed"]
-    attempts: int
-    reason: FailureReason | None = None
-    exception: str | None = None
-    message: str | None = None
-    label: str | None = None
-
-
-E_contra = PlainTypeVar("E_contra", contravariant=True)
-
-
-class TakesEnding(Protocol[E_contra]):
-    """A task whose handler takes how a job ended."""
-
-    def new(self, ended: E_contra, /) -> NewJob[Any]: ...
-
-
-Follows: TypeAlias = TakesEnding[Ended] | TakesEnding[dict[str, Any]]
-"""A task that may follow the end of a job: its handler takes an `Ended`, or that as a dict."""

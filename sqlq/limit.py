@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from sqlq.clock import milliseconds
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.flow import Result
-from sqlq.job import Rule, checked_name
+from sqlq.job import Rule, checked_name, checked_word
 
 Key: TypeAlias = str | Callable[..., str]
 OnFailure: TypeAlias = Literal["go on", "hold"]
@@ -165,8 +165,7 @@ class Serial(_Keyed):
 
     def __post_init__(self) -> None:
         _check_key(self)
-        if self.on_failure not in ("go on", "hold"):
-            raise ConfigurationError(f'on_failure is {self.on_failure!r}: it is "go on" or "hold"')
+        checked_word(self.on_failure, "on_failure", OnFailure, ConfigurationError)
 
     @property
     def rule(self) -> Rule:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlq.clock import Duration
@@ -25,8 +23,7 @@ if TYPE_CHECKING:
 
     from sqlq.admin import Admin, Pruned, WorkerStatus
     from sqlq.cancellation import Cancellation
-    from sqlq.replay import EndedState, Replayed, ReplayOptions
-    from sqlq.replay import Progress as ReplayProgress
+    from sqlq.replay import Replayed, ReplayOptions
     from sqlq.store.database import Database
 
 
@@ -119,12 +116,7 @@ class Operates:
         return await asyncio.to_thread(self.retry_failed, ids, task=task, queue=queue, all=all)
 
     def cancel(
-        self,
-        ids: AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        force: bool = False,
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
         """Cancel live jobs, by ids, by task or by queue, and say what became of each.
 
@@ -139,33 +131,13 @@ class Operates:
         return self.admin.cancel(ids, task=task, queue=queue, force=force)
 
     async def acancel(
-        self,
-        ids: AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        force: bool = False,
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
         """`cancel` in a thread, so that the event loop goes on meanwhile. Once begun it goes on to its end,
         also where the awaiting task is cancelled."""
         return await asyncio.to_thread(self.cancel, ids, task=task, queue=queue, force=force)
 
-    def replay(
-        self,
-        ids: AnyJob | AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        state: EndedState | None = None,
-        since: datetime | Duration | None = None,
-        until: datetime | Duration | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        rate: str | None = None,
-        again: bool = False,
-        dry_run: bool = False,
-        progress: ReplayProgress | None = None,
-    ) -> Replayed:
+    def replay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
         """Enqueue ended jobs once more, as new jobs with ids of their own; say which became which.
 
         By id, by task, by queue, or by when they ended: `since` and `until` are moments with a time zone, or
@@ -190,20 +162,8 @@ class Operates:
         """
         from sqlq.replay import Replays
 
-        return Replays(self.database, self.tasks, self.events, self._stamps).replay(
-            self.admin.ids_of(ids),
-            task=task,
-            queue=queue,
-            state=state,
-            since=since,
-            until=until,
-            args=args,
-            kwargs=kwargs,
-            rate=rate,
-            again=again,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        replays = Replays(self.database, self.tasks, self.events, self._stamps)
+        return replays.replay(self.admin.ids_of(ids), **options)
 
     async def areplay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
         """`replay` in a thread, with the same options, so that the event loop goes on meanwhile. Once begun

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 from sqlq.clock import LONGEST_MS, Duration, aware, milliseconds
 from sqlq.commandline import command
 from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
-from sqlq.events import Events, JobEvent
+from sqlq.events import Events, enqueued
+from sqlq.handles import id_of
 from sqlq.job import JobDetails, State, checked_name
 from sqlq.limit import checked_rate
 from sqlq.named import NamedTask
@@ -169,28 +170,12 @@ class Replays:
         for place, made in enumerate(batch):
             if hears:
                 delay_ms = 0 if pace is None else max(0, pace.delay_ms(place))
-                self._events.tell(
-                    JobEvent(
-                        name="enqueued",
-                        id=made.id,
-                        task=made.task,
-                        queue=made.queue,
-                        attempt=0,
-                        max_attempts=made.max_attempts,
-                        delay_seconds=delay_ms / 1000 or None,
-                        label=made.label,
-                    )
-                )
+                self._events.tell(enqueued(made, made.max_attempts, delay_ms, made.label))
             if shows:
                 log.debug(
                     "job %d: %s in queue %s, enqueued as a replay of job %d",
                     *(made.id, made.task, made.queue, made.of),
-                    extra={
-                        "job_id": made.id,
-                        "task": made.task,
-                        "queue": made.queue,
-                        "event": "enqueued",
-                    },
+                    extra={"job_id": made.id, "task": made.task, "queue": made.queue, "event": "enqueued"},
                 )
 
     def _named(self, ids: Sequence[int]) -> dict[int, Ended]:
@@ -298,10 +283,7 @@ def _checked_ids(ids: Any) -> tuple[int, ...]:
         return (ids,)
     if isinstance(ids, (str, int)) or not isinstance(ids, Sequence):
         raise ConfigurationError(f"ids is {ids!r}: give the id of a job, or a list of them, as in [42, 43]")
-    for id in ids:
-        if not isinstance(id, int) or isinstance(id, bool):
-            raise ConfigurationError(f"{id!r} is not the id of a job: ids are whole numbers")
-    return tuple(sorted(set(ids)))
+    return tuple(sorted({id_of(id) for id in ids}))
 
 
 def _checked_states(state: Any, ids: Sequence[int]) -> tuple[State, ...]:

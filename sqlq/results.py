@@ -27,7 +27,7 @@ from sqlq.errors import (
     WaitTimeoutError,
 )
 from sqlq.flow import EnqueuedFlow
-from sqlq.handles import Handle
+from sqlq.handles import Handle, id_of
 from sqlq.job import Job, JobDetails, State, checked_name, error_line
 from sqlq.seal import Seal, Unopened
 from sqlq.store import lasting, results
@@ -163,7 +163,7 @@ class Ends(Generic[R]):
         """Return the jobs that are rows, and look at the others."""
         there = []
         for id, job in self._jobs.items():
-            seen = job.look() if isinstance(job, JobRunHere) else self._app.seen_here(id)
+            seen = job.look() if isinstance(job, JobRunHere) else self._app.seen_here(job)
             if seen is None:
                 there.append(id)
             else:
@@ -290,11 +290,12 @@ class Waits:
 
     def job_here(self, job: Handle | int) -> Any:
         """Return a job that ran in this process, or is to; None for one that is a row."""
-        return None if self.here is None else self.here.find(job if isinstance(job, int) else job.id)
+        is_row = isinstance(job, Handle) and not isinstance(job, JobRunHere)
+        return None if self.here is None or is_row else self.here.find(id_of(job))
 
-    def seen_here(self, id: int) -> Seen | None:
+    def seen_here(self, job: Handle | int) -> Seen | None:
         """Return what became of a job that ran in this process; None for one that is a row."""
-        return None if (job := self.job_here(id)) is None else job.seen()
+        return None if (here := self.job_here(job)) is None else here.seen()
 
     @overload
     def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from sqlq.clock import Duration, aware, milliseconds, readable, written
 from sqlq.errors import ConfigurationError
@@ -301,9 +301,24 @@ def _said(duration: timedelta) -> str:
 # -- what is given -------------------------------------------------------------------------------------------
 
 
-def planned(when: Schedule | str | None, **options: Any) -> Schedule:
+class Options(TypedDict, total=False):
+    """The options of a plan, as those of `sqlq.Schedule`."""
+
+    cron: str | None
+    every: Duration | None
+    at: datetime | None
+    timezone: str | None
+    repeats: int | None
+    starts: datetime | None
+    ends: datetime | None
+    jitter: Duration | None
+    catch_up: CatchUp | None
+    overlap: Overlap | None
+
+
+def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule:
     """Return the schedule that is meant by a Schedule, a cron expression, or options by name."""
-    said = {name: value for name, value in options.items() if value is not None}
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if isinstance(when, Schedule):
         if said:
             raise ConfigurationError(

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, takewhile
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from sqlalchemy import Row
 
-from sqlq.clock import Duration, aware
+from sqlq.clock import aware
 from sqlq.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
 from sqlq.job import Job, NewJob, checked_name
-from sqlq.schedule import INSTANT, CatchUp, Overlap, Schedule, checked_template, planned, read
+from sqlq.schedule import INSTANT, Options, Schedule, checked_template, planned, read
 from sqlq.seal import Seal, Unopened, looked_into
 from sqlq.session import asynchronous
 from sqlq.store import records, schedules
@@ -103,17 +103,8 @@ class Schedules:
         when: Schedule | str | None = None,
         /,
         *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        at: datetime | None = None,
-        timezone: str | None = None,
-        repeats: int | None = None,
-        starts: datetime | None = None,
-        ends: datetime | None = None,
-        jitter: Duration | None = None,
-        catch_up: CatchUp | None = None,
-        overlap: Overlap | None = None,
         session: Any = None,
+        **options: Unpack[Options],
     ) -> None:
         """Add a schedule that stays until it is removed, whatever code declares; the options are those of
         `sqlq.Schedule`. Refuses a name that is taken, and a schedule without a moment to come.
@@ -121,9 +112,7 @@ class Schedules:
         >>> app.schedules.add("report 7", report.new(7), cron="0 3 * * *")  # doctest: +SKIP
         """
         name = checked_name(name, "the schedule's name", ConfigurationError)
-        options = {"cron": cron, "every": every, "at": at, "timezone": timezone, "repeats": repeats}
-        options |= {"starts": starts, "ends": ends, "jitter": jitter}
-        plan = planned(when, **options, catch_up=catch_up, overlap=overlap)
+        plan = planned(when, **options)
         template = self._prepare(checked_template(job, name))
         if (seal := self._database.seal) is not None:
             template = seal.job(template)  # guard: schedules-are-sealed
@@ -135,23 +124,12 @@ class Schedules:
         when: Schedule | str | None = None,
         /,
         *,
-        cron: str | None = None,
-        every: Duration | None = None,
-        at: datetime | None = None,
-        timezone: str | None = None,
-        repeats: int | None = None,
-        starts: datetime | None = None,
-        ends: datetime | None = None,
-        jitter: Duration | None = None,
-        catch_up: CatchUp | None = None,
-        overlap: Overlap | None = None,
         session: Any = None,
+        **options: Unpack[Options],
     ) -> None:
         """Give a schedule another plan, the whole of it, from its next moment on. Of a schedule that code
         declares the plan is pinned: it holds across deploys until `reset`."""
-        options = {"cron": cron, "every": every, "at": at, "timezone": timezone, "repeats": repeats}
-        options |= {"starts": starts, "ends": ends, "jitter": jitter}
-        plan = planned(when, **options, catch_up=catch_up, overlap=overlap)
+        plan = planned(when, **options)
         self._do(session, lambda conn, schema: schedules.change(conn, schema, name, plan))
 
     def reset(self, name: str, *, session: Any = None) -> bool:
@@ -282,27 +260,11 @@ class Schedules:
         return [_details(row, last[row.name], found, self._database.seal) for row in rows]
 
 
-class Options(TypedDict, total=False):
-    """The options of a plan, as those of `sqlq.Schedule`."""
-
-    cron: str | None
-    every: Duration | None
-    at: datetime | None
-    timezone: str | None
-    repeats: int | None
-    starts: datetime | None
-    ends: datetime | None
-    jitter: Duration | None
-    catch_up: CatchUp | None
-    overlap: Overlap | None
-
-
 async def _aside(session: Any, work: Callable[[Any], T]) -> T:
     """Do synchronous work in an asynchronous session's transaction, or without one in a thread."""
     if session is None:
         return await asyncio.to_thread(work, None)
-    done: T = await asynchronous(session).run_sync(work)
-    return done
+    return await asynchronous(session).run_sync(work)
 
 
 def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequence[datetime]:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from sqlq.errors import ConfigurationError, SealError
-from sqlq.job import NewJob, checked_queue
+from sqlq.job import NewJob, checked_queue, checked_word
 from sqlq.outcome import Completed, Outcome
 
 How: TypeAlias = Literal["sign", "encrypt", "read"]
@@ -330,7 +330,8 @@ def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: 
         if key.id in found:
             raise ConfigurationError(f"{names} has the key {key.id} twice: leave one of the two out")
         found[key.id] = key
-    how = _checked_how(*said_how)
+    option, given = said_how
+    how = "sign" if given is None else checked_word(given, option, How, ConfigurationError)
     taken = _checked_unsealed(*said_unsealed)
     if how == "read" and said_unsealed[1] not in (None, "take"):
         raise ConfigurationError(
@@ -349,15 +350,6 @@ def new_key() -> str:
 
 def _said(option: str, variable: str, argument: Any) -> tuple[str, Any]:
     return (option, argument) if argument is not None else (variable, os.environ.get(variable) or None)
-
-
-def _checked_how(name: str, value: Any) -> How:
-    if value is None:
-        return "sign"
-    if value not in ("sign", "encrypt", "read"):
-        raise ConfigurationError(f'{name} is {value!r}: it is "sign", "encrypt" or "read"')
-    found: How = value
-    return found
 
 
 def _checked_unsealed(name: str, value: Any) -> Unsealed:

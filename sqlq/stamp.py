@@ -6,7 +6,6 @@ Of a header that several say, the job's own counts (`.set(headers=…)`), then w
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -14,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from sqlq import headers
-from sqlq.around import Scope
+from sqlq.around import Scope, is_plain, name_of, takes
 from sqlq.errors import ConfigurationError
 from sqlq.job import NewJob
 
@@ -36,7 +35,7 @@ class Stamps:
         """Have a function stamp each job. Raises `ConfigurationError` for what cannot."""
         _check_stamps(function)
         if function in self._functions:
-            raise ConfigurationError(f"stamp is {_name(function)} a second time: register it once")
+            raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
         self._functions.append(function)
 
     def of_replays(self) -> dict[str, str]:
@@ -66,7 +65,7 @@ class Stamps:
         for function in self._functions:
             said = function(job)
             if said is not None:
-                found |= headers.checked(said, f"what the stamp {_name(function)} returned")
+                found |= headers.checked(said, f"what the stamp {name_of(function)} returned")
         found |= job.headers  # guard: what-a-job-says-wins
         if carried:
             found[headers.CARRY] = carried
@@ -114,24 +113,14 @@ def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:
 
 
 def _check_stamps(function: Any) -> None:
-    name = _name(function)
+    name = name_of(function)
     if not callable(function):
         raise ConfigurationError(
             f"stamp is {name}, which is no function: it takes a job, and returns headers"
         )
-    for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
-        if kind(function) or kind(type(function).__call__):
-            raise ConfigurationError(
-                f"stamp is {name}, which cannot be called here and now: make it a def that returns headers"
-            )
-    try:
-        inspect.signature(function).bind(object())
-    except TypeError:
-        raise ConfigurationError(f"stamp is {name}: it takes one argument, the job") from None
-    except ValueError:  # written in C, perhaps
-        pass
-
-
-def _name(function: Any) -> str:
-    name = getattr(function, "__qualname__", None)
-    return repr(function) if name is None else f"{function.__module__}.{name}"
+    if not is_plain(function):
+        raise ConfigurationError(
+            f"stamp is {name}, which cannot be called here and now: make it a def that returns headers"
+        )
+    if not takes(function, object()):
+        raise ConfigurationError(f"stamp is {name}: it takes one argument, the job")

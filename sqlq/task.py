@@ -20,13 +20,15 @@ from sqlq.annotations import (
     hints_of,
     may_become,
     never_none,
+    positional_names,
     takes_object,
 )
-from sqlq.around import Scope, surrounding, task_arounds
+from sqlq.around import Scope, is_kind, surrounding, task_arounds
 from sqlq.backoff import BackoffOption, backoff_from
 from sqlq.clock import Duration
 from sqlq.codec import MisfitError, decode, encode, encode_plain
 from sqlq.elsewhere import NameOfAnotherQueue
+from sqlq.ended import Ended, Follows
 from sqlq.endings import Follower
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.flow import Group, Result, Step, results_in
@@ -34,8 +36,6 @@ from sqlq.headers import NO_HEADERS
 from sqlq.headers import checked as checked_headers
 from sqlq.job import (
     KEPT,
-    Ended,
-    Follows,
     Kept,
     NewJob,
     checked_expires,
@@ -141,8 +141,7 @@ class Task(Generic[P, R]):
 
     @cached_property
     def _positional_names(self) -> list[str]:
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [p.name for p in self._signature.parameters.values() if p.kind in positional]
+        return positional_names(self._signature)
 
     def _keyed(self, job: NewJob[R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[R]:
         """Return a job with the key that its arguments make for the limit of its task."""
@@ -307,11 +306,11 @@ class Task(Generic[P, R]):
     def _positional(self) -> tuple[int, int]:
         """The least and the largest number of positional arguments that fit, with no others, without binding
         them one by one; none does where the least is larger."""
-        parameters = self._signature.parameters.values()
-        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        parameters = self._signature.parameters
+        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
             return (1, 0)
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return sum(p.default is p.empty for p in positional), len(positional)
+        names = self._positional_names
+        return sum(parameters[name].default is inspect.Parameter.empty for name in names), len(names)
 
     @cached_property
     def _never_none(self) -> frozenset[str]:
@@ -376,11 +375,11 @@ def make_task(
             f"{handler!r} cannot be a task: its parameters cannot be read; wrap it in a function of your own"
         ) from None
     name = _task_name(handler, name)
-    if _is(handler, inspect.isgeneratorfunction) or _is(handler, inspect.isasyncgenfunction):
+    if is_kind(handler, inspect.isgeneratorfunction) or is_kind(handler, inspect.isasyncgenfunction):
         raise ConfigurationError(
             f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
         )
-    is_async = _is(handler, inspect.iscoroutinefunction)
+    is_async = is_kind(handler, inspect.iscoroutinefunction)
     if limit is not None:
         limit.check_for(name, signature)
     return Task(
@@ -421,11 +420,6 @@ def _checked_isolate(isolate: Isolate) -> Isolate:
 
 def _follow_up(task: Follows | None, option: str) -> str | None:
     return None if task is None else checked_follow_up(task, option, ConfigurationError)
-
-
-def _is(handler: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
-    """Whether calling the handler calls a function of that kind; an object's is its class's `__call__`."""
-    return kind(handler) or kind(type(handler).__call__)
 
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:

@@ -12,15 +12,88 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 T = TypeVar("T")
 Tell = Callable[[list[T]], None]
+
+
+Call: TypeAlias = Callable[[], object]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class _Open:
+    """What is to be done when a transaction that is open commits, and what when it is undone; and how much
+    there was when each of its open savepoints was set, without those set before the first."""
+
+    waiting: list[tuple[Call, Call]] = field(default_factory=list)
+    savepoints: list[int] = field(default_factory=list)
+
+    def undo_from(self, place: int) -> None:
+        undone, self.waiting[place:] = self.waiting[place:], []
+        for _, undo in undone:
+            undo()
+
+
+class Transactions:
+    """The transactions of callers at whose end something is to be done."""
+
+    def __init__(self) -> None:
+        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
+
+    def at_the_end_of(self, conn: Connection, *, committed: Call = _nothing, undone: Call = _nothing) -> None:
+        """Do something when the transaction of a connection commits, or when that, or the savepoint in which
+        it is now, is undone."""
+        if (opened := self._open.get(conn)) is None:
+            self._open[conn] = opened = _Open()
+            # guard: a-connection-that-is-dropped-is-rolled-back
+            weakref.finalize(conn, opened.undo_from, 0).atexit = False
+        opened.waiting.append((committed, undone))
+        if conn.engine not in self._listening:
+            self._listening.add(conn.engine)
+            for name in ("commit", "commit_twophase"):
+                event.listen(conn.engine, name, self._commits)
+            for name in ("rollback", "rollback_twophase"):
+                event.listen(conn.engine, name, self._rolls_back)
+            event.listen(conn.engine, "savepoint", self._saves)
+            event.listen(conn.engine, "release_savepoint", self._releases)
+            event.listen(conn.engine, "rollback_savepoint", self._rolls_back_to)
+
+    def _commits(self, conn: Connection, *args: Any) -> None:
+        opened = self._open.get(conn, _Open())
+        waiting, opened.waiting, opened.savepoints = opened.waiting, [], []
+        for commit, _ in waiting:
+            commit()
+
+    def _rolls_back(self, conn: Connection, *args: Any) -> None:
+        opened = self._open.get(conn, _Open())
+        opened.savepoints.clear()
+        opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
+
+    # Savepoints have no names yet when SQLAlchemy tells of them; the newest ends first.
+
+    def _saves(self, conn: Connection, *args: Any) -> None:
+        opened = self._open.get(conn, _Open())
+        opened.savepoints.append(len(opened.waiting))
+
+    def _releases(self, conn: Connection, *args: Any) -> int:
+        opened = self._open.get(conn)
+        return opened.savepoints.pop() if opened is not None and opened.savepoints else 0
+
+    def _rolls_back_to(self, conn: Connection, *args: Any) -> None:
+        before = self._releases(conn)
+        self._open.get(conn, _Open()).undo_from(before)  # guard: no-word-of-savepoints-undone
 
 
 class Commits(Generic[T]):

@@ -8,13 +8,12 @@ import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, NoReturn
 
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.output import json_option, naming_options, show_json
+from sqlq.cli.output import json_option, moment_of, naming_options, show_json
 
 HELD = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
@@ -85,24 +84,16 @@ def enqueue(
     _refuse_assignments(args, positional, found.handler)
     new = found.new_from_json(positional, by_name)
     _check_plain_types(found.handler, positional, by_name)
-    moment = options.pop("available_at")
+    at = options.pop("available_at")
     named = {name: _set_to(name, value) for name, value in options.items() if value is not None}
     with naming_options(*options, "queue"):
-        new = new.set(available_at=None if moment is None else _moment(moment), **named)
+        new = new.set(available_at=None if at is None else moment_of(at, "--available-at"), **named)
     from sqlq.session import own
 
     job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
     app.close()
     if as_json:
-        show_json(
-            {
-                "id": job.id,
-                "queue": job.queue,
-                "task": job.task,
-                "state": str(job.state),
-                "created": job.created,
-            }
-        )
+        show_json({name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")})
     elif job.created:
         click.echo(f"enqueued job {job.id}: {job.task} in queue {job.queue}, {job.state}")
     else:
@@ -204,18 +195,3 @@ def _read(text: str) -> Any:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint="'--available-at'"
-        ) from None
-    if moment.utcoffset() is None:
-        raise click.BadParameter(
-            f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC",
-            param_hint="'--available-at'",
-        )
-    return moment

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.jobs import attempts, show_job
 from sqlq.cli.looks import queue_name, show_rows
-from sqlq.cli.output import Column, ago, counted, json_option, listed, of, require_named, show_json
+from sqlq.cli.output import (
+    Column,
+    F,
+    ago,
+    counted,
+    json_option,
+    limit_option,
+    listed,
+    of,
+    require_named,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from sqlq.job import JobDetails
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -26,7 +34,7 @@ def failed() -> None:
 def selection(command: F) -> F:
     """Add the ways to say which failed jobs are meant; ids, task and queue given together must all fit."""
     for option in (
-        click.option("--all", "all_of_them", is_flag=True, help="All failed jobs."),
+        click.option("--all", is_flag=True, help="All failed jobs."),
         click.option("--queue", help="Those of one queue."),
         click.option("--task", help="Those of one task."),
         click.argument("ids", type=int, nargs=-1),
@@ -46,43 +54,28 @@ def selection(command: F) -> F:
     is_flag=True,
     help="Look at all of them, and not only at the newest 100,000 (with --by 10,000).",
 )
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="At most so many, the newest; with --by the most frequent.",
-)
+@limit_option(100, "At most so many, the newest; with --by the most frequent.")
 @json_option
 @click.pass_obj
 def list_failed(
-    context: Context,
-    task: str | None,
-    queue: str | None,
-    by: str | None,
-    exact: bool,
-    limit: int,
-    as_json: bool,
+    context: Context, /, by: str | None, exact: bool, limit: int, as_json: bool, **chosen: Any
 ) -> None:
     """List failed jobs, the newest first.
 
     With --by error, count them by task and error instead.
     """
     if by is not None:
-        _list_errors(context, task, queue, exact, limit, as_json)
+        _list_errors(context, chosen, exact, limit, as_json)
         return
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = context.app().admin.listing(
-        state="failed", task=task, queue=queue, limit=limit + 1, **how
-    )
+    found, complete = context.app().admin.listing(state="failed", limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([_listed(job) for job in found])
     elif found:
         _show_list(found)
     else:
-        click.echo(f"no failed jobs{of(task, queue)}")
+        click.echo(f"no failed jobs{of(**chosen)}")
     if more and not as_json:
         click.echo(f"\nthese are the newest {limit:,}; --limit N shows more")
     if not complete:
@@ -101,10 +94,8 @@ def _show_list(found: list[JobDetails]) -> None:
     )
 
 
-def _list_errors(
-    context: Context, task: str | None, queue: str | None, exact: bool, limit: int, as_json: bool
-) -> None:
-    found, complete = context.app().admin.failures(task=task, queue=queue, exact=exact)
+def _list_errors(context: Context, chosen: dict[str, Any], exact: bool, limit: int, as_json: bool) -> None:
+    found, complete = context.app().admin.failures(**chosen, exact=exact)
     shown = found[:limit]
     if as_json:
         errors = [
@@ -114,7 +105,7 @@ def _list_errors(
         show_json({"errors": errors, "capped": not complete})
         return
     if not found:
-        click.echo(f"no failed jobs{of(task, queue)}")
+        click.echo(f"no failed jobs{of(**chosen)}")
         return
     columns = [Column("number", right=True), Column("task"), Column("newest", right=True)]
     show_rows(
@@ -151,26 +142,19 @@ def show(context: Context, id: int, as_json: bool) -> None:
 @selection
 @json_option
 @click.pass_obj
-def retry(
-    context: Context,
-    ids: tuple[int, ...],
-    task: str | None,
-    queue: str | None,
-    all_of_them: bool,
-    as_json: bool,
-) -> None:
+def retry(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Run failed jobs again: by id, --task, --queue, or --all.
 
     They keep their ids and get all their attempts anew. A job whose unique key a live job holds stays failed.
     """
     admin = context.app().admin
-    require_named("failed jobs", "--task, --queue or --all", ids, task, queue, all_of_them)
-    done = admin.move_failed_back(ids, task=task, queue=queue, all=all_of_them)
-    missing = _missing(ids, [*done.moved, *done.held])
+    require_named("failed jobs", "--task, --queue or --all", *chosen.values())
+    done = admin.move_failed_back(**chosen)
+    missing = _missing(chosen["ids"], [*done.moved, *done.held])
     if as_json:
         show_json({"retried": done.moved, "held_back": done.held, "not_failed": missing})
     else:
-        click.echo(_counted("moved back", done.moved, of(task, queue), "to run again"))
+        click.echo(_counted("moved back", done.moved, of(chosen["task"], chosen["queue"]), "to run again"))
         if done.held:
             stay = "1 job stays" if len(done.held) == 1 else f"{len(done.held):,} jobs stay"
             click.echo(f"{stay} failed, since live jobs hold the same unique keys: {listed(done.held)}")
@@ -181,43 +165,24 @@ def retry(
 @selection
 @json_option
 @click.pass_obj
-def forget(
-    context: Context,
-    ids: tuple[int, ...],
-    task: str | None,
-    queue: str | None,
-    all_of_them: bool,
-    as_json: bool,
-) -> None:
+def forget(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Delete failed jobs for good: by id, --task, --queue, or --all."""
-    require_named("failed jobs", "--task, --queue or --all", ids, task, queue, all_of_them)
-    forgotten = context.app().admin.forget_failed(ids, task=task, queue=queue, all=all_of_them)
-    missing = _missing(ids, forgotten)
+    require_named("failed jobs", "--task, --queue or --all", *chosen.values())
+    forgotten = context.app().admin.forget_failed(**chosen)
+    missing = _missing(chosen["ids"], forgotten)
     if as_json:
         show_json({"forgotten": forgotten, "not_failed": missing})
     else:
-        click.echo(_counted("forgot", forgotten, of(task, queue)))
+        click.echo(_counted("forgot", forgotten, of(chosen["task"], chosen["queue"])))
     _report_missing(context, missing)
 
 
 def _listed(job: JobDetails) -> dict[str, Any]:
     names = (
-        "id",
-        "queue",
-        "task",
-        "payload",
-        "priority",
-        "attempts",
-        "max_attempts",
-        "unique_key",
-        "created_at",
-        "reserved_at",
+        *("id", "queue", "task", "payload", "priority", "attempts", "max_attempts", "unique_key"),
+        *("created_at", "reserved_at", "ended_at", "reason", "exception", "message"),
     )
-    return {
-        **{name: getattr(job, name) for name in names},
-        "failed_at": job.ended_at,
-        **{name: getattr(job, name) for name in ("reason", "exception", "message")},
-    }
+    return {"failed_at" if name == "ended_at" else name: getattr(job, name) for name in names}
 
 
 def _error(job: JobDetails) -> str:

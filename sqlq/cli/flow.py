@@ -11,7 +11,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_field, show_rows
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, listed, plain, show_json
+from sqlq.cli.output import Cell, Column, ago, counted, json_option, limit_option, listed, plain, show_json
 from sqlq.commandline import command, word
 
 if TYPE_CHECKING:
@@ -28,14 +28,7 @@ def flow() -> None:
 
 
 @flow.command("list")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=20,
-    show_default=True,
-    help="At most so many, the newest.",
-)
+@limit_option(20, "At most so many, the newest.")
 @json_option
 @click.pass_obj
 def list_flows(context: Context, limit: int, as_json: bool) -> None:

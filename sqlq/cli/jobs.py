@@ -20,7 +20,19 @@ from sqlq.cli.looks import (
     show_rows,
     show_wrapped,
 )
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, of, plain, plain_lines, show_json, span
+from sqlq.cli.output import (
+    Cell,
+    Column,
+    ago,
+    counted,
+    json_option,
+    limit_option,
+    of,
+    plain,
+    plain_lines,
+    show_json,
+    span,
+)
 from sqlq.commandline import command, word
 
 if TYPE_CHECKING:
@@ -39,27 +51,14 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim"}
 @click.option("--state", type=click.Choice(STATES), help="In one state only.")
 @click.option("--queue", help="Of one queue only.")
 @click.option("--task", help="Of one task only.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=20,
-    show_default=True,
-    help="At most so many, the newest.",
-)
+@limit_option(20, "At most so many, the newest.")
 @click.option(
     "--exact", is_flag=True, help="Look through all jobs, and not only the newest 100,000 of each kind."
 )
 @json_option
 @click.pass_obj
 def jobs(
-    context: Context,
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    limit: int,
-    exact: bool,
-    as_json: bool,
+    context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any
 ) -> None:
     """List jobs, the newest first, in whatever state they are.
 
@@ -67,7 +66,7 @@ def jobs(
     """
     admin = context.app().admin
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = admin.listing(state=state, queue=queue, task=task, limit=limit + 1, **how)
+    found, complete = admin.listing(state=state, limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([as_object(job) for job in found])
@@ -78,7 +77,7 @@ def jobs(
         columns += [Column(name, wide=name == "label") for name in more_columns]
         show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
-        click.echo(f"no {state + ' ' if state else ''}jobs{of(task, queue)}")
+        click.echo(f"no {state + ' ' if state else ''}jobs{of(**chosen)}")
     if more and not as_json:
         click.echo(
             f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"

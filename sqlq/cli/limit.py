@@ -9,7 +9,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_rows
-from sqlq.cli.output import Cell, Column, ago, json_option, naming_options, plain, show_json
+from sqlq.cli.output import Cell, Column, ago, json_option, limit_option, naming_options, plain, show_json
 
 if TYPE_CHECKING:
     from sqlq.limit import LimitStatus
@@ -22,24 +22,16 @@ def limit() -> None:
 
 @limit.command("list")
 @click.argument("prefix", default="")
-@click.option(
-    "-n",
-    "--limit",
-    "most",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="At most so many keys.",
-)
+@limit_option(100, "At most so many keys.")
 @json_option
 @click.pass_obj
-def list_limits(context: Context, prefix: str, most: int, as_json: bool) -> None:
+def list_limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     """List the keys of limits, of those only that begin with PREFIX.
 
     Running are the jobs that hold a slot: they run, or were admitted and are claimed next. Waiting are those
     in line.
     """
-    found = context.app().admin.limits(prefix, limit=most)
+    found = context.app().admin.limits(prefix, limit=limit)
     if as_json:
         show_json([_object(each) for each in found])
     elif found:

@@ -19,6 +19,7 @@ from sqlq.cli.output import (
     counted,
     json_option,
     listed,
+    moment_of,
     naming_options,
     of,
     plain,
@@ -53,21 +54,7 @@ SHOWN = 60
 @click.option("--dry-run", is_flag=True, help="Count them and show the first few; write nothing.")
 @json_option
 @click.pass_obj
-def replay(
-    context: Context,
-    ids: tuple[int, ...],
-    task: str | None,
-    queue: str | None,
-    state: str | None,
-    since: str | None,
-    until: str | None,
-    rate: str | None,
-    args: str | None,
-    kwargs: str | None,
-    again: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bool, **options: Any) -> None:
     """Enqueue ended jobs once more, as new jobs.
 
     By id, --task, --queue, --from and --to; all that is given must fit. Each becomes a new job with an id of
@@ -78,14 +65,15 @@ def replay(
     \b
     sqlq replay --task shop.send_receipt --from 2h --dry-run
     """
-    require_named("jobs", "--task, --queue, --from or --to", ids, task, queue, since, until)
+    named = [options[name] for name in ("task", "queue", "since", "until")]
+    require_named("jobs", "--task, --queue, --from or --to", ids, *named)
     app = context.app(needs_code=True)
-    options: dict[str, Any] = {"task": task, "queue": queue, "state": state, "rate": rate, "again": again}
-    options |= {"since": _time(since, "--from"), "until": _time(until, "--to")}
-    options |= {"args": _json_array(args)} if args is not None else {}
-    if kwargs is not None:
-        options["kwargs"] = json_object(kwargs, "--kwargs", '{"copy": true}')
-    which = _which(task, queue, state)
+    options["since"], options["until"] = _time(options["since"], "--from"), _time(options["until"], "--to")
+    if options["args"] is not None:
+        options["args"] = _json_array(options["args"])
+    if options["kwargs"] is not None:
+        options["kwargs"] = json_object(options["kwargs"], "--kwargs", '{"copy": true}')
+    which, rate = _which(options["task"], options["queue"], options["state"]), options["rate"]
     with naming_options("rate"):
         if dry_run:
             _show_plan(app.replay(ids, dry_run=True, **options), which, rate, as_json=as_json)
@@ -184,7 +172,7 @@ def _time(text: str | None, option: str) -> datetime | str | None:
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        datetime.fromisoformat(text)
     except ValueError:
         try:
             milliseconds(text, option)
@@ -194,11 +182,7 @@ def _time(text: str | None, option: str) -> datetime | str | None:
                 param_hint=f"'{option}'",
             ) from None
         return text
-    if moment.utcoffset() is None:
-        raise click.BadParameter(
-            f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC", param_hint=f"'{option}'"
-        )
-    return moment
+    return moment_of(text, option)
 
 
 def _json_array(text: str) -> list[Any]:

@@ -141,7 +141,7 @@ def run(context: Context | None = None) -> NoReturn:
         from sqlq.errors import SqlqError
 
         if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
-            sentence: str | None = str(error)
+            sentence: str | None = commandline.escaped_lines(str(error))
         else:
             from sqlq.cli.problems import explain
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,15 +12,24 @@ from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument, json_object
 from sqlq.cli.jobs import STYLES
 from sqlq.cli.looks import queue_name, show_field, show_heading, show_rows, show_wrapped
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, listed, naming_options, plain, show_json
+from sqlq.cli.output import (
+    Cell,
+    Column,
+    F,
+    ago,
+    counted,
+    json_option,
+    listed,
+    moment_of,
+    naming_options,
+    plain,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from sqlq.schedules import LastJob, ScheduleDetails
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended": "dim"}
-_DURATIONS, _MOMENTS = ("every", "jitter"), ("at", "starts", "ends")
 
 
 @click.group()
@@ -62,28 +70,13 @@ def _plan(options: dict[str, Any]) -> Any:
     from sqlq.schedule import Schedule
 
     said = {name: value for name, value in options.items() if value is not None}
-    for name in _MOMENTS:
+    for name in ("at", "starts", "ends"):
         if name in said:
-            said[name] = _moment(said[name], f"--{name}")
+            said[name] = moment_of(said[name], f"--{name}")
     if not said.keys() & {"cron", "every", "at"}:
         raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
     with naming_options(*options):
         return Schedule(**said)
-
-
-def _moment(text: str, option: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is not a time like 2030-01-31T08:00:00+01:00", param_hint=f"'{option}'"
-        ) from None
-    if moment.utcoffset() is None:
-        raise click.BadParameter(
-            f"{text!r} has no time zone: add one, as in 2030-01-31T08:00:00+01:00, or Z for UTC",
-            param_hint=f"'{option}'",
-        )
-    return moment
 
 
 # -- look ----------------------------------------------------------------------------------------------------
@@ -213,16 +206,7 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 @json_option
 @click.pass_obj
 def add(
-    context: Context,
-    /,
-    name: str,
-    task: str,
-    args: tuple[str, ...],
-    kwargs: str | None,
-    queue: str | None,
-    priority: int | None,
-    as_json: bool,
-    **options: Any,
+    context: Context, /, name: str, task: str, args: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Add a schedule NAME that enqueues jobs of TASK with ARGS.
 
@@ -231,6 +215,7 @@ def add(
     \b
     sqlq schedule add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
     """
+    kwargs, queue, priority = (options.pop(option) for option in ("kwargs", "queue", "priority"))
     plan = _plan(options)
     app = context.app_with_tasks("schedule add checks the job against its task")
     found = app.tasks.find(task)
@@ -351,7 +336,7 @@ def backfill(context: Context, name: str, since: str, until: str, as_json: bool)
 
     All of them or none, at most 10,000; also for moments that had a job.
     """
-    begin, end = _moment(since, "--from"), _moment(until, "--to")
+    begin, end = moment_of(since, "--from"), moment_of(until, "--to")
     if end <= begin:
         raise click.UsageError(f"--to {until} is not after --from {since}: there is no moment between them")
     made = context.app(needs_code=True).schedules.backfill(name, begin, end)

@@ -27,6 +27,7 @@ from sqlq.codec import TEXTS
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.eager import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.handles import id_of
 from sqlq.schema import version
 from sqlq.schema.moments import Moment
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
@@ -37,17 +38,25 @@ from sqlq.store import records
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-    from sqlq.admin import Admin
     from sqlq.enqueue import Enqueues
     from sqlq.handles import AnyJob
     from sqlq.job import Job, JobDetails, JobOrFlow, NewJob
-    from sqlq.schedules import Schedules
-    from sqlq.store.database import Address, Database
+    from sqlq.store.database import Address
     from sqlq.worker.running import RunningJob
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
 R = TypeVar("R")
+
+
+def _following(name: str) -> property:
+    """Return a property of App's that first goes where Django's settings lead."""
+
+    def found(app: DjangoApp) -> Any:
+        app._follow()  # noqa: SLF001 - of this module
+        return vars(App)[name].__get__(app)
+
+    return property(found)
 
 
 class DjangoApp(App):
@@ -134,23 +143,8 @@ class DjangoApp(App):
     def address(self, address: Address) -> None:
         self.__dict__["address"] = address
 
-    @property
-    def database(self) -> Database:
-        self._follow()
-        found: Database = App.__dict__["database"].__get__(self)
-        return found
-
-    @property
-    def admin(self) -> Admin:
-        self._follow()
-        found: Admin = App.__dict__["admin"].__get__(self)
-        return found
-
-    @property
-    def schedules(self) -> Schedules:
-        self._follow()
-        found: Schedules = App.__dict__["schedules"].__get__(self)
-        return found
+    if not TYPE_CHECKING:  # what they are, App says
+        database, admin, schedules = map(_following, ("database", "admin", "schedules"))
 
     @property
     def enqueuer(self) -> Enqueues:
@@ -171,10 +165,11 @@ class DjangoApp(App):
             return super().get(id)
         conn: Any = connection_of(connection)
         version.require(conn, self.database.schema_for(conn))
-        found = self.seen_in_django(id if isinstance(id, int) else id.id)
+        number = id_of(id)
+        found = self.seen_in_django(number)
         records.require_own(id, found)
         if found is None:
-            raise JobNotFoundError(f"there is no job {id}: it never was, or is kept no more")
+            raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
         return found
 
     def seen_in_django(self, id: int) -> JobDetails | None:

@@ -284,11 +284,8 @@ def _handler(task: Any) -> Any:
         return _returned(result, await function(*given, **kwargs))
 
     made: Any = ahandler if inspect.iscoroutinefunction(function) else handler
-    made.__module__, made.__qualname__, made.__name__ = (
-        function.__module__,
-        function.__qualname__,
-        function.__name__,
-    )
+    for name in ("__module__", "__qualname__", "__name__"):
+        setattr(made, name, getattr(function, name))
     made.__signature__ = _signature(function, takes_context=task.takes_context)
     made.django_task = task
     made.stands_for = function  # whose annotations a command line checks

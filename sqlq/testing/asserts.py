@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from sqlq.app import App
 from sqlq.codec import decode
@@ -75,15 +75,13 @@ def assert_enqueued(
     >>> sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)  # doctest: +SKIP
     """
     __tracebackhide__ = True
-    task = _known(task)
-    found = _enqueued(task, session, app)
+    wanted = _Wanted(_known(task), args, kwargs, queue)
+    found = _enqueued(wanted.task, session, app)
     for job in reversed(found):
-        if _matches(job, task, args, kwargs, queue):
+        if wanted.is_met_by(job):
             return job
     there = "\n  ".join(str(job) for job in found[-20:]) or "nothing"
-    raise AssertionError(
-        f"not enqueued: {_wanted(task, args, kwargs, queue)}; of this task there is:\n  {there}"
-    )
+    raise AssertionError(f"not enqueued: {wanted}; of this task there is:\n  {there}")
 
 
 def assert_not_enqueued(
@@ -97,13 +95,11 @@ def assert_not_enqueued(
 ) -> None:
     """Fail the test if a job was enqueued that `assert_enqueued` with these arguments would find."""
     __tracebackhide__ = True
-    task = _known(task)
-    found = [job for job in _enqueued(task, session, app) if _matches(job, task, args, kwargs, queue)]
+    wanted = _Wanted(_known(task), args, kwargs, queue)
+    found = [str(job) for job in _enqueued(wanted.task, session, app) if wanted.is_met_by(job)]
     if found:
-        raise AssertionError(
-            f"enqueued, but should not be: {_wanted(task, args, kwargs, queue)}\n  "
-            + "\n  ".join(map(str, found[-20:]))
-        )
+        there = "\n  ".join(found[-20:])
+        raise AssertionError(f"enqueued, but should not be: {wanted}\n  {there}")
 
 
 def _known(task: Any) -> Task[..., Any] | str:
@@ -177,24 +173,32 @@ def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: s
     return Enqueued(id, task, queue, args, kwargs, *rest)
 
 
-def _matches(
-    job: Enqueued,
-    task: Task[..., Any] | str,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    queue: str | None,
-) -> bool:
-    if queue is not None and job.queue != queue:
-        return False
-    if args is None and kwargs is None:
-        return True
-    if job.args is None or job.kwargs is None:
-        return False
-    wanted = _bound(task, *_as_handled(task, args or (), kwargs or {}))
-    try:
-        return bool(wanted == _bound(task, job.args, job.kwargs))
-    except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
-        return False
+class _Wanted(NamedTuple):
+    """The job that is looked for."""
+
+    task: Task[..., Any] | str
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+    queue: str | None
+
+    def is_met_by(self, job: Enqueued) -> bool:
+        if self.queue is not None and job.queue != self.queue:
+            return False
+        if self.args is None and self.kwargs is None:
+            return True
+        if job.args is None or job.kwargs is None:
+            return False
+        wanted = _bound(self.task, *_as_handled(self.task, self.args or (), self.kwargs or {}))
+        try:
+            return bool(wanted == _bound(self.task, job.args, job.kwargs))
+        except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
+            return False
+
+    def __str__(self) -> str:
+        name = self.task if isinstance(self.task, str) else self.task.name
+        is_any = self.args is None and self.kwargs is None
+        call = f"{name}(…)" if is_any else _call(name, self.args or (), self.kwargs or {})
+        return call if self.queue is None else f"{call} in queue {self.queue}"
 
 
 def _as_handled(
@@ -237,25 +241,9 @@ def _listed(value: Any) -> Any:
             return value
 
 
-def _wanted(
-    task: Task[..., Any] | str,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    queue: str | None,
-) -> str:
-    name = task if isinstance(task, str) else task.name
-    call = f"{name}(…)" if args is None and kwargs is None else _call(name, args or (), kwargs or {})
-    return call if queue is None else f"{call} in queue {queue}"
-
-
 def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    return f"{name}({', '.join(_arguments(args, kwargs))})"
-
-
-def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    yield from map(_shown, args)
-    for key, value in kwargs.items():
-        yield f"{key}={_shown(value)}"
+    named = [f"{key}={_shown(value)}" for key, value in kwargs.items()]
+    return f"{name}({', '.join([*map(_shown, args), *named])})"
 
 
 def _shown(value: Any) -> str:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from django.db import transaction
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.orm import Session
 
 import sqlq
@@ -51,6 +52,7 @@ def refuses(app: sqlq.App, job: sqlq.Job[Any]) -> None:
         lambda: asyncio.run(app.aget(job)),
         lambda: app.cancel([job]),
         lambda: app.cancel([job], force=True),
+        lambda: app.cancel({job.id, job}),
         lambda: asyncio.run(app.acancel([job])),
         lambda: app.retry_failed([job]),
         lambda: app.replay(job),
@@ -194,6 +196,30 @@ def test_a_schedules_job_that_was_rolled_back_names_no_other(
         session.rollback()
     is_taken_again(app, stale, task)
     refuses(app, stale)
+
+
+def test_many_handles_are_looked_for_at_once(
+    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+) -> None:
+    with Session(engine) as session, session.begin():
+        jobs = app.enqueue_many([task.new(n) for n in range(30)], session=session)
+    app.database.require_tables()
+    with counting(app.database.engine) as statements:
+        assert app.admin.ids_of(jobs) == [job.id for job in jobs]
+    assert len(statements) < 10, statements
+    assert set(app.cancel(set(jobs)).values()) == {"cancelled"}
+
+
+@contextmanager
+def counting(engine: Engine) -> Iterator[list[str]]:
+    statements: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *args: Any) -> None:
+        statements.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield statements
+    event.remove(engine, "before_cursor_execute", note)
 
 
 def test_a_handle_is_as_ever_to_those_who_look_at_it(

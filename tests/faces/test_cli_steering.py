@@ -90,7 +90,8 @@ def test_no_line_of_a_worker_steers(hostile: Command, form: str) -> None:
         assert all(json.loads(line) for line in lines)
     else:
         assert sum("said q" in line for line in lines) == 2, "one line each"
-    assert hostile.shop("work", "--drain", "--log-format", form).code == 0
+    refused = checked(hostile.shop("work", "--drain", "--log-format", form, "-q", STEERING), "work -q")
+    assert "leave out blanks at its ends, line breaks and control characters" in refused.misuse()
 
 
 def test_no_look_steers(hostile: Command) -> None:

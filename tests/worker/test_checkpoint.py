@@ -565,6 +565,27 @@ def test_inline_mode_has_the_same_face(app: sqlq.App, shop: Engine) -> None:
     assert (began, done_by(shop)) == ([None, 2], list(range(SLICES)))
 
 
+def test_inline_mode_forgets_what_a_savepoint_has_saved_that_is_rolled_back(
+    app: sqlq.App, shop: Engine
+) -> None:
+    began: list[Any] = []
+
+    def give() -> None:
+        job = sqlq.current_job()
+        began.append(job.cursor)
+        with Session(shop) as session, session.begin():
+            job.checkpoint(session, 1)
+            with session.begin_nested() as savepoint:
+                job.checkpoint(session, 2)
+                savepoint.rollback()
+        if job.attempts == 1:
+            raise sqlq.Retry
+
+    with inline(app):
+        app.enqueue(app.task(name="t")(give).new())
+    assert began == [None, 1]
+
+
 @pytest.mark.parametrize("kind", ["session", "connection"])
 def test_an_eager_job_goes_on_at_what_was_committed(shop: Engine, kind: str) -> None:
     began: list[Any] = []

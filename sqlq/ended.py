@@ -1,0 +1,49 @@
+"""How a job ended, as the task that follows it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+FailureReason: TypeAlias = Literal[
+    "error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended: the one argument of the task that follows it.
+
+    `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
+    is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
+    signature), `exception` the class and `message` the text of its last error. `label` is the one that the
+    job has. More is to be had by the id: `app.get(ended.id)` has the traceback and the errors of earlier
+    attempts, `app.result(ended.id)` what it returned.
+
+    >>> @app.task  # doctest: +SKIP
+    ... def alarm(ended: sqlq.Ended) -> None:
+    ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
+    """
+
+    id: int
+    task: str
+    queue: str
+    outcome: Literal["completed", "failed"]
+    attempts: int
+    reason: FailureReason | None = None
+    exception: str | None = None
+    message: str | None = None
+    label: str | None = None
+
+
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class TakesEnding(Protocol[E_contra]):
+    """A task whose handler takes how a job ended."""
+
+    def new(self, ended: E_contra, /) -> Any: ...
+
+
+Follows: TypeAlias = TakesEnding[Ended] | TakesEnding[dict[str, Any]]
+"""A task that may follow the end of a job: its handler takes an `Ended`, or that as a dict."""
