@@ -118,6 +118,7 @@ def load() -> list[Measure]:
         enqueue,
         features,
         fleet,
+        flood,
         growth,
         hoarding,
         idle,
@@ -134,6 +135,6 @@ def load() -> list[Measure]:
 
     rooms = (
         *(enqueue, drain, latency, results, trace, moments, idle, growth, snapshot, overhead, hoarding),
-        *(recovery, rescue, features, fleet, waiting),
+        *(recovery, rescue, flood, features, fleet, waiting),
     )
     return [measure for room in rooms for measure in room.MEASURES]
