@@ -95,7 +95,7 @@ def escaped(text: str) -> str:
     r"""Return text whose characters steer no terminal and end no line: escaped as in JSON, so that two names
     stay two. Tabs stay.
 
-    >>> escaped("mail\\x1b[2J") == r"mail\\u001b[2J"
+    >>> escaped("mail\x1b[2J") == r"mail\u001b[2J"
     True
     """
     return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], str(text))  # SQLite lets in bytes

@@ -17,6 +17,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("a-flood-is-read-before-a-look", "and (not listens or self._hearing.is_dry)", "", HEARD + "test_what_comes_in_one_transaction_is_read_before_the_next_look[postgresql]"),
     ("a-stopped-child-is-called-once", "droppable=True, ", "", LINKS + "test_a_child_that_is_stopped_has_no_words_piled_up_for_it"),
     ("no-word-ends-a-supervisor", "MISFITS", "KeyboardInterrupt", LINKS + "test_no_word_ends_a_supervisor"),
+    ("what-an-isolate-says-can-be-read", "strictly:", "False:", "tests/worker/test_isolates.py::test_what_says_nothing_that_can_be_read_is_killed_and_its_job_was_lost[no JSON\\n]"),
     ("an-isolate-says-outcomes", "not isinstance(outcome, Outcome)", "False", LINKS + "test_what_an_isolate_says_is_an_outcome_or_its_end"),
     ("few-scrape-at-a-time", None, "return True", METRICS + "test_strangers_hold_few_descriptors_and_none_for_long[sqlite]"),
     ("no-connection-stays", "time.monotonic() > end", "False", METRICS + "test_who_sends_a_byte_now_and_then_is_closed[sqlite]"),

@@ -145,12 +145,18 @@ def test_a_stranger_ends_no_wait_and_writes_no_traceback(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go, ignored = threading.Event(), list[int]()
+    go, ignored, listeners = threading.Event(), list[int](), set[Hearing]()
     take = Hearing._take
 
     def takes(self: Hearing, said: Any) -> None:
         take(self, said)
         ignored.append(self._ignored)
+        listeners.add(self)
+
+    def both_listen() -> bool:
+        for channel in channels(app):
+            say(speaker, channel, f"no {next(hears)}")
+        return len(listeners) == 2
 
     monkeypatch.setattr(Hearing, "_take", takes)
 
@@ -160,18 +166,20 @@ def test_a_stranger_ends_no_wait_and_writes_no_traceback(
         return 7
 
     result: list[Any] = []
+    hears = count()
     with working(app), stranger() as speaker, caplog.at_level(logging.WARNING):
         job = app.enqueue(held.new())
         waiter = threading.Thread(target=lambda: result.append(app.result(job, timeout="60s")))
         waiter.start()
         wait_until(lambda: app.waiting._watches.get(job.id), what="somebody waiting")
-        hears = count()
+        wait_until(both_listen, what="the worker and who waits listening")
+        before = len(ignored)
         for channel in channels(app):
             for text in HOSTILE:
                 say(speaker, channel, f"{text}{next(hears)}no")
                 say(speaker, channel, text)
                 say(speaker, channel, WAITS + text)
-        wait_until(lambda: len(ignored) >= len(HOSTILE) * 6, what="all of it heard")
+        wait_until(lambda: len(ignored) >= before + len(HOSTILE) * 6, what="all of it heard")
         go.set()
         waiter.join(60)
         assert result == [7]

@@ -123,6 +123,7 @@ def test_a_worker_in_a_thread_ends_soon_after_its_grace_time(
 
 
 @on_postgresql
+@pytest.mark.variants
 @pytest.mark.parametrize("breaks", WAYS)
 @pytest.mark.parametrize("dies", [False, True], ids=["told", "orphaned"])
 def test_worker_processes_end_soon_after_their_grace_time(

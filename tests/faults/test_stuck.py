@@ -160,6 +160,7 @@ def test_a_frozen_process_is_killed_whose_job_has_no_timeout(play: Play) -> None
         assert worker.said(f"it runs job {job} (play.holds)")
 
 
+@pytest.mark.slow
 def test_a_frozen_process_that_runs_nothing_is_replaced(play: Play) -> None:
     with play.working("--stuck-after", "10m") as worker:
         (pid,) = worker.children()
@@ -179,6 +180,7 @@ def test_a_process_of_a_single_job_is_watched_while_its_worker_is_frozen(play: P
         assert (failed.state, failed.reason) == ("failed", "timeout")
 
 
+@pytest.mark.slow
 def test_one_that_is_silent_is_shown_and_left_alone_when_it_goes_on(play: Play) -> None:
     job = play.enqueue("waits")
     with play.working("--stuck-after", "90s") as worker:

@@ -132,7 +132,9 @@ def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.Ap
     assert [job.max_attempts for job in claimer.claim(3)] == [1, 2, 5]
     guard.advance(engine, 60_000)
     with app.database.begin() as conn:
-        assert [lost.failed for lost in endings.rescue(conn)] == [True, False, False]
+        assert {lost.id: lost.failed for lost in endings.rescue(conn)} == dict(
+            zip(ids, (True, False, False), strict=True)
+        )
     assert [tuple(shown(engine, id)) for id in ids] == [
         ("failed", 1, 1),
         ("available", 1, 2),
