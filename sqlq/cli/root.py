@@ -63,18 +63,14 @@ class InOrder(click.Group):
 _COMMANDS_ELSEWHERE = {
     "beat": "sqlq work enqueues what is scheduled, too; see sqlq schedule list",
     "empty": "sqlq cancel --queue QUEUE ends what waits in a queue",
-    "info": "see sqlq status and sqlq workers",
     "inspect": "see sqlq workers, sqlq jobs and sqlq doctor",
     "purge": "sqlq cancel --queue QUEUE ends what waits in a queue, sqlq prune deletes what has ended",
-    "requeue": "write sqlq failed retry",
-    "run": "write sqlq work",
     "worker": "write sqlq work, or sqlq workers for those that run",
 }
 _OPTIONS_ELSEWHERE = {
     "cancel --all": "name the jobs by their ids, --task or --queue",
     "restart --all": "sqlq restart is for all; sqlq workers restart takes names, or --all",
     "work --burst": "write --drain",
-    "work --loglevel": "write --log-level",
     "work --pool": "write -c for jobs at a time, -p for processes",
 }
 
