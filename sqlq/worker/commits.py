@@ -201,12 +201,13 @@ class Commits:
                     skip_locked=False,
                     options={"schema_translate_map": {TOKEN_SCHEMA: self.target.schema}},
                 )
+            # guard: complete-seals
+            stored = done if seal is None else seal.completed(self.task, self.queue, done)
             # guard: complete-by-the-owner
             if not endings.complete(
                 conn,
                 self.right,
-                # guard: complete-seals
-                done if seal is None else seal.completed(self.task, self.queue, done),
+                stored,
                 schema=self.target.schema,
                 keep_finished=self.is_kept(self.target.keep_finished),
                 follow_up=follow_up(self.claimed, done, seal),

@@ -35,7 +35,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("a-result-that-is-not-opened-is-no-none", None, "if False:", BORDER + "test_a_plain_row_feeds_no_sealed_step[sqlite-look]"),
     ("results-are-sealed", None, "pass", SEALED + "test_sealed_jobs_run_and_their_results_are_sealed[sqlite-encrypt]"),
     ("results-are-sealed", None, "pass", STORM + "test_in_a_storm_everybody_is_told_what_became_of_their_job[sqlite]"),
-    ("complete-seals", None, "done,", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
+    ("complete-seals", None, "stored = done", SEALED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
     ("a-result-that-is-not-opened-is-none", None, "if False:", SEALED + "test_a_plain_result_is_none_where_plain_rows_are_refused[sqlite]"),
     ("changed-arguments-are-sealed", None, "return payload", SEALED + "test_a_replay_is_opened_as_the_job_was[sqlite-sign]"),
     ("results-of-steps-are-opened", None, "pass", SEALED + "test_a_step_whose_result_was_changed_is_not_followed[sqlite-sign]"),
