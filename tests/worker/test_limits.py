@@ -484,13 +484,18 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     held, looked = threading.Event(), threading.Event()
     worker = gauge.app.worker(drain=True)
-    claim, look = Claimer.claim, limits.look
+    claim, look, start = Claimer.claim, limits.look, worker._admissions.start
     enqueued: list[int] = []
 
+    def starts() -> None:
+        """Let the thread have looked before the first claim, and look again only when it is told to."""
+        start()
+        wait_until(lambda: worker._admissions.is_idle and worker._admissions._looked_at > 0)
+        worker._admissions._look_at = float("inf")
+
     def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
-        idle = worker._admissions.is_idle and worker._admissions._looked_at > 0
         found = claim(claimer, limit, quiet=quiet)
-        if idle and not enqueued:  # it would leave now
+        if not enqueued:  # the first claim: after the one that follows it, the worker would leave
             enqueued.append(gauge.app.enqueue(task.new()).id)
             worker._admissions.look()
             assert held.wait(30)
@@ -509,6 +514,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
                 looked.wait(30)
         return look(*given, **options)
 
+    monkeypatch.setattr(worker._admissions, "start", starts)
     monkeypatch.setattr(Claimer, "claim", claims)
     monkeypatch.setattr(limits, "look", looks)
     assert worker.run().completed == 1
