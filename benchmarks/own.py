@@ -178,8 +178,8 @@ class Sqlq(Waiting, Subject):
         import uuid
 
         import sqlq
-        from sqlq.outcome import Completed, Settlement
-        from sqlq.store import endings
+        from sqlq.model.outcome import Completed, Settlement
+        from sqlq.store.jobs import settle
         from sqlq.worker.claim import Claimer
 
         app = sqlq.App(url)
@@ -192,7 +192,7 @@ class Sqlq(Waiting, Subject):
             if len(claimed) != limit:
                 raise RuntimeError(f"claimed {len(claimed)} jobs instead of {limit}")
             with app.database.begin() as conn:
-                endings.settle(
+                settle.settle(
                     conn,
                     [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed],
                 )

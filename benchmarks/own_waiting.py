@@ -108,7 +108,8 @@ class Waiting:
 
     def sweeps(self, url: str, times: int) -> dict[str, float]:
         """Return the ms that sweeps take: over what ended lately, over all steps, over all lines."""
-        from sqlq.store import limits, unblock
+        from sqlq.store.flows import unblock
+        from sqlq.store.limits import admit
 
         took = dict.fromkeys(("recent", "all", "lines"), 0.0)
         with _app(url) as (app, _):
@@ -120,7 +121,7 @@ class Waiting:
                     if kind == "recent":
                         unblock.sweep_recent(claims, 21_000)
                     elif kind == "lines":
-                        limits.sweep(claims, "")
+                        admit.sweep(claims, "")
                     else:
                         while place is not None:
                             _, place = unblock.sweep_all(claims, place, 1_000)

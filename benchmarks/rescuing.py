@@ -18,10 +18,11 @@ from typing import Any
 from sqlalchemy import event
 
 import sqlq
-from sqlq.settings import LEASE_MS
-from sqlq.store.endings import Rescued
-from sqlq.worker.chores import Chores, Rescue
-from sqlq.worker.tell import Teller
+from sqlq.config.constants import LEASE_MS
+from sqlq.store.jobs.settle import Rescued
+from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.services import Rescue
+from sqlq.worker.report.reporter import Teller
 
 QUIET_SECONDS = 10.0
 """After so long without a job rescued it is over: longer than the rhythm of the chore."""

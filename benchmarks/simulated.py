@@ -19,13 +19,14 @@ from itertools import count
 
 import sqlq
 from benchmarks import work
-from sqlq.outcome import Completed, Settlement
-from sqlq.settings import HEARTBEAT_MS, LEASE_MS, RESCUE_MS
-from sqlq.store import cluster, endings
-from sqlq.store.database import Database
+from sqlq.config.constants import HEARTBEAT_MS, LEASE_MS, RESCUE_MS
+from sqlq.database.database import Database
+from sqlq.model.outcome import Completed, Settlement
+from sqlq.store.jobs import settle
+from sqlq.store.workers import look, workers
 from sqlq.worker.claim import Claimer
-from sqlq.worker.lookout import NEVER, Lookout
-from sqlq.worker.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
+from sqlq.worker.wait.poller import NEVER, Lookout
+from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
 
 SLOTS = 10
 AT_A_TIME = threading.Semaphore(8)
@@ -43,7 +44,7 @@ class Host:
         self._database = database
         self._claimer = Claimer(database, self.id, None, SLOTS, LEASE_MS)
         with database.begin() as conn:
-            cluster.register(
+            workers.register(
                 conn,
                 id=self.id,
                 host=f"simulated-{number}",
@@ -61,7 +62,7 @@ class Host:
             time.sleep(pause)
             self._work()
         time.sleep(LOOK_AFTER_HINT_SECONDS)
-        if any(ms <= 0 for ms in cluster.due_in(self._database).values()):
+        if any(ms <= 0 for ms in look.due_in(self._database).values()):
             self._work()
         return NEVER
 
@@ -78,7 +79,7 @@ class Host:
                 work.done(*json.loads(job.payload)["args"])
             done = [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed]
             with self._database.single_statements() as conn:
-                endings.settle(conn, done)
+                settle.settle(conn, done)
             if len(claimed) < SLOTS:
                 break
         return worked
@@ -104,7 +105,7 @@ def _live(database: Database, hosts: list[Host], number: int) -> None:
         time.sleep(HEARTBEAT_MS / 1000 / number)
         if i % number < len(hosts):
             with database.single_statements() as conn:
-                cluster.stand_in(conn, [hosts[i % number].id], lease_ms=LEASE_MS)
+                workers.stand_in(conn, [hosts[i % number].id], lease_ms=LEASE_MS)
 
 
 if __name__ == "__main__":

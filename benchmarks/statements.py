@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Pool, event
 
-from sqlq.store.postgresql import PostgreSQL
+from sqlq.database.postgresql.dialect import PostgreSQL
 
 
 def count_into(folder: str) -> None:

@@ -83,8 +83,8 @@ def note_calls(
 def note_statements(noted: Noted, before: str, after: str) -> None:
     """Note when the main thread's statements begin and end that go past SQLAlchemy: inserts of one job, and
     claims."""
-    from sqlq.store.postgresql import PostgreSQL
-    from sqlq.store.sqlite import SQLite
+    from sqlq.database.postgresql.dialect import PostgreSQL
+    from sqlq.database.sqlite.dialect import SQLite
 
     for dialect in (PostgreSQL, SQLite):
         setattr(dialect, "run", _timed(dialect.run, noted, before, after))  # noqa: B010 - for type checkers
@@ -119,8 +119,8 @@ class _NotedEvent(threading.Event):
 
 def note_into(folder: str) -> None:
     """Note what this process does as a worker of sqlq, into a file of its own."""
-    from sqlq.worker.executors import Executors
-    from sqlq.worker.wake import Wake
+    from sqlq.worker.run.executor import Executors
+    from sqlq.worker.wait.wake import Wake
 
     noted: Noted = {"hinted": [], "awake": [], "taken": []}
     note_statements(noted, "claiming", "claimed")

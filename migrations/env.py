@@ -6,18 +6,19 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import NullPool, create_engine
 
-from sqlq import settings
-from sqlq.schema import migrate, version
+from sqlq.config import urls
+from sqlq.database import migrate
+from sqlq.schema import version
 
-url = settings.database_url()
+url = urls.database_url()
 
 if context.is_offline_mode():
-    schema = settings.schema_name() if url.get_backend_name() == "postgresql" else None
+    schema = urls.schema_name() if url.get_backend_name() == "postgresql" else None
     context.configure(url=url, **migrate.options(schema))
     with context.begin_transaction():
         migrate.run_in(context.get_context())
 else:
-    with migrate.transaction(create_engine(url, poolclass=NullPool), settings.schema_name()) as connection:
-        schema = version.effective_schema(connection, settings.schema_name())
+    with migrate.transaction(create_engine(url, poolclass=NullPool), urls.schema_name()) as connection:
+        schema = version.effective_schema(connection, urls.schema_name())
         context.configure(connection=connection, **migrate.options(schema))
         migrate.run_in(context.get_context())

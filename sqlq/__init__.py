@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlq.app import App
-    from sqlq.backoff import exponential, fibonacci, fixed, linear
-    from sqlq.ended import Ended
+    from sqlq.app.app import App
+    from sqlq.database.caller.session import own
+    from sqlq.database.sqlite.dialect import configure_sqlite
     from sqlq.errors import (
         ArgumentsError,
         ConfigurationError,
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from sqlq.events import JobEvent
-    from sqlq.flow import Chain, EnqueuedFlow, Flow, Group, Step, chain, group
-    from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
-    from sqlq.history import HistoryLine
-    from sqlq.job import Job, JobDetails, NewJob, Progress, State
-    from sqlq.limit import Limit, Serial
-    from sqlq.retry import Cancel, Retry, Snooze
-    from sqlq.schedule import Schedule
-    from sqlq.session import own
-    from sqlq.store.sqlite import configure_sqlite
-    from sqlq.task import Task
-    from sqlq.worker.running import RunningJob, current_job
+    from sqlq.model.backoff import exponential, fibonacci, fixed, linear
+    from sqlq.model.flow import Chain, EnqueuedFlow, Flow, Group, Step, chain, group
+    from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
+    from sqlq.model.history import HistoryLine
+    from sqlq.model.job import Job, JobDetails, NewJob, Progress, State
+    from sqlq.model.job_result import Ended
+    from sqlq.model.limit import Limit, Serial
+    from sqlq.model.retry import Cancel, Retry, Snooze
+    from sqlq.model.schedule import Schedule
+    from sqlq.model.task import Task
+    from sqlq.worker.attempt.context import RunningJob, current_job
 
 __version__ = "0.1.0"
 
@@ -105,9 +105,10 @@ __all__ = [
 ]
 
 _ROOMS = (
-    *("app", "job", "events", "retry", "backoff", "errors", "task", "schedule", "flow", "limit"),
-    *("flowstatus", "history", "ended"),
-    *("store.sqlite", "session", "worker.running"),
+    *("app.app", "events", "errors", "worker.attempt.context"),
+    *(f"model.{part}" for part in ("job", "task", "retry", "backoff", "schedule", "flow", "limit")),
+    *("model.flow_status", "model.history", "model.job_result"),
+    *("database.sqlite.dialect", "database.caller.session"),
 )
 
 

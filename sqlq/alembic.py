@@ -24,9 +24,10 @@ from typing import Any, Protocol, cast
 from alembic import context
 from alembic.runtime.migration import MigrationContext
 
-from sqlq import settings
+from sqlq.config import urls
+from sqlq.database import migrate
 from sqlq.errors import ConfigurationError
-from sqlq.schema import migrate, version
+from sqlq.schema import version
 
 
 class HasContext(Protocol):
@@ -47,7 +48,7 @@ def upgrade(op: HasContext, revision: str = "head", schema: str | None = None) -
     revision or for other tables with sqlq's names.
     """
     start, _, end = revision.rpartition(":")
-    _run(op.get_context(), settings.schema_name(schema), "up", start or None, end)
+    _run(op.get_context(), urls.schema_name(schema), "up", start or None, end)
 
 
 def downgrade(op: HasContext, revision: str, schema: str | None = None) -> None:
@@ -61,7 +62,7 @@ def downgrade(op: HasContext, revision: str, schema: str | None = None) -> None:
             "offline, sqlq.alembic.downgrade cannot know where it starts: give both revisions, as in "
             f"{version.HEAD + ':' + end!r}"
         )
-    _run(op.get_context(), settings.schema_name(schema), "down", start or None, end)
+    _run(op.get_context(), urls.schema_name(schema), "down", start or None, end)
 
 
 def include_name(
@@ -77,7 +78,7 @@ def include_name(
     """
     if type_ != "table" or name not in migrate.OWN_NAMES | {version.TABLE}:
         return True
-    own, default = settings.schema_name(schema), cast("str | None", "public")
+    own, default = urls.schema_name(schema), cast("str | None", "public")
     # Outside of an env.py there is no context. Alembic raises a NameError then, and an AttributeError once an
     # environment has run in this process.
     with suppress(NameError, AttributeError):

@@ -20,12 +20,12 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import Connection
 
-from sqlq.around import is_plain, takes
+from sqlq.config.constants import MAX_ATTEMPTS
+from sqlq.database.caller.transactions import Transactions
 from sqlq.errors import ConfigurationError
-from sqlq.job import Job, NewJob
-from sqlq.outcome import ErrorText
-from sqlq.settings import MAX_ATTEMPTS
-from sqlq.transactions import Transactions
+from sqlq.model.job import Job, NewJob
+from sqlq.model.middleware import is_plain, takes
+from sqlq.model.outcome import ErrorText
 
 log = logging.getLogger("sqlq")
 

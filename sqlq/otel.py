@@ -16,11 +16,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-from sqlq import headers
+from sqlq.config.constants import VERSION
 from sqlq.errors import ConfigurationError
-from sqlq.job import NewJob
-from sqlq.retry import Signal
-from sqlq.settings import VERSION
+from sqlq.model.job import NewJob
+from sqlq.model.retry import Signal
+from sqlq.payload import headers
 
 try:
     from opentelemetry import trace
@@ -31,8 +31,8 @@ except ImportError:
     raise ConfigurationError("sqlq.otel needs opentelemetry-api: pip install 'sqlq[otel]'") from None
 
 if TYPE_CHECKING:
-    from sqlq.app import App
-    from sqlq.worker.running import RunningJob
+    from sqlq.app.app import App
+    from sqlq.worker.attempt.context import RunningJob
 
 PARENT: Final = "traceparent"
 REMEMBERED = 1_000

@@ -21,8 +21,8 @@ except ImportError:
     raise ConfigurationError("sqlq.sentry needs sentry-sdk: pip install 'sqlq[sentry]'") from None
 
 if TYPE_CHECKING:
-    from sqlq.app import App
-    from sqlq.worker.running import RunningJob
+    from sqlq.app.app import App
+    from sqlq.worker.attempt.context import RunningJob
 
 REMEMBERED = 1_000
 """Of so many attempts that failed the scope is known until what became of them is told."""

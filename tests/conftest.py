@@ -25,7 +25,7 @@ import pytest
 from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 
 import sqlq
-from sqlq.store.database import Database
+from sqlq.database.database import Database
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
 DATABASES = ["sqlite", "postgresql"]

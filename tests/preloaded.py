@@ -31,9 +31,16 @@ from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
-    *("sqlq.app", "sqlq.admin", "sqlq.doctor", "sqlq.tables", "sqlq.schema.migrate", "sqlq.worker.worker"),
+    *(
+        "sqlq.app.app",
+        "sqlq.admin.admin",
+        "sqlq.admin.doctor.doctor",
+        "sqlq.tables",
+        "sqlq.database.migrate",
+        "sqlq.worker.worker",
+    ),
     *("sqlq.cli.root", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
-    *("sqlq.cli.work", "sqlq.worker.supervisor", "sqlq.worker.isolates"),
+    *("sqlq.cli.work", "sqlq.worker.supervise.supervisor", "sqlq.worker.run.isolated"),
     *("alembic.command", "psycopg", "rich.console", "rich.table", "rich.live"),
 )
 INTERPRETERS = ("PYTHON", "LC_", "LANG")
@@ -258,11 +265,11 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
 def _fork_for_itself() -> None:
     """Have a preloaded process start the worker processes and isolates of this `sqlq work`: one in the same
     session, that meets what is done to the group, and is gone as soon as this process is."""
-    from sqlq.worker import link, supervisor
+    from sqlq.worker.ipc import pipe, process
 
     door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     ends, alive = os.pipe()
-    spawn_anew = link.spawn
+    spawn_anew = pipe.spawn
 
     def spawn(command: Sequence[str], fds: Sequence[int]) -> Any:
         with Path(os.devnull).open("rb") as nothing:
@@ -271,11 +278,11 @@ def _fork_for_itself() -> None:
             except OSError:
                 return spawn_anew(command, fds)
 
-    for module in (link, supervisor):
+    for module in (pipe, process):
         module.__dict__["spawn"] = spawn
     if os.fork() == 0:
         # what is forked begins with these blocked, as what is spawned does
-        signal.pthread_sigmask(signal.SIG_BLOCK, link.GROUP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, pipe.GROUP_SIGNALS)
         os.close(alive)
         serve(inside, ends, kept=[door.fileno()])
         os._exit(0)

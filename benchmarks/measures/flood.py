@@ -20,7 +20,7 @@ FLOOD = f"""
 import sys, time
 import psycopg
 from sqlalchemy import make_url
-from sqlq.store.cluster import channel
+from sqlq.store.workers.notify import channel
 
 url = make_url(sys.argv[1]).set(drivername="postgresql").render_as_string(hide_password=False)
 words = "waits " + ",".join(str(10**9 + n) for n in range(600))

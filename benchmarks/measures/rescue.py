@@ -35,7 +35,7 @@ def rescue(bench: Bench, database: str, case: str) -> dict[str, float]:
     """A dead worker holds jobs; as many others rescue as the case says, and two go on beside: one enqueues
     and one claims, again and again."""
     import sqlq
-    from sqlq.store import jobs
+    from sqlq.store.jobs import claim as claiming
 
     subject = find("sqlq")
     with bench.place(subject, database) as place:
@@ -48,7 +48,7 @@ def rescue(bench: Bench, database: str, case: str) -> dict[str, float]:
 
         def claim() -> None:
             with app.database.begin() as conn:
-                jobs.claim(conn, [OTHERS], limit=1, owner="a live worker", lease_ms=300_000)
+                claiming.claim(conn, [OTHERS], limit=1, owner="a live worker", lease_ms=300_000)
 
         slowest = {"enqueue": 0.0, "claim": 0.0}
         doing = {"enqueue": lambda: app.enqueue(other.new(1)), "claim": claim}

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sqlq.commandline import OWNER
+from sqlq.config.command_hint import OWNER
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from sqlalchemy import URL
 
-    from sqlq.app import App
-    from sqlq.project import Project
+    from sqlq.app.app import App
+    from sqlq.config.pyproject import Project
 
 
 @dataclass
@@ -58,9 +58,9 @@ class Context:
     @cached_property
     def project(self) -> Project | None:
         """What [tool.sqlq] in pyproject.toml says."""
-        from sqlq import project
+        from sqlq.config import pyproject
 
-        return project.find()
+        return pyproject.find()
 
     @property
     def app_path(self) -> str | None:
@@ -97,8 +97,8 @@ class Context:
         from sqlalchemy import make_url
         from sqlalchemy.exc import ArgumentError
 
+        from sqlq.config.urls import database_url, has_secret, masked
         from sqlq.errors import SqlqError
-        from sqlq.settings import database_url, has_secret, masked
 
         if self.database_url is not None:
             try:
@@ -155,8 +155,8 @@ class Context:
             )
 
     def _make_app(self, path: str | None) -> App:
-        from sqlq.app import App
-        from sqlq.settings import database_url
+        from sqlq.app.app import App
+        from sqlq.config.urls import database_url
 
         if self.database_url is None:
             return App() if path is None else load_app(path, self._directories())
@@ -185,7 +185,7 @@ class Context:
 
 
 def shown_url(url: URL) -> str:
-    from sqlq.settings import shown
+    from sqlq.config.urls import shown
 
     return shown(url)
 
@@ -250,7 +250,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
     A module alone stands for the one App in it. It may be in one of these directories. Raises
     `ConfigurationError` saying what stood in the way.
     """
-    from sqlq.app import App
+    from sqlq.app.app import App
     from sqlq.errors import ConfigurationError
 
     named = _PATH.fullmatch(path)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from sqlalchemy import Engine, Table
 
-    from sqlq.app import App
+    from sqlq.app.app import App
 
 ORDERS = 40
 TICKS = 2
@@ -55,7 +55,7 @@ def demo(context: Context) -> None:
 
 
 def _on(url: str, out: Console) -> None:
-    from sqlq.app import App
+    from sqlq.app.app import App
 
     app = App(url, eager=False)  # it shows the queue at work
     try:
@@ -68,8 +68,8 @@ def _on(url: str, out: Console) -> None:
 @contextmanager
 def _tables(app: App) -> Iterator[None]:
     """Have the tables there, and leave the database as it was found: without them, if it had none."""
+    from sqlq.database import migrate
     from sqlq.errors import SchemaVersionError
-    from sqlq.schema import migrate
 
     schema = app.database.requested_schema
     found = migrate.check(app.database.engine, schema)
@@ -183,7 +183,7 @@ class _Shop:
 
     def _wait_for_each_other(self, engine: Engine) -> None:
         """Enqueue a chain with a group in it, and add a schedule."""
-        from sqlq.flow import chain
+        from sqlq.model.flow import chain
 
         with engine.begin() as conn:
             steps = chain(self._pack.map(["teapot", "cup"]), self._post, self._thank)
@@ -256,10 +256,10 @@ class _Shop:
                 pause.wait(LOOK_SECONDS)
 
     def _states(self) -> dict[str, int]:
-        from sqlq.store import records
+        from sqlq.store.jobs import lookup
 
         with self._app.database.read() as conn:
-            return records.states(conn, self._queues.values())
+            return lookup.states(conn, self._queues.values())
 
     def _show(self, engine: Engine) -> None:
         from sqlq.schema import version
@@ -293,13 +293,13 @@ class _Shop:
         show_table(columns, rows)
 
     def _clear(self, engine: Engine) -> None:
-        from sqlq.store import records
+        from sqlq.store.jobs import prune
 
         self._orders.drop(engine)
         if any(each.name == self._schedule for each in self._app.schedules.list()):
             self._app.schedules.remove(self._schedule)
         with self._app.database.begin() as conn:
-            records.erase(conn, self._queues.values())
+            prune.erase(conn, self._queues.values())
 
     def _heading(self, text: str) -> None:
         self._out.print(f"\n{text}", style="bold")
@@ -329,7 +329,7 @@ def _own_engine(app: App) -> Engine:
     """An engine as an application would have it."""
     from sqlalchemy import create_engine
 
-    from sqlq.store.sqlite import configure_sqlite
+    from sqlq.database.sqlite.dialect import configure_sqlite
 
     engine = create_engine(app.database.engine.url)
     if engine.dialect.name == "sqlite":
@@ -365,7 +365,7 @@ def _remind(order_id: int) -> None:
 
 
 def _charge_card(order_id: int) -> str:
-    from sqlq.worker.running import current_job
+    from sqlq.worker.attempt.context import current_job
 
     if current_job().attempts == 1:
         raise TimeoutError("the card company did not answer")

@@ -11,7 +11,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.output import Cell, Column, counted, json_option, plain, show_json, show_table
 
 if TYPE_CHECKING:
-    from sqlq.findings import Finding
+    from sqlq.admin.doctor.finding import Finding
 
 STYLES = {"ok": "green", "check": "yellow", "to do": "bold red"}
 
@@ -27,7 +27,7 @@ def doctor(context: Context, deep: bool, as_json: bool) -> None:
     more; changes nothing. Each line is ok, or something to check (it works, but you should know), or
     something to do (it does not work, or not for long); exits with 1 if there is anything to do.
     """
-    from sqlq.findings import Verdict
+    from sqlq.admin.doctor.finding import Verdict
 
     found = _examine(context, deep)
     worst = [finding for finding in found if finding.verdict is Verdict.TO_DO]
@@ -47,10 +47,10 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
     input, as ever."""
     from sqlalchemy.exc import SQLAlchemyError
 
+    from sqlq.admin.doctor.doctor import Doctor
+    from sqlq.admin.doctor.finding import to_do
     from sqlq.cli.problems import explain
-    from sqlq.doctor import Doctor
     from sqlq.errors import ConfigurationError
-    from sqlq.findings import to_do
 
     database = context.app().database
     try:

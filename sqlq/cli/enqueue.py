@@ -88,7 +88,7 @@ def enqueue(
     named = {name: _set_to(name, value) for name, value in options.items() if value is not None}
     with naming_options(*options, "queue"):
         new = new.set(available_at=None if at is None else moment_of(at, "--available-at"), **named)
-    from sqlq.session import own
+    from sqlq.database.caller.session import own
 
     job = app.enqueue(new, session=own, eager=False)  # a command has no session of the moment
     app.close()

@@ -23,7 +23,7 @@ from sqlq.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqlq.job import JobDetails
+    from sqlq.model.job import JobDetails
 
 
 @click.group()
@@ -128,7 +128,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
     Arguments, error, traceback, and the errors of earlier attempts.
     """
     from sqlq.errors import JobNotFoundError
-    from sqlq.job import State
+    from sqlq.model.job import State
 
     job = context.app().admin.get(id)
     if job.state is not State.FAILED:
@@ -186,7 +186,7 @@ def _listed(job: JobDetails) -> dict[str, Any]:
 
 
 def _error(job: JobDetails) -> str:
-    from sqlq.job import error_line
+    from sqlq.model.job import error_line
 
     return error_line(job.reason, job.exception, job.message)
 

@@ -12,10 +12,10 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.looks import show_field, show_rows
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, limit_option, listed, plain, show_json
-from sqlq.commandline import command, word
+from sqlq.config.command_hint import command, word
 
 if TYPE_CHECKING:
-    from sqlq.flowstatus import FlowDetails, FlowStatus, StepDetails
+    from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 
 STYLES = {"failed": "red", "blocked": "yellow", "finished": "green"}
 SHOWN = 1_000
@@ -80,7 +80,7 @@ def cancel(context: Context, id: int, force: bool, as_json: bool) -> None:
     Steps that wait end at once, running ones are asked to stop, as in sqlq cancel. What has finished or
     failed stays as it is.
     """
-    from sqlq.cancellation import Cancellation
+    from sqlq.admin.cancel import Cancellation
 
     done = context.app().admin.cancel_flow(id, force=force)
     cancelled = sorted(step for step, word in done.items() if word is Cancellation.CANCELLED)

@@ -6,7 +6,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.output import plain
-from sqlq.commandline import KINDS
+from sqlq.config.command_hint import KINDS
 
 
 @click.command()

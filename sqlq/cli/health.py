@@ -22,13 +22,13 @@ def health(file: Path, max_age: str) -> None:
     Asks nothing of the database: a worker that waits for its database is alive, and killing it would help
     nobody.
     """
-    from sqlq.clock import milliseconds, readable
+    from sqlq.config.durations import milliseconds, readable
     from sqlq.errors import ConfigurationError
-    from sqlq.worker import healthfile
+    from sqlq.worker.supervise import health_file
 
     allowed_ms = milliseconds(max_age, "--max-age")
     try:
-        if not healthfile.is_one(file):
+        if not health_file.is_one(file):
             raise ConfigurationError(f"{file} is no health file: name the one of sqlq work --health-file")
         age_ms = max(0.0, time.time() - file.stat().st_mtime) * 1000
     except OSError as error:

@@ -11,8 +11,8 @@ from sqlq.cli.looks import show_heading, show_wrapped
 from sqlq.cli.output import counted, plain, span
 
 if TYPE_CHECKING:
-    from sqlq.history import HistoryLine
-    from sqlq.job import JobDetails
+    from sqlq.model.history import HistoryLine
+    from sqlq.model.job import JobDetails
 
 WORDS = {"put_back": "put back by an operator", "claimed": "claimed, and not started yet"}
 """For outcomes that say it otherwise than by their names."""
@@ -23,7 +23,7 @@ def show_history(context: Context, job: JobDetails) -> None:
     """Print the history of a job, where it is more than the one attempt that the fields above tell of."""
     if not _is_worth_showing(job):
         return
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     click.echo()
     show_heading("history")
@@ -63,7 +63,7 @@ def _said(line: HistoryLine) -> str:
 
 
 def _course(line: HistoryLine, hosts: dict[str, str]) -> list[str]:
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     said = []
     if line.claimed_at is not None and line.outcome not in UNFINISHED:

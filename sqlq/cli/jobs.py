@@ -33,11 +33,11 @@ from sqlq.cli.output import (
     show_json,
     span,
 )
-from sqlq.commandline import command, word
+from sqlq.config.command_hint import command, word
 
 if TYPE_CHECKING:
-    from sqlq.job import JobDetails
-    from sqlq.task import Task
+    from sqlq.model.job import JobDetails
+    from sqlq.model.task import Task
 
 STATES = ("blocked", "scheduled", "available", "running", "finished", "failed", "cancelled")
 MORE_COLUMNS = ("progress", "label")
@@ -222,7 +222,7 @@ def _fields(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
 
 def _said(value: Any) -> str:
     """Return arguments or a result as JSON; of sealed ones that these keys do not open, why."""
-    from sqlq.seal import Unopened
+    from sqlq.payload.encryption import Unopened
 
     return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
 
@@ -232,7 +232,7 @@ def _shortened(text: str) -> str:
 
 
 def _moment(moment: datetime, *, said: bool = True) -> str:
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     return f"{written(moment)} ({ago(moment)})" if said else written(moment)
 
@@ -241,14 +241,14 @@ def _follower(named: Any) -> str:
     """Say which task follows, as the job's row names it, which SQL may have written."""
     if not isinstance(named, dict) or not isinstance(named.get("task"), str):
         return plain(json.dumps(named, ensure_ascii=False))
-    from sqlq.settings import DEFAULT_QUEUE
+    from sqlq.config.constants import DEFAULT_QUEUE
 
     return f"{plain(named['task'])} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
 def _timeout(context: Context, job: JobDetails) -> str:
     """Say how long an attempt may take: as its row says, or else its task, where the App is known."""
-    from sqlq.clock import readable
+    from sqlq.config.durations import readable
 
     if job.timeout_ms is not None:
         return readable(job.timeout_ms) if job.timeout_ms else "none"
@@ -274,8 +274,8 @@ def _task(context: Context, job: JobDetails) -> Task[..., Any] | None:
 
 
 def _backoff(text: str) -> str:
-    from sqlq.backoff import read
     from sqlq.errors import ConfigurationError
+    from sqlq.model.backoff import read
 
     try:
         return str(read(text))
@@ -285,8 +285,8 @@ def _backoff(text: str) -> str:
 
 def _kept(job: JobDetails) -> str:
     """Say how long a job is kept after its end that says so itself."""
-    from sqlq.clock import readable
-    from sqlq.job import FOR_EVER_MS
+    from sqlq.config.durations import readable
+    from sqlq.model.checks import FOR_EVER_MS
 
     ms = job.retention_ms or 0
     if ms >= FOR_EVER_MS:

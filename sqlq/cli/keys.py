@@ -14,7 +14,7 @@ from sqlq.cli.looks import show_rows
 from sqlq.cli.output import Cell, Column, counted, json_option, plain, show_json
 
 if TYPE_CHECKING:
-    from sqlq.rotation import KeyUse, Rotated, Rotation
+    from sqlq.admin.keys import KeyUse, Rotated, Rotation
 
 TOLD_SECONDS = 2.0
 STYLES = {"unknown": "bold red", "first": "green", "plain": "dim"}
@@ -38,7 +38,7 @@ def new() -> None:
     Keep it where you keep passwords, and not in the database. The key itself goes to standard output; what
     names it, and may be shown to anybody, to standard error.
     """
-    from sqlq.seal import Key, new_key
+    from sqlq.payload.encryption import Key, new_key
 
     text = new_key()
     click.echo(text)
@@ -126,7 +126,7 @@ def rotate(context: Context, finished: bool, plain: bool, as_json: bool) -> None
 
 
 def _rotation(context: Context) -> Rotation:
-    from sqlq.rotation import Rotation
+    from sqlq.admin.keys import Rotation
 
     return Rotation(context.app(needs_code=True).database)
 

@@ -12,7 +12,7 @@ from sqlq.cli.looks import show_rows
 from sqlq.cli.output import Cell, Column, ago, json_option, limit_option, naming_options, plain, show_json
 
 if TYPE_CHECKING:
-    from sqlq.limit import LimitStatus
+    from sqlq.model.limit import LimitStatus
 
 
 @click.group()

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from sqlq.cli.outlet import Outlet
 from sqlq.cli.output import in_json
-from sqlq.clock import readable, written
-from sqlq.commandline import escaped, escaped_lines
-from sqlq.job import ClaimedJob
-from sqlq.retry import scrubbed
-from sqlq.settings import ERROR_BYTES
-from sqlq.worker.log import LinesOfJobs, milliseconds, subject
-from sqlq.worker.running import current_job
+from sqlq.config.command_hint import escaped, escaped_lines
+from sqlq.config.constants import ERROR_BYTES
+from sqlq.config.durations import readable, written
+from sqlq.model.job import ClaimedJob
+from sqlq.model.retry import scrubbed
+from sqlq.worker.attempt.context import current_job
+from sqlq.worker.report.reporter import LinesOfJobs, milliseconds, subject
 
 log = logging.getLogger("sqlq.worker")
 

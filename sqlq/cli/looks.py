@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlq.cli.output import Cell, Column, console, plain, show_table
-from sqlq.commandline import escaped
+from sqlq.config.command_hint import escaped
 
 if TYPE_CHECKING:
-    from sqlq.admin import QueueStatus
+    from sqlq.admin.admin import QueueStatus
 
 NARROW = 60
 """On fewer columns a row is a block of `name: value` lines."""

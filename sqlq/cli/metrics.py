@@ -14,8 +14,8 @@ from sqlq.cli.context import Context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq.worker.meter import Totals
-    from sqlq.worker.supervisor import Supervisor
+    from sqlq.worker.report.meter import Totals
+    from sqlq.worker.supervise.supervisor import Supervisor
 
 F = TypeVar("F", bound="Callable[..., Any]")
 log = logging.getLogger("sqlq.worker")
@@ -53,7 +53,7 @@ def totals_for(port: int | None) -> Totals | None:
     if port is None:
         return None
     require_client("--metrics-port")
-    from sqlq.worker.meter import Totals
+    from sqlq.worker.report.meter import Totals
 
     return Totals()
 

@@ -36,23 +36,23 @@ def migrate(context: Context, as_sql: bool, check: bool, down: str | None, force
         raise click.UsageError("--sql, --check and --down exclude each other: give one of them")
     if force and down is None:
         raise click.UsageError("--force is of use with --down only")
-    from sqlq.schema import migrate as migrations
+    from sqlq.database import migrate as migrating
     from sqlq.schema import version
 
     app = context.app()
     engine, schema = app.database.engine, app.database.requested_schema
     if as_sql:
-        click.echo(migrations.render_sql(engine.dialect.name, schema), nl=False)
+        click.echo(migrating.render_sql(engine.dialect.name, schema), nl=False)
         return
     if check:
-        found = migrations.check(engine, schema)
+        found = migrating.check(engine, schema)
         click.echo(found.message)
         raise SystemExit(
-            0 if found.standing in (migrations.Standing.UP_TO_DATE, migrations.Standing.AHEAD) else 1
+            0 if found.standing in (migrating.Standing.UP_TO_DATE, migrating.Standing.AHEAD) else 1
         )
     where = shown_url(engine.url)
     if down is not None:
-        before, after = migrations.downgrade(engine, schema, down, force=force)
+        before, after = migrating.downgrade(engine, schema, down, force=force)
         if after is None:
             click.echo(f"removed sqlq's tables from {where}")
         elif after == before:

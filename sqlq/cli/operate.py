@@ -21,8 +21,8 @@ from sqlq.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqlq.admin import Switched
-    from sqlq.cancellation import Cancellation
+    from sqlq.admin.admin import Switched
+    from sqlq.admin.cancel import Cancellation
 
 EXPLAINED = 20
 """Of how many jobs it is said, one line each, why they were not cancelled."""
@@ -47,7 +47,7 @@ def cancel(
     it is cancelled at once, too; its handler may go on, but nothing it returns or raises counts. Exits
     with 1 if one of the ids could not be cancelled.
     """
-    from sqlq.cancellation import Cancellation
+    from sqlq.admin.cancel import Cancellation
 
     require_named("jobs", "--task or --queue", ids, task, queue)
     done = context.app().cancel(ids, task=task, queue=queue, force=force)
@@ -90,7 +90,7 @@ _COUNTED = {
 
 
 def _why_not(context: Context, id: int, word: Cancellation) -> str:
-    from sqlq.cancellation import Cancellation
+    from sqlq.admin.cancel import Cancellation
     from sqlq.errors import JobNotFoundError
 
     if word is Cancellation.UNKNOWN:
@@ -175,7 +175,7 @@ def _require_queues(queues: tuple[str, ...], everything: bool) -> None:
 
 
 def _length(lasting: str) -> timedelta:
-    from sqlq.clock import milliseconds
+    from sqlq.config.durations import milliseconds
 
     with naming_options("for"):
         ms = milliseconds(lasting, "for")

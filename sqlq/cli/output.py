@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from sqlq.commandline import STEERS
+from sqlq.config.command_hint import STEERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -196,7 +196,7 @@ def ago(moment: datetime | None) -> str | None:
 
 def span(seconds: float) -> str:
     """Say a duration shortly: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d"."""
-    from sqlq.clock import readable
+    from sqlq.config.durations import readable
 
     return readable(max(seconds, 0) * 1000)
 

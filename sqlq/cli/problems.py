@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from sqlq.commandline import escaped_lines
+from sqlq.config.command_hint import escaped_lines
 from sqlq.errors import SqlqError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _MENDS = (
 
 
 def _of_database(error: DBAPIError, context: Context) -> str:
-    from sqlq.store.health import missing_grant
+    from sqlq.database.postgresql.health import missing_grant
 
     said = str(error.orig or error)
     reason = _reason(said)

@@ -13,15 +13,15 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.cli.logs import ERASE, draw
+from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
-from sqlq.store import records
-from sqlq.store.database import LOOPS, Database
+from sqlq.store.jobs import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq.store.records import Waiting
-    from sqlq.worker.supervisor import Supervisor
+    from sqlq.store.jobs.lookup import Waiting
+    from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
 
@@ -88,7 +88,7 @@ class Progress:
         try:
             self._database = self._database or Database.open(make_url(place[0]), place[1], use=LOOPS)
             with self._database.read() as conn:
-                self._waiting = records.waiting(conn, self._queues, COUNTED)
+                self._waiting = lookup.waiting(conn, self._queues, COUNTED)
         except (SQLAlchemyError, SqlqError) as error:  # the workers say it, if it lasts
             log.debug("what waits could not be counted: %s", error)
             self._waiting = None

@@ -30,7 +30,7 @@ from sqlq.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlq.replay import Progress, Replayed
+    from sqlq.admin.replay import Progress, Replayed
 
 SHOWN = 60
 """Characters of the arguments of a job that a dry run shows."""
@@ -131,9 +131,9 @@ def _show_plan(found: Replayed, which: str, rate: str | None, *, as_json: bool) 
 
 def _over(number: int, rate: str | None) -> str:
     """Say how long a replay at a rate goes on, from the first job to the last."""
-    from sqlq.clock import readable
-    from sqlq.limit import checked_rate
-    from sqlq.store.replay import Pace
+    from sqlq.config.durations import readable
+    from sqlq.model.limit import checked_rate
+    from sqlq.store.jobs.replay import Pace
 
     if rate is None or number < 2:
         return ""
@@ -166,7 +166,7 @@ def _shortened(payload: Any) -> str:
 
 def _time(text: str | None, option: str) -> datetime | str | None:
     """Return a moment, or an age as the library takes it."""
-    from sqlq.clock import milliseconds
+    from sqlq.config.durations import milliseconds
     from sqlq.errors import ConfigurationError
 
     if text is None:

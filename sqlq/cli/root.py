@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sqlq import __version__, commandline
+from sqlq import __version__
 from sqlq.cli import INTERRUPTED
 from sqlq.cli.context import Context, takes_context
 from sqlq.cli.demo import demo
@@ -31,6 +31,7 @@ from sqlq.cli.schedule import schedule
 from sqlq.cli.status import status
 from sqlq.cli.work import work
 from sqlq.cli.workers import restart_all, workers
+from sqlq.config import command_hint
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -120,7 +121,7 @@ takes_context(sqlq)
 def run(context: Context | None = None) -> NoReturn:
     """Run the command line and exit: 0 for done, 1 when it could not be, 2 for a command line that is
     wrong."""
-    commandline.current = context = context or Context()
+    command_hint.current = context = context or Context()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the locale has not is no reason to end
             stream.reconfigure(errors="backslashreplace")
@@ -131,18 +132,18 @@ def run(context: Context | None = None) -> NoReturn:
     except click.ClickException as error:
         said = io.StringIO()
         error.show(said)
-        click.echo(commandline.escaped_lines(said.getvalue()), nl=False, err=True)
+        click.echo(command_hint.escaped_lines(said.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         from sqlq.errors import SqlqError
 
         if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
-            sentence: str | None = commandline.escaped_lines(str(error))
+            sentence: str | None = command_hint.escaped_lines(str(error))
         else:
             from sqlq.cli.problems import explain
 
             sentence = explain(error, context)
         if sentence is None:
             raise
-        click.echo(commandline.escaped_lines(f"{context.name}: {sentence}"), err=True)
+        click.echo(command_hint.escaped_lines(f"{context.name}: {sentence}"), err=True)
         sys.exit(1)

@@ -27,7 +27,7 @@ from sqlq.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqlq.schedules import LastJob, ScheduleDetails
+    from sqlq.admin.schedules import LastJob, ScheduleDetails
 
 STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended": "dim"}
 
@@ -67,7 +67,7 @@ def plan_options(command: F) -> F:
 
 def _plan(options: dict[str, Any]) -> Any:
     """Return the plan that the options say; without any, None."""
-    from sqlq.schedule import Schedule
+    from sqlq.model.schedule import Schedule
 
     said = {name: value for name, value in options.items() if value is not None}
     for name in ("at", "starts", "ends"):
@@ -100,7 +100,7 @@ def list_schedules(context: Context, as_json: bool) -> None:
 
 
 def _row(each: ScheduleDetails) -> list[Cell]:
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     state: Cell = (each.state, STATE_STYLES.get(each.state, ""))
     when = "?" if each.plan is None else str(each.plan)
@@ -137,7 +137,7 @@ def _show(found: ScheduleDetails, as_json: bool) -> None:
     if as_json:
         show_json(as_object(found))
         return
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     show_heading(f"schedule {found.name}: {found.state}")
     for name, value in _fields(found):
@@ -164,7 +164,7 @@ def _show(found: ScheduleDetails, as_json: bool) -> None:
 
 
 def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
-    from sqlq.clock import milliseconds, readable, written
+    from sqlq.config.durations import milliseconds, readable, written
 
     plan = found.plan
     if plan is not None:
@@ -244,7 +244,7 @@ def change(context: Context, /, name: str, as_json: bool, **options: Any) -> Non
 
 
 def _said(context: Context, name: str, word: str, as_json: bool) -> None:
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     found = context.app().schedules.get(name)
     if as_json:

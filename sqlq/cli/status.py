@@ -13,8 +13,8 @@ from sqlq.cli.looks import exact_option, number, queue_name, show_rows, show_wra
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
-    from sqlq.admin import QueueStatus, WorkerStatus
-    from sqlq.store.control import Pause, Pauses
+    from sqlq.admin.admin import QueueStatus, WorkerStatus
+    from sqlq.store.workers.pauses import Pause, Pauses
 
 WATCH_SECONDS = 2.0
 
@@ -94,7 +94,7 @@ def _show(context: Context, found: _Found) -> None:
         show_rows([*columns, Column("served")], [_row(queue) for queue in queues])
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
-    from sqlq.commandline import command, word
+    from sqlq.config.command_hint import command, word
 
     if pauses.all is not None:
         click.echo(f"\nall queues are paused{_until(pauses.all)}; go on with {command('resume --all')}")
@@ -118,7 +118,7 @@ def _show(context: Context, found: _Found) -> None:
 
 
 def _until(pause: Pause) -> str:
-    from sqlq.clock import written
+    from sqlq.config.durations import written
 
     return "" if pause.until is None else f" until {written(pause.until)}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlq.commandline import escaped
+from sqlq.config.command_hint import escaped
 
 
 def entitle(name: str | None) -> Callable[[str], None]:

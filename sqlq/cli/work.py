@@ -26,11 +26,11 @@ from sqlq.cli.title import entitle
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from sqlq.app import App
-    from sqlq.worker.child import Supervised
-    from sqlq.worker.isolates import Isolates
+    from sqlq.app.app import App
+    from sqlq.worker.ipc.parent import Supervised
     from sqlq.worker.options import WorkerOptions
-    from sqlq.worker.supervisor import Supervisor, SupervisorOptions
+    from sqlq.worker.run.isolated import Isolates
+    from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 
 log = logging.getLogger("sqlq.worker")
 LARGEST_WEIGHT = 1_000
@@ -191,7 +191,7 @@ def work(
             *(context, supervision, processes, start_isolates, options, set_up_logs), is_metered=is_metered
         )
     else:
-        from sqlq.worker.supervisor import SupervisorOptions
+        from sqlq.worker.supervise.supervisor import SupervisorOptions
 
         if isolate_jobs is not None and isolate_jobs < 1:
             raise click.UsageError(f"--isolate-jobs is {isolate_jobs}: it must be at least 1")
@@ -250,7 +250,7 @@ def _checked(processes: int, options: dict[str, Any]) -> WorkerOptions:
 
 
 def _patience(option: str, given: str) -> int:
-    from sqlq.clock import milliseconds
+    from sqlq.config.durations import milliseconds
 
     ms = milliseconds(given, option)
     if ms < SHORTEST_PATIENCE_MS:
@@ -283,7 +283,7 @@ def _supervise(
     watched: list[Path],
 ) -> NoReturn:
     from sqlq.cli.progress import Progress, stopped
-    from sqlq.worker.supervisor import Supervisor
+    from sqlq.worker.supervise.supervisor import Supervisor
 
     _refuse_unwritable(supervising.health_file)
     entitle(options.name)("supervisor")
@@ -307,11 +307,11 @@ def _supervise(
 
 def _refuse_unwritable(health_file: Path | None) -> None:
     from sqlq.errors import ConfigurationError
-    from sqlq.worker import healthfile
+    from sqlq.worker.supervise import health_file as health_files
 
     try:
         if health_file is not None:
-            healthfile.touch(health_file)
+            health_files.touch(health_file)
     except OSError as error:
         raise ConfigurationError(
             f"--health-file {health_file}: {error.strerror}; name a file in a directory that the worker may "
@@ -381,9 +381,9 @@ def _child(
     *,
     is_metered: bool,
 ) -> NoReturn:
-    from sqlq.worker.blackbox import BlackBox
-    from sqlq.worker.child import Supervised
-    from sqlq.worker.link import Link, ignore_signals
+    from sqlq.worker.ipc.parent import Supervised
+    from sqlq.worker.ipc.pipe import Link, ignore_signals
+    from sqlq.worker.ipc.shared_memory import BlackBox
 
     ignore_signals()
     link_fd, box_fd, generation, warm, stands_by, began_ms, paused = map(int, supervision.split(","))
@@ -486,8 +486,8 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
 
 
 def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None) -> Isolates:
-    from sqlq.worker.isolates import Isolates
-    from sqlq.worker.link import spawn
+    from sqlq.worker.ipc.pipe import spawn
+    from sqlq.worker.run.isolated import Isolates
 
     command = sys.argv[1:]
     at = command.index("--supervision")
@@ -500,8 +500,8 @@ def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None)
 
 
 def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoReturn:
-    from sqlq.worker.isolates import serve
-    from sqlq.worker.link import Link, ignore_signals
+    from sqlq.worker.ipc.pipe import Link, ignore_signals
+    from sqlq.worker.run.isolated import serve
 
     ignore_signals()
     link = Link.inherited(fd)

@@ -13,7 +13,7 @@ from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wra
 from sqlq.cli.output import ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
-    from sqlq.admin import WorkerStatus
+    from sqlq.admin.admin import WorkerStatus
 
 JOBS_SHOWN = 10
 """Of each worker; --json has all of them."""
@@ -39,7 +39,7 @@ def workers(ctx: click.Context, silent: bool, as_json: bool) -> None:
 
 
 def _list(context: Context, silent: bool, as_json: bool) -> None:
-    from sqlq.commandline import command
+    from sqlq.config.command_hint import command
 
     entered = context.app().admin.workers(silent=True)
     found = [worker for worker in entered if worker.alive or silent]
@@ -59,7 +59,7 @@ def _list(context: Context, silent: bool, as_json: bool) -> None:
 
 def _show(worker: WorkerStatus) -> None:
     """Print a worker, and under it a line for each job it holds, the longest held first."""
-    from sqlq.fleet import since_it_said
+    from sqlq.admin.workers import since_it_said
 
     heartbeat = f"{span(worker.silent_seconds)} ago"
     if not worker.alive:

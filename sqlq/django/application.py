@@ -21,28 +21,28 @@ from django.utils.functional import Promise
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 
-from sqlq.app import App
-from sqlq.clock import Duration
-from sqlq.codec import TEXTS
+from sqlq.app.app import App
+from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
+from sqlq.config.durations import Duration
+from sqlq.config.urls import Eager, in_memory
+from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
-from sqlq.eager import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.handles import id_of
+from sqlq.model.handle import id_of
+from sqlq.payload.codec import TEXTS
 from sqlq.schema import version
-from sqlq.schema.moments import Moment
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
-from sqlq.session import AnySessionToAwait, connection_of
-from sqlq.settings import Eager, in_memory
-from sqlq.store import records
+from sqlq.schema.types import Moment
+from sqlq.store.jobs import lookup
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-    from sqlq.enqueue import Enqueues
-    from sqlq.handles import AnyJob
-    from sqlq.job import Job, JobDetails, JobOrFlow, NewJob
-    from sqlq.store.database import Address
-    from sqlq.worker.running import RunningJob
+    from sqlq.database.database import Address
+    from sqlq.enqueue.enqueue import Enqueues
+    from sqlq.model.handle import AnyJob
+    from sqlq.model.job import Job, JobDetails, JobOrFlow, NewJob
+    from sqlq.worker.attempt.context import RunningJob
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
@@ -167,7 +167,7 @@ class DjangoApp(App):
         version.require(conn, self.database.schema_for(conn))
         number = id_of(id)
         found = self.seen_in_django(number)
-        records.require_own(id, found)
+        lookup.require_own(id, found)
         if found is None:
             raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
         return found
@@ -177,7 +177,7 @@ class DjangoApp(App):
         The tables are known to be there."""
         conn: Any = connection_of(self.connection())
         reading: Any = _Reading(conn, self.database.schema_for(conn))  # executes alike
-        return records.details(reading, id, self.seal)
+        return lookup.details(reading, id, self.seal)
 
     async def aget(self, id: AnyJob) -> JobDetails:
         """`get` for asynchronous code."""

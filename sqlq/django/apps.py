@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
-from sqlq import commandline
+from sqlq.config import command_hint
 from sqlq.django.checks import check_settings
 from sqlq.errors import ConfigurationError, SqlqError
 
@@ -28,10 +28,10 @@ class SqlqConfig(AppConfig):
 
         checks.register(check_settings, "sqlq")
         post_migrate.connect(after_migrate, sender=self, dispatch_uid="sqlq")
-        if commandline.current is None:
+        if command_hint.current is None:
             from sqlq.django.application import InProject
 
-            commandline.current = InProject()
+            command_hint.current = InProject()
         try:
             modules = Configuration.read().task_modules
         except ConfigurationError as error:
@@ -51,4 +51,4 @@ def _end_command(error: Exception) -> None:
     mistakes = (SqlqError, ImproperlyConfigured, *(() if tasks is None else (tasks.InvalidTask,)))
     is_command = sys.argv[0].endswith(("manage.py", "django-admin", "django/__main__.py"))
     if isinstance(error, mistakes) and is_command and sys.argv[1:2] != ["runserver"]:
-        sys.exit(f"{commandline.current.name if commandline.current else 'sqlq'}: {error}")
+        sys.exit(f"{command_hint.current.name if command_hint.current else 'sqlq'}: {error}")

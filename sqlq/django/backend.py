@@ -35,15 +35,15 @@ except ImportError:
         f"{django.__version__}: upgrade Django, or define tasks with @app.task of sqlq.django"
     ) from None
 
-from sqlq.app import App
+from sqlq.app.app import App
+from sqlq.app.here import JobHere
+from sqlq.app.inline import is_on_a_loop
 from sqlq.django.application import DjangoApp, where_the_orm_works
-from sqlq.eager import is_on_a_loop
 from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
-from sqlq.here import JobHere
-from sqlq.job import JobDetails, NewJob, State
-from sqlq.task import Task, make_task
-from sqlq.worker.running import RunningJob, current_job
+from sqlq.model.job import JobDetails, NewJob, State
+from sqlq.model.task import Task, make_task
+from sqlq.worker.attempt.context import RunningJob, current_job
 
 log = logging.getLogger("sqlq")
 
@@ -250,7 +250,7 @@ def _errors(details: JobDetails) -> list[Any]:
     if details.state is State.FAILED:
         found.append(_error(details.exception, details.message, details.traceback))
     elif details.state is State.CANCELLED:
-        found.append(_error("sqlq.retry.Cancel", details.reason, None))
+        found.append(_error("sqlq.model.retry.Cancel", details.reason, None))
     return found
 
 

@@ -14,12 +14,12 @@ from django.db import connections
 from django.db.utils import load_backend
 from sqlalchemy import URL
 
-from sqlq.clock import milliseconds
-from sqlq.defaults import Defaults
+from sqlq.app.options import Defaults, seal_of
+from sqlq.config.durations import milliseconds
+from sqlq.config.urls import DirectCalls, Eager, checked_calls, checked_eager, listen_url, schema_name
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
-from sqlq.job import checked_name
-from sqlq.seal import How, Unsealed, seal_of
-from sqlq.settings import DirectCalls, Eager, checked_calls, checked_eager, listen_url, schema_name
+from sqlq.model.checks import checked_name
+from sqlq.payload.encryption import How, Unsealed
 
 _DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
 """Of the parameters by which Django connects, those that are about its own use of the connection. What else

@@ -9,11 +9,11 @@ from django.core.management import CommandError
 from django.db import connections, transaction
 from sqlalchemy import make_url
 
-from sqlq.app import App
+from sqlq.app.app import App
+from sqlq.config.urls import in_memory
 from sqlq.django.configuration import is_testing
 from sqlq.errors import SchemaVersionError, SqlqError
 from sqlq.schema.tables import metadata
-from sqlq.settings import in_memory
 
 _STAYS = frozenset({"sqlq_workers"})
 """Emptied by nothing: what is in it are the workers that run."""
@@ -60,7 +60,7 @@ def _are_there(app: App) -> bool:
 
 def _make_in_memory(alias: str) -> str | None:
     """Make the tables of a test's database in memory, which only Django's own connection can reach."""
-    from sqlq.schema import migrate
+    from sqlq.database import migrate
 
     connection = connections[alias]
     if _names() & set(connection.introspection.table_names()):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin import Admin
+from sqlq.admin.admin import Admin
 from sqlq.errors import SqlqError
 from sqlq.metrics import names
 from sqlq.metrics.families import number, numbers, version

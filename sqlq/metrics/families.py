@@ -8,10 +8,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from sqlq.commandline import escaped
+from sqlq.config.command_hint import escaped
+from sqlq.config.constants import VERSION as SQLQ
 from sqlq.metrics.names import Described
-from sqlq.settings import VERSION as SQLQ
-from sqlq.worker.meter import BOUNDS
+from sqlq.worker.report.meter import BOUNDS
 
 Labelled = Iterable[tuple[Sequence[str], float]]
 

@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 from sqlq.metrics import names
 from sqlq.metrics.families import histogram, number, numbers, version
 from sqlq.metrics.names import Described
-from sqlq.worker import meter
-from sqlq.worker.meter import Totals
+from sqlq.worker.report import meter
+from sqlq.worker.report.meter import Totals
 
 _COUNTS = {
     meter.ATTEMPTS: names.ATTEMPTS,

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import CheckConstraint, Column, String
 
-from sqlq.clock import LONGEST_MS
+from sqlq.config.durations import LONGEST_MS
 
 LONGEST_NAME = 255
 """Characters in the name of a queue or task, or in a unique key."""

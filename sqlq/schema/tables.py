@@ -31,8 +31,8 @@ from sqlalchemy import (
     text,
 )
 
-from sqlq.clock import LONGEST_MS
-from sqlq.schema.moments import FAR, Moment, milliseconds_of, moment_after, now
+from sqlq.config.constants import MAX_ATTEMPTS
+from sqlq.config.durations import LONGEST_MS
 from sqlq.schema.rules import (
     BLOCKED_BY,
     FAILURE_REASONS,
@@ -48,7 +48,7 @@ from sqlq.schema.rules import (
     on_sqlite,
     one_of,
 )
-from sqlq.settings import MAX_ATTEMPTS
+from sqlq.schema.types import FAR, Moment, milliseconds_of, moment_after, now
 
 TOKEN_SCHEMA = "__sqlq__"
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 
-from sqlq import settings
-from sqlq.commandline import command, granting
+from sqlq.config import urls
+from sqlq.config.command_hint import command, granting
 from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.schema import tables
 from sqlq.schema.qualify import in_catalog
@@ -96,7 +96,7 @@ def require(connection: Connection, schema: str | None) -> str:
     they have the columns that it knows.
     """
     found = find(connection, schema)
-    if found is None and settings.in_memory(connection.engine.url):
+    if found is None and urls.in_memory(connection.engine.url):
         raise SchemaVersionError(
             f"{database(connection, schema)} does not hold sqlq's tables yet: make them with "
             "sqlq.testing.create_tables(connection), on a connection of this very engine"
@@ -187,7 +187,7 @@ def complaint(connection: Connection | Engine, schema: str | None, found: str | 
 def database(connection: Connection | Engine, schema: str | None) -> str:
     """Return the database's URL for a message, with the schema where one is named and without the
     password."""
-    url = settings.masked(connection.engine.url)
+    url = urls.masked(connection.engine.url)
     return f"{url} (schema {schema})" if schema and connection.dialect.name != "sqlite" else url
 
 
@@ -202,7 +202,7 @@ def effective_schema(connection: Connection, schema: str | None) -> str | None:
     schema = schema or connection.dialect.default_schema_name
     if schema is None:
         raise ConfigurationError(
-            f"{settings.masked(connection.engine.url)} has no default schema (its search_path is empty): "
+            f"{urls.masked(connection.engine.url)} has no default schema (its search_path is empty): "
             "name one in SQLQ_SCHEMA"
         )
     return schema

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlq.schema.moments import FAR, POSTGRESQL_NOW, SQLITE_NOW, milliseconds_of
+from sqlq.schema.types import FAR, POSTGRESQL_NOW, SQLITE_NOW, milliseconds_of
 
 
 class _Words(NamedTuple):

@@ -35,20 +35,20 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from sqlq import schedule
+from sqlq.config.constants import IDS
+from sqlq.database.database import Database
+from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialects import DIALECTS
 from sqlq.errors import ConfigurationError, ScheduleNotFoundError
-from sqlq.job import Job, NewJob
-from sqlq.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
-from sqlq.schema.moments import Moment, after, epoch_ms, moment_of, now
+from sqlq.model import schedule
+from sqlq.model.job import Job, NewJob
+from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
+from sqlq.payload.encryption import Seal
 from sqlq.schema.rules import MOST_COUNTED
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs, schedules
-from sqlq.seal import Seal
-from sqlq.store import cluster
-from sqlq.store.database import Database
-from sqlq.store.dialect import Batch, Dialect
-from sqlq.store.jobs import DIALECTS
-from sqlq.store.jobs import insert as insert_jobs
-from sqlq.store.records import IDS
+from sqlq.schema.types import Moment, after, epoch_ms, moment_of, now
+from sqlq.store.jobs.insert import insert as insert_jobs
+from sqlq.store.workers import notify
 
 BATCH = 200
 """Schedules in one transaction: their rows stay locked until it ends."""
@@ -141,7 +141,7 @@ def _tick(conn: Connection, *, schema: str | None, at: datetime | None, singly: 
     if turns:
         _write(conn, turns, inserted)  # guard: decided-with-its-jobs
     if enqueued:
-        cluster.wake_others(conn)  # guard: ticks-wake-workers
+        notify.wake_others(conn)  # guard: ticks-wake-workers
     return Ticked(
         enqueued, {done.row.name: done.error for done in turns if done.error is not None}, len(turns)
     )
@@ -371,8 +371,8 @@ def _changed(row: Row[Any], new: Declared, seal: Seal | None) -> dict[str, Any]:
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
     if seal is not None:
         values.pop("payload", None)
-        if not seal.is_sealed_now(new.job, row.payload):  # guard: a-sealed-schedule-stays
-            values["payload"] = seal.job(new.job).payload
+        if not new.job.is_sealed_by(seal, row.payload):  # guard: a-sealed-schedule-stays
+            values["payload"] = new.job.sealed_by(seal).payload
     anew = row.retired_at is not None
     if row.declared_plan != plan:
         values["declared_plan"] = plan
@@ -389,7 +389,7 @@ def _job_columns(job: NewJob[Any]) -> dict[str, Any]:
 
 
 def _sealed_columns(job: NewJob[Any], seal: Seal | None) -> dict[str, Any]:
-    return _job_columns(job if seal is None else seal.job(job))
+    return _job_columns(job if seal is None else job.sealed_by(seal))
 
 
 def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:

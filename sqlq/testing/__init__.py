@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlq.testing.asserts import Enqueued, assert_enqueued, assert_not_enqueued
     from sqlq.testing.database import create_tables, drain, on_database, tick
     from sqlq.testing.inlining import Inline, InlineJob, inline
-    from sqlq.worker.settle import Tally
+    from sqlq.worker.settle.settle import Tally
 
 __all__ = [
     "Enqueued",
@@ -42,7 +42,7 @@ _ROOMS = {
     "Enqueued": "sqlq.testing.asserts",
     "Inline": "sqlq.testing.inlining",
     "InlineJob": "sqlq.testing.inlining",
-    "Tally": "sqlq.worker.settle",
+    "Tally": "sqlq.worker.settle.settle",
     "assert_enqueued": "sqlq.testing.asserts",
     "assert_not_enqueued": "sqlq.testing.asserts",
     "create_tables": "sqlq.testing.database",

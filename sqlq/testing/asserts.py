@@ -10,16 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from sqlq.app import App
-from sqlq.codec import decode
+from sqlq.app.app import App
+from sqlq.config.urls import schema_name
+from sqlq.database.caller.session import SyncSession, connection_of
 from sqlq.errors import ArgumentsError, ConfigurationError, SealError
-from sqlq.named import NamedTask
+from sqlq.model.named_task import NamedTask
+from sqlq.model.task import Task
+from sqlq.payload.codec import decode
 from sqlq.schema import version
 from sqlq.schema.qualify import qualifying
-from sqlq.session import SyncSession, connection_of
-from sqlq.settings import schema_name
-from sqlq.store import records
-from sqlq.task import Task
+from sqlq.store.jobs import lookup
 from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
 
@@ -136,7 +136,7 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
         )
         version.require(conn, schema)
         with qualifying(conn):
-            return [_job(task, *_opened(row, app)) for row in records.enqueued(conn, name, schema)]
+            return [_job(task, *_opened(row, app)) for row in lookup.enqueued(conn, name, schema)]
     if app is None:
         raise ConfigurationError(
             "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "
@@ -144,7 +144,7 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
         )
     with app.database.read() as conn:
         version.require(conn, app.database.schema)
-        found = records.enqueued(conn, name, app.database.schema)
+        found = lookup.enqueued(conn, name, app.database.schema)
     return [_job(task, *_opened(row, app)) for row in found]
 
 

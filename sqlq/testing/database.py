@@ -10,15 +10,15 @@ from typing import Any
 from sqlalchemy import URL
 from sqlalchemy.exc import OperationalError
 
-from sqlq import settings
-from sqlq.app import App
-from sqlq.clock import aware
+from sqlq.app.app import App
+from sqlq.config import urls
+from sqlq.config.durations import aware
+from sqlq.database.caller.session import SyncSession, connection_of, note_write
 from sqlq.errors import ConfigurationError, SqlqError
-from sqlq.job import JobDetails
+from sqlq.model.job import JobDetails
 from sqlq.schema import version
-from sqlq.session import SyncSession, connection_of, note_write
 from sqlq.store import schedules
-from sqlq.worker.settle import Tally
+from sqlq.worker.settle.settle import Tally
 
 _current: list[App] = []
 """The apps whose blocks a test is in, the innermost last. No ContextVar, for a test may look from another
@@ -55,7 +55,7 @@ def on_database(app: App, url: str | URL, *, schema: str | None = None) -> Itera
     ...         self.assertEqual(drain(shop.app).completed, 1)
     """
     with app.on_test_database(url, schema=schema), current(app):
-        if not settings.in_memory(app.database.engine.url):
+        if not urls.in_memory(app.database.engine.url):
             app.migrate()
         yield app
 
@@ -88,14 +88,14 @@ def create_tables(connection: SyncSession, *, schema: str | None = None) -> None
     >>> async with async_engine.begin() as connection:  # doctest: +SKIP
     ...     await connection.run_sync(sqlq.testing.create_tables)
     """
-    from sqlq.schema import migrate
+    from sqlq.database import migrate
 
     asynchronous: Any = connection
     if hasattr(asynchronous, "run_sync"):
         raise ConfigurationError(
             f"this is an {type(connection).__name__}: write await connection.run_sync(create_tables)"
         )
-    conn, schema = connection_of(connection), settings.schema_name(schema)
+    conn, schema = connection_of(connection), urls.schema_name(schema)
     found = version.find(conn, schema)
     if found is not None and found.usable:
         return  # without waiting for another test, which may have the migrators' lock until it ends
@@ -165,7 +165,7 @@ def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDe
 
 def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose threads") -> None:
     where = app.database.engine.url
-    if settings.in_memory(where):
+    if urls.in_memory(where):
         raise ConfigurationError(
             f"{what} cannot share an SQLite database in memory: run the jobs "
             'with sqlq.testing.inline(app, at="commit"), or put the test on a file'
@@ -173,7 +173,7 @@ def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose
     in_tests = [other for other in _current if other.address.is_test]
     if in_tests and app not in in_tests:  # guard: only-a-tests-jobs-are-drained
         raise ConfigurationError(
-            f"drain() would run the jobs of {settings.masked(where)}, where no test put this App, while a "
+            f"drain() would run the jobs of {urls.masked(where)}, where no test put this App, while a "
             "test database is open for another: put this one on a test database, too, with "
             "sqlq.testing.on_database(app, url)"
         )

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-    from sqlq.app import App
+    from sqlq.app.app import App
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,11 +83,11 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
 def _app(request: pytest.FixtureRequest) -> App:
     import importlib
 
-    from sqlq import project
-    from sqlq.app import App
+    from sqlq.app.app import App
+    from sqlq.config import pyproject
 
     named = request.config.getini("sqlq_app") or os.environ.get("SQLQ_APP", "")
-    if not named and (found_project := project.find(request.config.rootpath)) is not None:
+    if not named and (found_project := pyproject.find(request.config.rootpath)) is not None:
         named = found_project.app or ""
     module_name, _, attribute = named.partition(":")
     if not module_name or not attribute:
@@ -119,8 +119,8 @@ def _app(request: pytest.FixtureRequest) -> App:
 def _place(url: str) -> Iterator[App]:
     from sqlalchemy import text
 
-    from sqlq.app import App
-    from sqlq.settings import database_url
+    from sqlq.app.app import App
+    from sqlq.config.urls import database_url
 
     where, schema = database_url(url), None
     if where.get_backend_name() == "postgresql":

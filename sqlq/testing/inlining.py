@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlq.app import App
-from sqlq.eager import Here
+from sqlq.app.app import App
+from sqlq.app.here import JobHere
+from sqlq.app.inline import Here
 from sqlq.errors import ConfigurationError
-from sqlq.here import JobHere
-from sqlq.job import ClaimedJob, State
-from sqlq.retry import Cancel, Retry, Snooze
+from sqlq.model.job import ClaimedJob, State
+from sqlq.model.retry import Cancel, Retry, Snooze
 from sqlq.testing.database import current
 
 

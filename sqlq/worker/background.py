@@ -6,12 +6,11 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from sqlq.clock import Duration, milliseconds, readable
+from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sqlq.worker.settle import Tally
-
+    from sqlq.worker.settle.settle import Tally
 
 STARTED_BEFORE = "this worker has been started before: make another one by app.worker()"
 

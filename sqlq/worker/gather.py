@@ -8,7 +8,7 @@ from collections.abc import Callable, Sized
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from sqlq.store.database import Database
+from sqlq.database.database import Database
 from sqlq.worker.outage import AWAY, Outage, begins
 
 log = logging.getLogger("sqlq.worker")

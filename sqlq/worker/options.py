@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlq.clock import Duration, milliseconds
+from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError
-from sqlq.job import checked_name, checked_queue
-from sqlq.worker.bounds import checked_bytes
+from sqlq.model.checks import checked_name, checked_queue
 
 LARGEST_WEIGHT = 1_000
 
@@ -115,3 +115,24 @@ def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
                 f"queues[{name!r}] is {weight!r}: a weight is a whole number from 1 to {LARGEST_WEIGHT:,}"
             )
     return dict(weights)
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def checked_bytes(value: str | int, what: str) -> int:
+    """Return a size in bytes: "400MB" and "400M" are 400 million, "400MiB" 400 times 1,048,576.
+
+    Raises `ConfigurationError` for anything but a size of more than nothing.
+
+    >>> checked_bytes("1.5GB", "max_rss")
+    1500000000
+    """
+    number = value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        digits, unit, binary = found.groups()
+        number = round(float(digits) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+    if number is None or number <= 0:
+        raise ConfigurationError(f'{what} is {value!r}: give a size such as "400MB" or "1.5GB"')
+    return number

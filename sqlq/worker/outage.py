@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.clock import readable
-from sqlq.store.database import Database, MissingFileError
-from sqlq.store.health import missing_grant, refusal
-from sqlq.store.jobs import is_refused, takes_no_writes
+from sqlq.config.durations import readable
+from sqlq.database.database import Database, MissingFileError
+from sqlq.database.dialects import is_refused, takes_no_writes
+from sqlq.database.postgresql.health import missing_grant, refusal
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """What the loops of a worker wait out: a database that does not answer, or a file that is moved aside."""

@@ -22,50 +22,42 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from sqlq import codec
-from sqlq.around import Scope
+from sqlq.config.constants import RESCUE_MS
+from sqlq.database.database import Database
+from sqlq.database.dialect import Right
+from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
 from sqlq.events import Events, JobEvent
-from sqlq.outcome import Outcome
-from sqlq.retry import remote_error
-from sqlq.schedule import Declarations
+from sqlq.model.middleware import Scope
+from sqlq.model.outcome import Outcome
+from sqlq.model.retry import remote_error
+from sqlq.model.schedule import Declarations
+from sqlq.model.task import Registry
+from sqlq.payload import codec
 from sqlq.schema import version
-from sqlq.settings import RESCUE_MS
-from sqlq.store.control import WORKING
-from sqlq.store.database import Database
-from sqlq.store.dialect import Right
-from sqlq.store.patience import waits_while
-from sqlq.task import Registry
-from sqlq.worker.admission import Admissions
-from sqlq.worker.answers import Answers
+from sqlq.store.workers.workers import WORKING
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.lifespan import Lifespan
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import Background
-from sqlq.worker.bounds import Bounds
-from sqlq.worker.child import Callbacks, Unsupervised, facts
-from sqlq.worker.chores import Held, SchemaWatch, Unstarted
-from sqlq.worker.claim import Claimer
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.control import Control
-from sqlq.worker.deadlines import Deadlines
-from sqlq.worker.duties import Duties
-from sqlq.worker.entry import Entry
-from sqlq.worker.executors import Executors
-from sqlq.worker.giveback import CROWDED_SECONDS, UNSTARTED_SECONDS, GivesBack
-from sqlq.worker.grace import Grace
-from sqlq.worker.intake import Intake
-from sqlq.worker.isolates import Isolates
-from sqlq.worker.lease import Leases
-from sqlq.worker.lifespan import Lifespan, Lifespans
-from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, Lookout, Watched
+from sqlq.worker.claim import Claimer, Intake
+from sqlq.worker.ipc.parent import Callbacks, Unsupervised, facts
+from sqlq.worker.maintain.control import Control, Entry
+from sqlq.worker.maintain.maintenance import Duties
+from sqlq.worker.maintain.scheduler import Follow
+from sqlq.worker.maintain.services import Held, SchemaWatch, Unstarted, Vacuum
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
-from sqlq.worker.progress import ProgressWriter
-from sqlq.worker.running import RunningJob
-from sqlq.worker.scheduler import Follow
-from sqlq.worker.settle import Settler, Tally
-from sqlq.worker.tell import Teller
-from sqlq.worker.unblocker import Unblocker
-from sqlq.worker.vacuum import Vacuum
-from sqlq.worker.wake import wake_for
+from sqlq.worker.report.reporter import Teller
+from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executors, GivesBack
+from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.run.lease import Deadlines, Leases
+from sqlq.worker.settle.after import Admissions, Answers, Unblocker
+from sqlq.worker.settle.settle import Settler, Tally
+from sqlq.worker.stop import Bounds, Grace, Lifespans
+from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, Lookout, Watched
+from sqlq.worker.wait.wake import wake_for
 
 log = logging.getLogger("sqlq.worker")
 

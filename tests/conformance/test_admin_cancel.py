@@ -14,13 +14,16 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text, update
 
 import sqlq
-from sqlq import cancellation
+from sqlq.admin import cancel as cancels
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import jobs as jobs_table
-from sqlq.store import cluster, endings, jobs, operators
-from sqlq.store.jobs import Fate
+from sqlq.store.jobs import cancel, lease
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import settle as settling
+from sqlq.store.jobs.lease import Fate
+from sqlq.store.workers import look
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
@@ -52,13 +55,13 @@ class Play:
 
     def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return jobs.claim(
-                conn, list(cluster.due_in(self.app.database)), limit=limit, owner="worker", lease_ms=lease_ms
+            return claiming.claim(
+                conn, list(look.due_in(self.app.database)), limit=limit, owner="worker", lease_ms=lease_ms
             )
 
     def settle(self, job: ClaimedJob, outcome: Outcome, *, keep_finished: bool = True) -> set[int]:
         with self.app.database.begin() as conn:
-            done = endings.settle(
+            done = settling.settle(
                 conn,
                 [Settlement(job.id, job.lease_token, job.attempts, outcome)],
                 keep_finished=keep_finished,
@@ -67,12 +70,12 @@ class Play:
 
     def extend(self, job: ClaimedJob) -> dict[tuple[int, int], bool]:
         with self.app.database.begin() as conn:
-            return jobs.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
+            return lease.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
 
     def fate(self, job: ClaimedJob, *, keep_finished: bool = True) -> Fate:
         right = (job.id, job.lease_token)
         with self.app.database.read() as conn:
-            return jobs.fates(conn, [right], keep_finished=keep_finished)[right]
+            return lease.fates(conn, [right], keep_finished=keep_finished)[right]
 
     def requested(self) -> dict[int, Any]:
         with self.app.database.read() as conn:
@@ -190,7 +193,7 @@ def test_after_a_forced_cancel_the_old_owner_changes_nothing(
     assert play.extend(owner) == {}
     assert play.fate(owner, keep_finished=keep_finished) is Fate.LOST
     with play.app.database.begin() as conn:
-        assert endings.rescue(conn) == []
+        assert settling.rescue(conn) == []
     assert play.app.get(id) == ended
     assert [job.id for job in play.app.list()] == [id]
 
@@ -271,17 +274,17 @@ def test_by_task_and_by_queue(play: Play) -> None:
 def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "BATCH", 3)
+    monkeypatch.setattr(cancel, "BATCH", 3)
     sizes: list[int] = []
     late: list[int] = []
-    original = operators.cancel
+    original = cancel.cancel
 
-    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> operators.CancelledBatch:
+    def counted(conn: Connection, ids: Sequence[int], **how: Any) -> cancel.CancelledBatch:
         sizes.append(len(ids))
         return original(conn, ids, **how)
 
-    monkeypatch.setattr(operators, "cancel", counted)
-    find_live = operators.live
+    monkeypatch.setattr(cancel, "cancel", counted)
+    find_live = cancel.live
 
     def busy(conn: Connection, *args: Any, **how: Any) -> list[int]:
         found = find_live(conn, *args, **how)
@@ -289,7 +292,7 @@ def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
             late.extend(play.enqueue())
         return found
 
-    monkeypatch.setattr(operators, "live", busy)
+    monkeypatch.setattr(cancel, "live", busy)
     ids = play.enqueue(7)
     assert play.app.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
     assert sizes == [3, 3, 1]
@@ -343,7 +346,7 @@ def test_a_claim_that_came_first_makes_of_a_cancel_a_request(play: Play, engine:
     first, second, third = play.enqueue(3)
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            claimed = jobs.claim(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
+            claimed = claiming.claim(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
             assert [job.id for job in claimed] == [first, second]
             cancelling = pool.submit(play.app.cancel, [first, second, third], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the claim")
@@ -362,7 +365,7 @@ def test_a_claim_that_came_first_makes_of_a_cancel_a_request(play: Play, engine:
 def test_a_cancel_that_came_first_leaves_nothing_to_claim(play: Play) -> None:
     first, second = play.enqueue(2)
     with play.app.database.begin() as conn:
-        assert operators.cancel(conn, [first]).ended == [first]
+        assert cancel.cancel(conn, [first]).ended == [first]
         assert [job.id for job in play.claim()] == [second], (
             "the claim passes over the locked row and waits for nothing"
         )
@@ -376,7 +379,7 @@ def test_a_settle_that_came_first_wins(play: Play, engine: Engine, force: bool) 
     (owner,) = play.claim()
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            assert endings.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
+            assert settling.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
             cancelling = pool.submit(play.app.cancel, [id], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
         assert cancelling.result(20) == {id: "ended"}
@@ -388,7 +391,7 @@ def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play)
     (id,) = play.enqueue()
     (owner,) = play.claim()
     with play.app.database.begin() as conn:
-        assert operators.cancel(conn, [id], force=True).ended == [id]
+        assert cancel.cancel(conn, [id], force=True).ended == [id]
         assert play.settle(owner, Completed("1")) == set(), "the settle passes over the locked row"
         assert play.fate(owner) is Fate.HELD, "not committed yet: not known to be lost"
     assert play.settle(owner, Completed("1")) == set()
@@ -401,7 +404,7 @@ def test_a_forced_cancel_that_came_first_beats_the_settle_that_waits(play: Play)
 def test_a_row_that_stays_locked_is_said_to_be(
     play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancellation, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(cancels, "PATIENCE_SECONDS", 0.05)
     held, other, free = play.enqueue(3)
     with locked(engine, held), locked(engine, other):
         assert play.app.cancel(queue="default", force=force) == {
@@ -419,7 +422,7 @@ def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> 
     (id,) = play.enqueue()
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            assert jobs.claim(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
+            assert claiming.claim(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
             begins = threading.Event()
             event.listen(play.app.database.engine, "begin", lambda conn: begins.set())
             cancelling = pool.submit(play.app.cancel, [id])
@@ -475,6 +478,6 @@ def test_ids_are_cancelled_in_ascending_order_of_their_locks(play: Play) -> None
     with play.app.database.begin() as conn:
         conn.execute(update(jobs_table).values(priority=1))
         event.listen(conn, "before_cursor_execute", collect)
-        operators.cancel(conn, list(reversed(ids)))
+        cancel.cancel(conn, list(reversed(ids)))
     assert "ORDER BY" in asked[0]
     assert asked[0].split("ORDER BY")[1].split()[0].endswith("jobs.id")

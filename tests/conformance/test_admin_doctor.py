@@ -14,12 +14,17 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
-from sqlq import filecheck, servercheck
-from sqlq.doctor import Doctor
-from sqlq.filecheck import filesystem
-from sqlq.findings import Finding, Verdict
-from sqlq.outcome import ErrorText, Failed, Released, Settlement
-from sqlq.store import cluster, counts, endings, health, jobs, rights
+from sqlq.admin.doctor import postgresql, sqlite
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.finding import Finding, Verdict
+from sqlq.admin.doctor.sqlite import filesystem
+from sqlq.database.postgresql import health
+from sqlq.model.outcome import ErrorText, Failed, Released, Settlement
+from sqlq.store import rights
+from sqlq.store.health import counts
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import settle as settling
+from sqlq.store.workers import workers
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -45,16 +50,16 @@ class Patient:
 
     def claim(self, queue: str = "mail") -> Any:
         with self.app.database.begin() as conn:
-            (job,) = jobs.claim(conn, [queue], limit=1, owner="w", lease_ms=30_000)
+            (job,) = claiming.claim(conn, [queue], limit=1, owner="w", lease_ms=30_000)
         return job
 
     def settle(self, job: Any, outcome: Any) -> None:
         with self.app.database.begin() as conn:
-            assert endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+            assert settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
     def serve(self, names: Sequence[str] | None = None, version: str = sqlq.__version__) -> None:
         with self.app.database.begin() as conn:
-            cluster.register(
+            workers.register(
                 conn, id=str(uuid4()), host="here", pid=1, version=version, queues=names, concurrency=1
             )
 
@@ -224,12 +229,12 @@ def test_transactions_that_hold_back_vacuum(
         conn.execute(text("SET application_name = 'report'"))
         pid = conn.scalar(text("SELECT pg_backend_pid() FROM pg_current_xact_id()"))
         assert patient.about("transactions").verdict is Verdict.OK, "it is young"
-        monkeypatch.setattr(servercheck, "OLD_TRANSACTION_S", 0.0)
+        monkeypatch.setattr(postgresql, "OLD_TRANSACTION_S", 0.0)
         found = patient.about("transactions")
         assert found.verdict is Verdict.CHECK
         assert f"pid {pid} (report, idle in transaction) has had a transaction open" in found.said
         assert f"pg_terminate_backend({pid})" in str(found.remedy)
-        monkeypatch.setattr(servercheck, "VERY_OLD_TRANSACTION_S", 0.0)
+        monkeypatch.setattr(postgresql, "VERY_OLD_TRANSACTION_S", 0.0)
         assert patient.about("transactions").verdict is Verdict.TO_DO
 
 
@@ -243,7 +248,7 @@ def test_prepared_transactions_that_were_forgotten(
         conn.exec_driver_sql(f"PREPARE TRANSACTION '{gid}'")
     try:
         assert patient.about("prepared").verdict is Verdict.OK
-        monkeypatch.setattr(servercheck, "OLD_TRANSACTION_S", 0.0)
+        monkeypatch.setattr(postgresql, "OLD_TRANSACTION_S", 0.0)
         assert gid in patient.about("prepared").said
     finally:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
@@ -302,7 +307,7 @@ def test_autovacuum_that_was_turned_off_for_a_table(patient: Patient, engine: En
 
 @on_postgresql
 def test_few_connections_left(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servercheck, "FREE_CONNECTIONS", 1_000)
+    monkeypatch.setattr(postgresql, "FREE_CONNECTIONS", 1_000)
     found = patient.about("connections")
     assert found.verdict is Verdict.CHECK
     assert "of 197 connections are in use" in found.said
@@ -319,7 +324,7 @@ def test_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
 @on_postgresql
 def test_a_listen_that_hears_nothing(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a pooler that gives each statement another session: the LISTEN is gone."""
-    monkeypatch.setattr(servercheck, "LISTEN_SECONDS", 0.1)
+    monkeypatch.setattr(postgresql, "LISTEN_SECONDS", 0.1)
 
     def swallow(
         conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
@@ -343,7 +348,7 @@ def test_listen_is_looked_at_where_workers_listen(database_url: str) -> None:
     with closing(sqlq.App(database_url, listen_url=elsewhere)) as app:
         app.database.require_tables()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(servercheck, "LISTEN_SECONDS", 0.1)
+            patch.setattr(postgresql, "LISTEN_SECONDS", 0.1)
             (found,) = (each for each in Doctor(app.database).examine() if each.check == "listen")
     assert found.verdict is Verdict.CHECK
     with closing(sqlq.App(database_url, listen_url=database_url)) as app:
@@ -501,14 +506,14 @@ def test_a_file_that_is_not_in_wal_mode(patient: Patient) -> None:
 
 @on_sqlite
 def test_a_log_that_has_grown(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filecheck, "LARGE_LOG_BYTES", 1)
+    monkeypatch.setattr(sqlite, "LARGE_LOG_BYTES", 1)
     patient.enqueue()
     assert patient.about("journal").verdict is Verdict.CHECK
 
 
 @on_sqlite
 def test_a_file_on_a_network_filesystem(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filecheck, "filesystem", lambda file, mounts: "nfs4")
+    monkeypatch.setattr(sqlite, "filesystem", lambda file, mounts: "nfs4")
     found = patient.about("file")
     assert found.verdict is Verdict.TO_DO
     assert "nfs4" in found.said
@@ -559,6 +564,6 @@ def test_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> No
     found = patient.about("integrity")
     assert found.verdict is Verdict.TO_DO
     assert "the file is damaged" in found.said
-    monkeypatch.setattr(filecheck, "CHECKED_BYTES", 1)
+    monkeypatch.setattr(sqlite, "CHECKED_BYTES", 1)
     assert patient.about("integrity").verdict is Verdict.OK, "a large file is not read"
     assert [f.verdict for f in patient.examine(deep=True) if f.check == "integrity"] == [Verdict.TO_DO]

@@ -13,10 +13,13 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
+from sqlq.database.sqlite import dialect
 from sqlq.errors import JobNotFoundError
-from sqlq.job import State
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.store import cluster, counts, endings, health, jobs, records, sqlite
+from sqlq.model.job import State
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.store.health import counts, health
+from sqlq.store.jobs import claim, lookup, settle
+from sqlq.store.workers import workers
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -34,9 +37,9 @@ class Play:
     def end(self, outcome: Outcome, count: int = 1, queue: str = "mail") -> list[int]:
         ids = self.enqueue(count, queue=queue, priority=100)
         with self.app.database.begin() as conn:
-            claimed = jobs.claim(conn, [queue], limit=count, owner="w", lease_ms=30_000)
+            claimed = claim.claim(conn, [queue], limit=count, owner="w", lease_ms=30_000)
             assert [job.id for job in claimed] == ids
-            endings.settle(
+            settle.settle(
                 conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
             )
         return ids
@@ -67,7 +70,7 @@ def test_a_count_ends_where_a_person_has_seen_enough(play: Play, monkeypatch: py
     play.fail(2)
     play.enqueue(4, queue="third")
     with play.app.database.begin() as conn:
-        jobs.claim(conn, ["third"], limit=3, owner="w", lease_ms=30_000)
+        claim.claim(conn, ["third"], limit=3, owner="w", lease_ms=30_000)
     all_of_them = {
         "mail": (6, 3, 0, 2, ()),
         "other": (0, 1, 0, 0, ()),
@@ -120,7 +123,7 @@ def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
     assert [each.error for each in play.app.admin.failures(queue="other")[0]] == ["ValueError: no van"]
     assert play.app.admin.failures(task="pack") == ([], True)
     with play.app.database.read() as conn:
-        found, complete = records.failures(conn, records.Selection(), within=2)
+        found, complete = lookup.failures(conn, lookup.Selection(), within=2)
     assert (sum(each.number for each in found), complete) == (2, False)
 
 
@@ -131,7 +134,7 @@ def test_a_list_says_when_it_has_not_looked_at_all(play: Play) -> None:
     (old,) = play.enqueue(1, queue="rare")
     running = play.enqueue(1, queue="busy")
     with play.app.database.begin() as conn:
-        jobs.claim(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
+        claim.claim(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
     newer = play.enqueue(5, queue="mail")
     listing = play.app.admin.listing
 
@@ -206,7 +209,7 @@ def test_a_sealed_file_that_is_written_to_again_is_seen_to_change(
     """It is opened as immutable, and SQLite then looks for no change as long as the connection is open."""
     play.enqueue()
     play.app.close()
-    monkeypatch.setattr(sqlite, "is_sealed", lambda url: True)
+    monkeypatch.setattr(dialect, "is_sealed", lambda url: True)
     looking = sqlq.App(database_url)
     assert len(looking.list()) == 1
     monkeypatch.undo()
@@ -263,19 +266,19 @@ def crowded(app: sqlq.App) -> sqlq.App:
                 f"{ended.format(chr(39) + 'error' + chr(39))}"
             )
         )
-        jobs.claim(conn, ["rare"], limit=5, owner="w", lease_ms=30_000)
+        claim.claim(conn, ["rare"], limit=5, owner="w", lease_ms=30_000)
     return app
 
 
 LOOKS: dict[str, Callable[[Connection], Any]] = {
     "levels": counts.levels,
     "capped": counts.capped,
-    "listing": lambda conn: records.listing(conn, limit=20, within=1_000),
-    "listing_queue": lambda conn: records.listing(conn, queue="nowhere", limit=20, within=1_000),
-    "listing_available": lambda conn: records.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
-    "listing_running": lambda conn: records.listing(conn, state=State.RUNNING, limit=20, within=1_000),
-    "failures": lambda conn: records.failures(conn, records.Selection(), within=1_000),
-    "reserved": cluster.reserved,
+    "listing": lambda conn: lookup.listing(conn, limit=20, within=1_000),
+    "listing_queue": lambda conn: lookup.listing(conn, queue="nowhere", limit=20, within=1_000),
+    "listing_available": lambda conn: lookup.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
+    "listing_running": lambda conn: lookup.listing(conn, state=State.RUNNING, limit=20, within=1_000),
+    "failures": lambda conn: lookup.failures(conn, lookup.Selection(), within=1_000),
+    "reserved": workers.reserved,
     "stuck": lambda conn: health.stuck(conn, longer_than_ms=1_000),
     "cancels": lambda conn: health.unheeded_cancels(conn, longer_than_ms=1_000),
     "unknown": health.unknown_tasks,

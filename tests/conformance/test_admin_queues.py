@@ -13,11 +13,14 @@ from sqlalchemy import BigInteger, Engine, Table, literal, select, text, update
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.schema.moments import after
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
-from sqlq.store import cluster, endings, jobs, records
+from sqlq.schema.types import after
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import insert, lease, lookup, settle
+from sqlq.store.workers import notify
+from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim import Claimer
 from tests.waiting import wait_until
 
@@ -36,12 +39,12 @@ class Play:
 
     def claim(self, names: Sequence[str], owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return jobs.claim(conn, names, limit=100, owner=owner, lease_ms=30_000)
+            return claiming.claim(conn, names, limit=100, owner=owner, lease_ms=30_000)
 
     def end(self, outcome: Outcome, count: int = 1) -> list[int]:
         ids = self.enqueue(count)
         with self.app.database.begin() as conn:
-            endings.settle(
+            settle.settle(
                 conn,
                 [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in self.claim_in(conn)],
             )
@@ -49,7 +52,7 @@ class Play:
 
     @staticmethod
     def claim_in(conn: Any) -> list[ClaimedJob]:
-        return jobs.claim(conn, ["default"], limit=100, owner="worker", lease_ms=30_000)
+        return claiming.claim(conn, ["default"], limit=100, owner="worker", lease_ms=30_000)
 
     def age(self, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
         with self.app.database.begin() as conn:
@@ -62,7 +65,7 @@ class Play:
 
     def register(self, id: str, names: Sequence[str] | None, silent: int = 0) -> None:
         with self.app.database.begin() as conn:
-            cluster.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
+            workerss.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
             conn.execute(
                 update(workers)
                 .where(workers.c.id == id)
@@ -112,8 +115,8 @@ def test_what_runs_when_its_queue_is_paused_is_settled_as_ever(play: Play) -> No
     (owner,) = play.claim(["mail"])
     play.app.pause("mail")
     with play.app.database.begin() as conn:
-        assert jobs.extend(conn, [(id, owner.lease_token)], lease_ms=1)
-        assert endings.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
+        assert lease.extend(conn, [(id, owner.lease_token)], lease_ms=1)
+        assert settle.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
     assert play.app.get(id).state == "finished"
 
 
@@ -140,7 +143,7 @@ def test_a_worker_that_is_at_work_already_stops_and_goes_on(
             if looks.acquire(timeout=1):
                 return True
             if hints:  # one may be lost, and of a paused queue nothing else tells
-                cluster.notify(app.database)
+                notify.notify(app.database)
             return False
 
         monkeypatch.setattr(Claimer, "claim", counted)
@@ -167,7 +170,7 @@ def test_drain_ends_although_a_paused_queue_holds_jobs(app: sqlq.App) -> None:
 def test_idle_workers_are_woken_by_a_resume(play: Play) -> None:
     play.app.pause("mail")
     with play.app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        cluster.listen(conn)
+        notify.listen(conn)
         play.app.resume("mail")
         driver: Any = conn.connection.driver_connection
         assert list(driver.notifies(timeout=10, stop_after=1))
@@ -179,9 +182,9 @@ def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
     play.enqueue(queue="running")
     play.claim(["running"])
     with play.app.database.begin() as conn:
-        jobs.insert(conn, [play.task.new().set(queue="failing")], play.app.database.schema)
-        (job,) = jobs.claim(conn, ["failing"], limit=1, owner="w", lease_ms=1)
-        endings.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
+        insert.insert(conn, [play.task.new().set(queue="failing")], play.app.database.schema)
+        (job,) = claiming.claim(conn, ["failing"], limit=1, owner="w", lease_ms=1)
+        settle.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
     play.register("w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]
     done = play.app.admin.pause(names)
@@ -222,7 +225,7 @@ def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any
 
 
 def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BATCH", 2)
+    monkeypatch.setattr(lookup, "BATCH", 2)
     finished = play.end(Completed(), 4)
     (cancelled,) = play.end(Cancelled("no"))
     failed = play.end(BOOM, 5)
@@ -242,7 +245,7 @@ def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.Monk
 def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "BATCH", 2)
+    monkeypatch.setattr(lookup, "BATCH", 2)
     play.end(Completed(), 5)
     play.end(BOOM, 4)
     batches: list[int] = []
@@ -255,7 +258,7 @@ def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
         return run
 
     for name in ("prune", "prune_failed"):
-        monkeypatch.setattr(records, name, noted(getattr(records, name)))
+        monkeypatch.setattr(lookup, name, noted(getattr(lookup, name)))
     assert play.app.prune(finished="0s", failed="0s") == (5, 4)
     assert batches == [2, 2, 1, 2, 2, 0]
 

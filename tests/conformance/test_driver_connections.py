@@ -24,7 +24,7 @@ from psycopg import rows
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
-from sqlq import hints
+from sqlq.enqueue import notify
 from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode, modes
 from tests.conftest import sqlite_url
 
@@ -342,7 +342,7 @@ def test_an_asynchronous_connection_is_awaited_on_its_loop_and_in_no_thread(
 ) -> None:
     with Caller(database_url, mode) as caller:
         caller.begin()
-        monkeypatch.setattr(hints.Hints, "_begin", lambda self: None)  # which has a thread, to wake workers
+        monkeypatch.setattr(notify.Hints, "_begin", lambda self: None)  # which has a thread, to wake workers
         started: list[str] = []
         monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
         caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])

@@ -33,7 +33,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
-from sqlq import State, hints
+from sqlq import State
+from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
 from tests.conformance.callers import Caller, Way, every_way
 from tests.conftest import sqlite_url
@@ -729,7 +730,7 @@ def test_the_metadata_of_the_tables_is_not_the_callers() -> None:
 def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against_it(
     database_url: str, users_threshold: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hints, "QUIET_SECONDS", 3600.0)  # only the first takes a hint along
+    monkeypatch.setattr(notify, "QUIET_SECONDS", 3600.0)  # only the first takes a hint along
     engine = create_engine(database_url, connect_args={"prepare_threshold": users_threshold})
     with closing(sqlq.App(engine=engine)) as app:
         task = app.task(name="t")(lambda: None)

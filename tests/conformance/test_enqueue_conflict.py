@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job
-from sqlq.outcome import Completed, ErrorText, Retried, Settlement
-from sqlq.store import endings, jobs
+from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
+from sqlq.store.jobs import claim
+from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests.conformance.driver_callers import Caller, Mode, every_mode
 from tests.faults import guard
@@ -46,12 +47,12 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 def claim_all(app: sqlq.App) -> list[Any]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
+        return claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
 
 
 def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
     with app.database.begin() as conn:
-        assert endings.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+        assert settling.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
 
 
 def count(app: sqlq.App) -> int:
@@ -237,7 +238,7 @@ def test_an_open_completion_is_not_waited_for(
     first = app.enqueue(index.new(1).set(unique_key="k"))
     (held,) = claim_all(app)
     with engine.begin() as handler:
-        endings.complete(
+        settling.complete(
             handler, (held.id, held.lease_token), Completed(), schema="public", keep_finished=True
         )
         new = index.new(2).set(unique_key="k", on_conflict="replace")
@@ -272,7 +273,7 @@ def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
 ) -> None:
     first = app.enqueue(index.new(1).set(unique_key="k"))
     with app.database.begin() as conn:
-        jobs.claim(conn, ["default"], limit=1, owner="w", lease_ms=60_000)
+        claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=60_000)
         future = pool.submit(app.enqueue, index.new(2).set(unique_key="k", on_conflict="replace"))
         wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
     again = future.result(20)

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq import hints
-from sqlq.store import cluster
+from sqlq.enqueue import notify
+from sqlq.store.workers import notify as notifys
 from tests.conformance import driver_callers
 from tests.conformance.callers import Caller, Way
 from tests.waiting import wait_until
@@ -40,7 +40,7 @@ class Listener:
     def __init__(self, app: sqlq.App) -> None:
         self._app = app
         self._conn = app.database.connect(isolation_level="AUTOCOMMIT")
-        cluster.listen(self._conn)
+        notifys.listen(self._conn)
 
     def hears_one(self) -> bool:
         return self.hears_within(10)
@@ -55,7 +55,7 @@ class Listener:
         with self._app.database.begin() as conn:
             conn.execute(
                 text("SELECT pg_notify(:channel, 'last')"),
-                {"channel": cluster.channel(self._app.database.schema)},
+                {"channel": notifys.channel(self._app.database.schema)},
             )
         driver: Any = self._conn.connection.dbapi_connection
         return [heard.payload for heard in driver.notifies(timeout=10, stop_after=1)] == ["last"]
@@ -116,7 +116,7 @@ def test_a_commit_on_a_drivers_connection_is_heard_once(
     mode: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hints, "WATCH_SECONDS", 60.0)
+    monkeypatch.setattr(notify, "WATCH_SECONDS", 60.0)
     with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"][mode]) as caller:
         for _ in range(3):
             caller.begin()
@@ -139,7 +139,7 @@ def test_a_long_transaction_on_a_drivers_connection_is_looked_at_for_a_while_onl
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hints, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(notify, "WATCH_SECONDS", 0.0)
     with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"]["psycopg"]) as caller:
         caller.enqueue(app, send.new(1))
         sent: Any = app._enqueuer
@@ -161,8 +161,8 @@ def test_a_lone_job_takes_its_hint_along(
 ) -> None:
     """Then it is heard without a word from the thread, which the next jobs leave theirs to."""
     by_the_thread = threading.Event()
-    monkeypatch.setattr(cluster, "notify", lambda database: by_the_thread.set())
-    monkeypatch.setattr(hints, "QUIET_SECONDS", 60.0)  # a busy machine may pause between the two
+    monkeypatch.setattr(notifys, "notify", lambda database: by_the_thread.set())
+    monkeypatch.setattr(notify, "QUIET_SECONDS", 60.0)  # a busy machine may pause between the two
     job = app.enqueue(send.new(1).set(delay="1s"))
     assert (job.state, listener.hears_one(), by_the_thread.is_set()) == ("scheduled", True, False)
     app.enqueue(send.new(2))
@@ -179,7 +179,7 @@ def test_a_hint_waits_for_the_commit_it_speaks_of(
     driver: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hints, "COMMIT_SECONDS", 60.0)
+    monkeypatch.setattr(notify, "COMMIT_SECONDS", 60.0)
     engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
     commit = engine.dialect.do_commit
 
@@ -212,7 +212,7 @@ def test_a_hint_waits_for_no_disk_and_all_else_does(app: sqlq.App, listener: Lis
     """What it sets for its own transaction does not stay with the connection, which may settle jobs next."""
     statements = "SELECT pg_backend_pid(), current_setting('synchronous_commit')"
     before = app.database.run_statement(statements, None)
-    cluster.notify(app.database)
+    notifys.notify(app.database)
     assert app.database.run_statement(statements, None) == before
     assert [how for _, how in before] == ["on"]
     assert listener.hears_one()
@@ -276,7 +276,7 @@ def test_a_hint_that_cannot_be_sent_disturbs_nobody(
         tried.set()
         raise RuntimeError("no way to the server")
 
-    monkeypatch.setattr(cluster, "notify", broken)
+    monkeypatch.setattr(notifys, "notify", broken)
     with Session(engine) as session:
         app.enqueue(send.new(1), session=session)
         session.commit()

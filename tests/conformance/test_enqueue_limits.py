@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
-from sqlq.store import expiry
+from sqlq.store.jobs import expire
 from sqlq.testing import tick
 from tests.conformance import callers, driver_callers
 from tests.conformance.callers import Way, every_way
@@ -187,7 +187,7 @@ def test_a_job_in_line_that_was_not_started_in_time_is_cancelled(
         past = "1000" if watch.dialect.name == "sqlite" else "'1970-01-02'"
         conn.execute(text(f"UPDATE jobs SET start_by = {past}"))
     with app.database.begin() as conn:
-        assert [gone.id for gone in expiry.expire(conn, limit=10)] == [job.id]
+        assert [gone.id for gone in expire.expire(conn, limit=10)] == [job.id]
     assert str(app.get(job.id).state) == "cancelled"
 
 

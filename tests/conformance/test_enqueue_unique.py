@@ -15,8 +15,9 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job, NewJob
-from sqlq.outcome import Completed, ErrorText, Retried, Settlement
-from sqlq.store import endings, jobs
+from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
+from sqlq.store.jobs import claim
+from sqlq.store.jobs import settle as settling
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -58,13 +59,13 @@ def claim_all(app: sqlq.App) -> dict[int, int]:
     with app.database.begin() as conn:
         return {
             job.id: job.lease_token
-            for job in jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
+            for job in claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
         }
 
 
 def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:
     with app.database.begin() as conn:
-        assert endings.settle(conn, [Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
+        assert settling.settle(conn, [Settlement(job.id, token, 1, outcome)]) == {(job.id, token)}
 
 
 # -- one after the other -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 import sqlq.testing
-from sqlq.store import lasting
+from sqlq.store.jobs import unique
 from tests.conformance.driver_callers import Caller, Mode, every_mode
 from tests.waiting import wait_until
 
@@ -131,7 +131,7 @@ def test_a_job_that_ends_while_its_key_is_enqueued_keeps_it(
 ) -> None:
     """It is looked for in vain, since it runs; then it ends, and the insert meets no live job."""
     first = app.enqueue(once(charge))
-    held, looks = lasting.held, list[int]()
+    held, looks = unique.held, list[int]()
 
     def ends_after_the_first_look(*what: Any, live: bool = False) -> Any:
         found = held(*what, live=live)
@@ -141,7 +141,7 @@ def test_a_job_that_ends_while_its_key_is_enqueued_keeps_it(
                 work(app)
         return found
 
-    monkeypatch.setattr(lasting, "held", ends_after_the_first_look)
+    monkeypatch.setattr(unique, "held", ends_after_the_first_look)
     again = sqlq.App(engine=engine)
     again.task(name="charge")(charge.handler)
     done = again.enqueue_many([once(charge), once(charge, 8)])

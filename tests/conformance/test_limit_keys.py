@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import Rule
-from sqlq.store import limits
-from sqlq.worker import chores
-from sqlq.worker.chores import UNUSED_MS, Sweep
+from sqlq.model.checks import Rule
+from sqlq.store.limits import admit
+from sqlq.worker.maintain import services
+from sqlq.worker.maintain.services import UNUSED_MS, Sweep
 from tests.worker.test_limits import blocked, claim
 
 KEY = "stripe"
@@ -42,12 +42,12 @@ def unuse(engine: Engine, days: float = 31) -> None:
 
 def forget(app: sqlq.App) -> int:
     with app.database.begin() as conn:
-        return limits.forget_unused(conn, unused_ms=UNUSED_MS, most=1_000)
+        return admit.forget_unused(conn, unused_ms=UNUSED_MS, most=1_000)
 
 
 def known(app: sqlq.App) -> list[str]:
     with app.database.read() as conn:
-        return [each.key for each in limits.listing(conn, "", 100)]
+        return [each.key for each in admit.listing(conn, "", 100)]
 
 
 def test_a_key_that_nobody_has_used_for_a_month_is_forgotten(app: sqlq.App, engine: Engine) -> None:
@@ -65,7 +65,7 @@ def test_a_key_that_nobody_has_used_for_a_month_is_forgotten(app: sqlq.App, engi
 def test_a_sweep_that_found_a_whole_batch_goes_on_at_once(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "PRUNE_BATCH", 1)
+    monkeypatch.setattr(services, "PRUNE_BATCH", 1)
     for key in ("a", "b"):
         app.enqueue(app.task(name=key, limit=sqlq.Limit(key, running=1))(lambda: None).new())
     drain(app)
@@ -83,20 +83,20 @@ def test_with_the_next_job_the_key_is_known_again(app: sqlq.App, engine: Engine)
     unuse(engine)
     assert forget(app) == 1
     app.enqueue_many([task.new() for _ in range(5)])
-    assert limits.look(app.database).number == 3
+    assert admit.look(app.database).number == 3
     assert blocked(app) == 2
 
 
 def in_line(app: sqlq.App) -> None:
     task = call(app, running=1)
     app.enqueue_many([task.new() for _ in range(2)])
-    limits.look(app.database)
+    admit.look(app.database)
     app.cancel([1])
 
 
 def holding_a_slot(app: sqlq.App) -> None:
     app.enqueue(call(app).new())
-    limits.look(app.database)
+    admit.look(app.database)
     claim(app)
 
 
@@ -124,7 +124,7 @@ def a_step_that_waits(app: sqlq.App) -> None:
 
 def set_by_an_operator(app: sqlq.App) -> None:
     with app.database.begin() as conn:
-        limits.pin(conn, KEY, Rule(2))
+        admit.pin(conn, KEY, Rule(2))
 
 
 def at_a_slow_rate(app: sqlq.App) -> None:
@@ -163,7 +163,7 @@ def test_an_operators_word_on_a_forgotten_key_counts(app: sqlq.App, engine: Engi
     assert forget(app) == 1
     set_by_an_operator(app)
     app.enqueue_many([task.new() for _ in range(5)])
-    assert limits.look(app.database).number == 2
+    assert admit.look(app.database).number == 2
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -176,7 +176,7 @@ def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
     app.enqueue(task.new())
     drain(app)
     unuse(engine)
-    add = limits._add
+    add = admit._add
     forgotten: list[int] = []
 
     def adds(*asked: Any) -> None:
@@ -185,11 +185,11 @@ def test_what_a_wake_says_of_a_key_that_is_forgotten_meanwhile_is_not_lost(
             with engine.begin() as other:
                 forgotten.append(other.execute(text("DELETE FROM sqlq_limits")).rowcount)
 
-    monkeypatch.setattr(limits, "_add", adds)
+    monkeypatch.setattr(admit, "_add", adds)
     app.enqueue_many([task.new() for _ in range(5)])
-    first = limits.look(app.database)
+    first = admit.look(app.database)
     assert (first.number, first.more_wakes, forgotten) == (0, True, [1])
-    assert limits.look(app.database).number == 3
+    assert admit.look(app.database).number == 3
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

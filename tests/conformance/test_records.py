@@ -11,12 +11,16 @@ from sqlalchemy import BigInteger, Engine, func, insert, literal, select, text, 
 
 import sqlq
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.schema.moments import after, now
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
-from sqlq.store import cluster, endings, records
-from sqlq.store import jobs as hot
+from sqlq.schema.types import after, now
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lookup, retry
+from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import settle as settling
+from sqlq.store.workers import look
+from sqlq.store.workers import workers as workerss
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
 
@@ -36,13 +40,13 @@ class Play:
 
     def claim(self, limit: int = 10_000, owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return hot.claim(
-                conn, list(cluster.due_in(self.app.database)), limit=limit, owner=owner, lease_ms=30_000
+            return claiming.claim(
+                conn, list(look.due_in(self.app.database)), limit=limit, owner=owner, lease_ms=30_000
             )
 
     def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
         with self.app.database.begin() as conn:
-            settled = endings.settle(
+            settled = settling.settle(
                 conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
             )
         return {id for id, _ in settled}
@@ -272,17 +276,17 @@ def test_nothing_said_means_nothing_done(play: Play, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["retry_failed", "forget_failed"])
 def test_many_go_in_bounded_batches(play: Play, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BATCH", 3)
-    monkeypatch.setattr(records, "CARRIED_BATCH", 3)
+    monkeypatch.setattr(lookup, "BATCH", 3)
+    monkeypatch.setattr(retry, "CARRIED_BATCH", 3)
     sizes: list[int] = []
-    original = getattr(records, name)
+    original = getattr(lookup, name)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         sizes.append(len(result[0] if name == "retry_failed" else result))
         return result
 
-    monkeypatch.setattr(records, name, counted)
+    monkeypatch.setattr(lookup, name, counted)
     ids = play.failed(7)
     verb = getattr(play.app.admin, name)
     assert verb(all=True) == ids
@@ -332,7 +336,7 @@ def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(pl
 
     def prune(limit: int) -> int:
         with play.app.database.begin() as conn:
-            return records.prune(conn, finished_older_than_ms=60_000, limit=limit)
+            return pruning.prune(conn, finished_older_than_ms=60_000, limit=limit)
 
     assert prune(2) == 2
     assert sorted(job.id for job in play.app.list(state="finished")) == [ids[0], ids[1], ids[4]]
@@ -347,10 +351,10 @@ def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
     play.end(Completed())
     _age(play, ids, [90, 80, 70, 60])
     with play.app.database.begin() as one:
-        assert records.prune(one, finished_older_than_ms=1_000, limit=2) == 2
+        assert pruning.prune(one, finished_older_than_ms=1_000, limit=2) == 2
         with play.app.database.begin() as two:
             two.execute(text("SET LOCAL lock_timeout = '2s'"))
-            assert records.prune(two, finished_older_than_ms=1_000, limit=10) == 2
+            assert pruning.prune(two, finished_older_than_ms=1_000, limit=10) == 2
     assert play.app.list() == []
 
 
@@ -359,7 +363,7 @@ def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
 
 def _register(app: sqlq.App, id: str, names: Sequence[str] | None) -> None:
     with app.database.begin() as conn:
-        cluster.register(conn, id=id, host="here", pid=1, version="0", queues=names, concurrency=2)
+        workerss.register(conn, id=id, host="here", pid=1, version="0", queues=names, concurrency=2)
 
 
 def _silent(app: sqlq.App, id: str, seconds: int) -> None:
@@ -419,14 +423,14 @@ def test_workers_register_are_seen_leave_and_are_swept_out(play: Play) -> None:
     _silent(app, "w2", 3600)
     assert {worker.id for worker in app.admin.workers()} == {"w1", "w3"}
     with app.database.begin() as conn:
-        assert cluster.seen(conn, "w2")
+        assert workerss.seen(conn, "w2")
     assert {worker.id for worker in app.admin.workers()} == {"w1", "w2", "w3"}
     with app.database.begin() as conn:
-        cluster.leave(conn, "w3")
-        cluster.sweep(conn, silent_ms=60_000)
+        workerss.leave(conn, "w3")
+        workerss.sweep(conn, silent_ms=60_000)
     assert {worker.id for worker in app.admin.workers()} == {"w2"}
     with app.database.begin() as conn:
-        assert not cluster.seen(conn, "w1"), "one that was swept out is told so"
+        assert not workerss.seen(conn, "w1"), "one that was swept out is told so"
 
 
 def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) -> None:
@@ -434,12 +438,12 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
         play.enqueue(2, queue=name)
     play.enqueue(1, queue="later", delay="1d")
     with play.app.database.begin() as conn:
-        hot.claim(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
-    assert sorted(cluster.due_in(play.app.database)) == sorted(["ä", "A", "a b", "later"])
+        claiming.claim(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
+    assert sorted(look.due_in(play.app.database)) == sorted(["ä", "A", "a b", "later"])
 
 
 def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
-    assert cluster.due_in(play.app.database) == {}
+    assert look.due_in(play.app.database) == {}
     assert play.app.admin.status() == []
 
 
@@ -464,8 +468,8 @@ def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
     assert play.app.prune(finished="1m", failed="1m") == (1, 1)
     assert {job.id for job in play.app.list()} == {finished_over, finished_kept, failed_over, failed_kept}
     with database.begin() as conn:
-        assert records.prune_expired(conn, limit=1) == 1, "no more than asked for"
-        assert records.prune_expired(conn, limit=10) == 1
+        assert pruning.prune_expired(conn, limit=1) == 1, "no more than asked for"
+        assert pruning.prune_expired(conn, limit=10) == 1
     assert {job.id for job in play.app.list()} == {finished_kept, failed_kept}
 
 
@@ -480,7 +484,7 @@ def test_queues_are_counted_and_erased_alone(play: Play) -> None:
     play.enqueue(1, queue="mine", delay="1h")
     others = play.enqueue(1, queue="others")
     with play.app.database.begin() as conn:
-        assert records.states(conn, ["mine"]) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
-        records.erase(conn, ["mine"])
-        assert records.states(conn, ["mine"]) == {}
+        assert lookup.states(conn, ["mine"]) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
+        pruning.erase(conn, ["mine"])
+        assert lookup.states(conn, ["mine"]) == {}
     assert [job.id for job in play.app.list()] == others

@@ -13,10 +13,12 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.errors import ArgumentsError, ConfigurationError, JobNotFoundError
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.store import cluster, endings, jobs
-from sqlq.store import replay as store
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import replay as replaying
+from sqlq.store.jobs import settle
+from sqlq.store.workers import look
 from tests.waiting import wait_until
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
@@ -38,14 +40,14 @@ class Play:
 
     def claim(self) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            queues = list(cluster.due_in(self.app.database))
-            return jobs.claim(conn, queues, limit=10_000, owner="worker", lease_ms=30_000)
+            queues = list(look.due_in(self.app.database))
+            return claiming.claim(conn, queues, limit=10_000, owner="worker", lease_ms=30_000)
 
     def end(self, outcome: Outcome = BOOM) -> list[int]:
         """Claim what is due, and end it."""
         claimed = self.claim()
         with self.app.database.begin() as conn:
-            endings.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in claimed])
+            settle.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in claimed])
         return sorted(job.id for job in claimed)
 
     def ended(self, count: int = 1, outcome: Outcome = BOOM, task: str = "send", **options: Any) -> list[int]:
@@ -245,7 +247,7 @@ def test_of_several_ids_those_replayed_before_are_left_out(play: Play) -> None:
 
 
 def test_a_replay_broken_off_goes_on_where_it_ended(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "BATCH", 2)
+    monkeypatch.setattr(replaying, "BATCH", 2)
     old = play.ended(5, Completed())
     seen: list[tuple[int, int]] = []
 
@@ -266,7 +268,7 @@ def test_a_replay_broken_off_goes_on_where_it_ended(play: Play, monkeypatch: pyt
 def test_what_is_replayed_and_ends_meanwhile_is_not_replayed_in_turn(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "BATCH", 2)
+    monkeypatch.setattr(replaying, "BATCH", 2)
     old = play.ended(4, Completed())
     done = play.app.replay(task="send", again=True, progress=lambda done, of: play.end(Completed()))
     assert list(done.jobs) == old
@@ -285,7 +287,7 @@ def test_new_ids_follow_the_order_of_the_old_ones(play: Play) -> None:
 
 
 def test_with_a_rate_they_are_due_one_after_the_other(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "BATCH", 3)
+    monkeypatch.setattr(replaying, "BATCH", 3)
     play.ended(4, Completed())
     play.ended(3)
     due = [job.available_at for job in play.replays(play.app.replay(task="send", rate="1/10m").jobs)]

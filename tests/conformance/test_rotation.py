@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.doctor import Doctor
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.finding import Finding
+from sqlq.admin.keys import Rotation
 from sqlq.errors import ConfigurationError
-from sqlq.findings import Finding
-from sqlq.rotation import Rotation
-from sqlq.seal import new_key
-from sqlq.store import seals
+from sqlq.payload.encryption import new_key
+from sqlq.store import keys
 
 OLD, NEW = new_key(), new_key()
 Apps = Callable[..., sqlq.App]
@@ -187,7 +187,7 @@ def test_without_a_key_that_seals_nothing_is_rotated(apps: Apps) -> None:
 
 
 def test_every_place_has_what_a_seal_is_bound_to() -> None:
-    for place in seals.EVERYWHERE:
+    for place in keys.EVERYWHERE:
         assert {"task", "queue", place.kind} <= set(place.table.c.keys())
 
 

@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.errors import ConfigurationError, SqlqError
-from sqlq.store import cluster, schedules
+from sqlq.store import schedules
+from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
 from tests.waiting import wait_until
 
@@ -273,7 +274,7 @@ def test_a_tick_wakes_idle_workers(app: sqlq.App, engine: Engine, report: Any) -
     connection = engine.raw_connection()
     driver: Any = connection.driver_connection
     driver.autocommit = True
-    driver.execute(f'LISTEN "{cluster.channel(app.database.schema)}"')
+    driver.execute(f'LISTEN "{notify.channel(app.database.schema)}"')
     assert schedules.tick(app.database, at=NOON).jobs == []
     assert list(driver.notifies(timeout=0, stop_after=1)) == []
     assert len(schedules.tick(app.database, at=NOON + HOUR).jobs) == 1

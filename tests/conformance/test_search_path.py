@@ -25,11 +25,12 @@ from sqlalchemy.orm import Session
 
 import sqlq
 import sqlq.alembic
-from sqlq.doctor import Doctor
+from sqlq.admin.doctor.doctor import Doctor
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.rules import DOMAINS
-from sqlq.store import endings, jobs, rights
+from sqlq.store import rights
+from sqlq.store.jobs import claim, insert, settle
 from sqlq.testing import drain
 from tests.conftest import fresh_database
 from tests.servers import PostgreSQL
@@ -297,9 +298,9 @@ def work_through(app: sqlq.App, url: str) -> None:
     drain(app)
     app.admin.status(), app.workers(), app.schedules.list(), app.admin.limits(""), app.admin.flows()
     with app.database.begin() as held:
-        jobs.insert(held, [plain.new()], "public")
-        jobs.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
-        endings.rescue(held)
+        insert.insert(held, [plain.new()], "public")
+        claim.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
+        settle.rescue(held)
     app.prune(finished="0s", failed="0s")
     with app.database.begin() as conn:
         rights.apply(conn, "reader", "mallory", "public")
@@ -314,7 +315,7 @@ def test_nothing_of_another_role_runs(postgresql: PostgreSQL, path: str) -> None
         assert mallory.hits() == 0
 
 
-MIGRATES = ("schema/live.py", "schema/migrate.py")
+MIGRATES = ("database/postgresql/online.py", "database/migrate.py")
 """While a migration runs nothing is looked for outside of pg_catalog."""
 
 

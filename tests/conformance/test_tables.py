@@ -19,7 +19,7 @@ import sqlq.alembic
 from sqlq import tables
 from sqlq.errors import ConfigurationError
 from sqlq.schema import tables as ended_tables
-from sqlq.schema.moments import Moment
+from sqlq.schema.types import Moment
 from sqlq.testing import drain
 
 EVERY = [getattr(tables, name) for name in tables.__all__]

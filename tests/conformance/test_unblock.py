@@ -12,11 +12,14 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.store import endings, jobs, records, unblock
-from sqlq.store.database import Database
-from sqlq.worker.chores import RECENT_MS, Unblock
+from sqlq.database.database import Database
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import settle as settling
+from sqlq.worker.maintain.services import RECENT_MS, Unblock
 
 ERROR = ErrorText("ValueError", "no")
 LONG_AGO_MS = 10 * RECENT_MS
@@ -33,7 +36,7 @@ class Seam:
     def claims(self) -> Database:
         return self.app.database.for_claims
 
-    def flow(self, width: int, when: sqlq.flow.When = "success") -> tuple[list[int], int]:
+    def flow(self, width: int, when: sqlq.model.flow.When = "success") -> tuple[list[int], int]:
         """Enqueue so many steps and one that waits for all; return their ids."""
         flow = sqlq.Flow()
         first = [flow.add(self.task.new(i)) for i in range(width)]
@@ -43,11 +46,11 @@ class Seam:
 
     def claim(self) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return jobs.claim(conn, ["default"], limit=1000, owner="me", lease_ms=3_600_000)
+            return claiming.claim(conn, ["default"], limit=1000, owner="me", lease_ms=3_600_000)
 
     def settle(self, held: list[ClaimedJob], outcome: Outcome | None = None) -> None:
         with self.app.database.begin() as conn:
-            done = endings.settle(
+            done = settling.settle(
                 conn, [Settlement(j.id, j.lease_token, j.attempts, outcome or Completed()) for j in held]
             )
         assert len(done) == len(held)
@@ -201,7 +204,7 @@ def test_a_step_that_is_completing_keeps_no_other_from_its_settle(seam: Seam, en
     completing, other = seam.claim()
     with engine.connect() as conn:
         right = (completing.id, completing.lease_token)
-        assert endings.complete(conn, right, Completed(), schema="public", keep_finished=True)
+        assert settling.complete(conn, right, Completed(), schema="public", keep_finished=True)
         seam.settle([other])
         assert not unblock.after(seam.claims, [other.id])
         conn.commit()
@@ -274,7 +277,7 @@ def statements(engine: Engine) -> Iterator[list[str]]:
 
 def prune(seam: Seam) -> int:
     with seam.app.database.begin() as conn:
-        return records.prune(conn, finished_older_than_ms=1_000, limit=100)
+        return pruning.prune(conn, finished_older_than_ms=1_000, limit=100)
 
 
 def count(engine: Engine, table: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import sqlq
-from sqlq.job import State
+from sqlq.model.job import State
 from tests.faces.command import Command
 from tests.waiting import wait_until
 

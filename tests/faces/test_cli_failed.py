@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import State
+from sqlq.model.job import State
 from tests.faces.command import Command
 from tests.waiting import wait_until
 

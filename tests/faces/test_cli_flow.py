@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.admin import SKIPPED
-from sqlq.doctor import Doctor
+from sqlq.admin.admin import SKIPPED
+from sqlq.admin.doctor.doctor import Doctor
 from sqlq.errors import JobNotFoundError
 from tests.faces.command import Command
 from tests.flow_shop import Shop

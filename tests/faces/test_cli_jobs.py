@@ -24,8 +24,12 @@ import sqlq
 from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
-from sqlq.store import cluster, counts, endings, jobs, progress
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
+from sqlq.store.health import counts
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import progress
+from sqlq.store.jobs import settle as settling
+from sqlq.store.workers import workers
 from sqlq.testing import drain
 from tests.faces.command import Command
 from tests.waiting import wait_until
@@ -77,11 +81,11 @@ class Desk:
 
     def claim(self, owner: str = "w", queue: str = "default", limit: int = 1) -> list[Any]:
         with self.app.database.begin() as conn:
-            return jobs.claim(conn, [queue], limit=limit, owner=owner, lease_ms=30_000)
+            return claiming.claim(conn, [queue], limit=limit, owner=owner, lease_ms=30_000)
 
     def settle(self, job: Any, outcome: Outcome) -> None:
         with self.app.database.begin() as conn:
-            assert endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+            assert settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
     def end(self, outcome: Outcome, *args: Any) -> int:
         id = self.enqueue(*args, priority=100)
@@ -91,7 +95,7 @@ class Desk:
 
     def serve(self, id: str = "w", slots: int = 2) -> None:
         with self.app.database.begin() as conn:
-            cluster.register(conn, id=id, host="box", pid=7, version="1", queues=None, concurrency=slots)
+            workers.register(conn, id=id, host="box", pid=7, version="1", queues=None, concurrency=slots)
 
 
 @pytest.fixture
@@ -174,13 +178,13 @@ def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch
     rare = desk.enqueue(queue="rare")
     for _ in range(3):
         desk.enqueue()
-    monkeypatch.setattr(sqlq.admin.Admin.listing, "__kwdefaults__", {**_defaults(), "within": 2})
+    monkeypatch.setattr(sqlq.admin.admin.Admin.listing, "__kwdefaults__", {**_defaults(), "within": 2})
     assert "no jobs in queue rare\n\nonly the newest" in desk("jobs", "--queue", "rare")
     assert str(rare) in desk("jobs", "--queue", "rare", "--exact")
 
 
 def _defaults() -> dict[str, Any]:
-    return dict(sqlq.admin.Admin.listing.__kwdefaults__ or {})
+    return dict(sqlq.admin.admin.Admin.listing.__kwdefaults__ or {})
 
 
 @on_sqlite
@@ -291,7 +295,7 @@ def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: 
     runs, waits = desk.enqueue(), desk.enqueue()
     desk.claim(limit=2)
     with desk.app.database.begin() as conn:
-        cluster.note_held(conn, "w", [waits])
+        workers.note_held(conn, "w", [waits])
     newest, oldest = desk("jobs").splitlines()[1:]
     assert re.fullmatch(rf" *{waits} +running +default +shop\.send +1/3  not started, claimed {AGO}", newest)
     assert re.fullmatch(rf" *{runs} +running +default +shop\.send +1/3  {AGO}", oldest)

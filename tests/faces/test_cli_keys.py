@@ -8,7 +8,7 @@ import re
 import pytest
 from sqlalchemy import Engine, text
 
-from sqlq.seal import new_key
+from sqlq.payload.encryption import new_key
 from tests.faces.command import Command, Done
 
 KEY = "iVpDmEGzqNKTMHisH6ZAI3_1f1WK0SKuciK6m3GX1po"  # names tests, so it is the same in all processes

@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.doctor import Doctor
-from sqlq.store import cluster, limits
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.store.limits import admit
+from sqlq.store.workers import workers
 from tests.faces.command import Command
 
 
@@ -28,7 +29,7 @@ def allowed(app: sqlq.App) -> list[str]:
 def test_what_a_limit_allows_and_holds(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     assert app.admin.limits() == []
     app.enqueue_many([*(call.new(n) for n in range(5)), call.new(9).set(limit=sqlq.Serial("one"))])
-    limits.look(app.database)
+    admit.look(app.database)
     one, stripe = app.admin.limits()
     assert (stripe.key, stripe.says, stripe.running, stripe.waiting) == ("stripe", "2 running", 2, 3)
     assert stripe.oldest_due_at is not None
@@ -38,11 +39,11 @@ def test_what_a_limit_allows_and_holds(app: sqlq.App, call: sqlq.Task[..., None]
 
 def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue_many([call.new(n) for n in range(9)])
-    assert limits.look(app.database).number == 2
+    assert admit.look(app.database).number == 2
     app.admin.set_limit("stripe", running=4)
-    assert limits.look(app.database).number == 2  # at once, and two more
+    assert admit.look(app.database).number == 2  # at once, and two more
     app.enqueue(call.new())  # a deploy that says 2
-    assert limits.look(app.database).number == 0
+    assert admit.look(app.database).number == 0
     assert allowed(app) == ["stripe: 4 running"]
     app.admin.clear_limit("stripe", app.limits.declared("stripe"))
     assert allowed(app) == ["stripe: 2 running"]
@@ -50,16 +51,16 @@ def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.
     app.admin.clear_limit("stripe")
     assert allowed(app) == ["stripe: 10/1s"]
     app.enqueue(call.new())
-    limits.look(app.database)
+    admit.look(app.database)
     assert allowed(app) == ["stripe: 2 running"]
 
 
 def test_a_newer_deploy_changes_a_limit(app: sqlq.App, call: sqlq.Task[..., None], database_url: str) -> None:
     app.enqueue_many([call.new(n) for n in range(9)])
-    assert limits.look(app.database).number == 2
+    assert admit.look(app.database).number == 2
     newer = sqlq.App(database_url)
     newer.enqueue(newer.task(name="call", limit=sqlq.Limit("stripe", running=5))(lambda: None).new())
-    assert limits.look(app.database).number == 3
+    assert admit.look(app.database).number == 3
     newer.close()
 
 
@@ -68,7 +69,7 @@ def test_what_runs_in_order_stays_so(app: sqlq.App) -> None:
     def book() -> None: ...
 
     app.enqueue(book.new())
-    limits.look(app.database)
+    admit.look(app.database)
     with pytest.raises(sqlq.ConfigurationError, match="run in order, one at a time"):
         app.admin.set_limit("account", running=2)
     assert app.admin.set_limit("account", rate="5/1s").says == "in order, held by failures, 5/1s"
@@ -81,7 +82,7 @@ def test_a_key_that_is_set_before_its_first_job_keeps_the_order(app: sqlq.App) -
     def book() -> None: ...
 
     app.enqueue_many([book.new() for _ in range(3)])
-    assert limits.look(app.database).number == 1
+    assert admit.look(app.database).number == 1
     (found,) = app.admin.limits("", limit=10)
     assert (found.says, found.set_at is None) == ("in order, held by failures, 5/1s", False)
 
@@ -98,7 +99,7 @@ def test_a_template_is_no_key(sqlq_: Command) -> None:
 def test_the_command_lists_sets_and_clears(sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     assert "no limits in" in sqlq_.ok("limit", "list")
     app.enqueue_many([call.new(n) for n in range(5)])
-    limits.look(app.database)
+    admit.look(app.database)
     said = sqlq_.ok("limit", "list")
     assert "stripe" in said
     assert "2 running" in said
@@ -121,7 +122,7 @@ def test_the_list_shows_keys_of_blocked_jobs_before_any_worker_ran(
     assert [line.split()[0] for line in lines] == ["key", "key:0", "key:1"]
     (line,) = sqlq_("limit", "list", "key:1", "--json").json()
     assert (line["waiting"], line["running"], line["is_known"]) == (1, 0, False)
-    limits.look(app.database)
+    admit.look(app.database)
     (line,) = sqlq_("limit", "list", "key:1", "--json").json()
     assert (line["max_running"], line["is_known"]) == (1, True)
 
@@ -153,7 +154,7 @@ def test_mistakes_are_one_sentence(sqlq_: Command) -> None:
 
 def test_the_doctor_names_lines_that_stand_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue_many([call.new(n).set(queue="nowhere") for n in range(3)])
-    limits.look(app.database)
+    admit.look(app.database)
     assert "no line of a limit stands still" in said_of_limits(app)
     with app.database.begin() as conn:
         hour = "- 3600000" if app.database.schema is None else "- interval '1 hour'"
@@ -176,9 +177,9 @@ def make_late(app: sqlq.App) -> None:
 def test_the_doctor_says_why_a_line_stands_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue(call.new().set(queue="nowhere"))
     with app.database.begin() as conn:
-        cluster.register(conn, id="one", host="here", pid=1, version="0", queues=["default"], concurrency=1)
+        workers.register(conn, id="one", host="here", pid=1, version="0", queues=["default"], concurrency=1)
     make_late(app)
-    limits.look(app.database)
+    admit.look(app.database)
     assert "no worker serves its queue 'nowhere'" in said_of_limits(app)
     app.pause("nowhere")
     assert "its queue 'nowhere' is paused" in said_of_limits(app)

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 import pytest
 
 from sqlq.cli.logs import ERASE, Form, JsonLines, Lines, OfJob, Stderr
-from sqlq.clock import written
+from sqlq.config.durations import written
 from sqlq.events import JobEvent
-from sqlq.job import ClaimedJob
-from sqlq.worker import log as worker_log
+from sqlq.model.job import ClaimedJob
+from sqlq.worker.report import reporter
 
 NAMES = [
     ("shop.send", "mail"),
@@ -41,13 +41,13 @@ def test_the_line_of_a_finished_job_is_that_of_its_record(form: Form, task: str,
     )
     records: list[logging.LogRecord] = []
     handler = Kept(records)
-    worker_log.log.addHandler(handler)
-    worker_log.log.setLevel("INFO")
+    reporter.log.addHandler(handler)
+    reporter.log.setLevel("INFO")
     try:
-        worker_log.hear(event)
+        reporter.hear(event)
     finally:
-        worker_log.log.removeHandler(handler)
-        worker_log.log.setLevel("NOTSET")
+        reporter.log.removeHandler(handler)
+        reporter.log.setLevel("NOTSET")
     (record,) = records
     line = form.finished(job, 0.0123456)
     moment = re.compile(r"\d\d:\d\d:\d\d\.\d\d\d")
@@ -123,10 +123,10 @@ def test_where_a_host_looks_at_records_there_are_records(
     change: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler := Stderr(Lines())])
-    assert worker_log.alone() is handler
+    assert reporter.alone() is handler
     undo = change()
     try:
-        assert worker_log.alone() is None
+        assert reporter.alone() is None
     finally:
         undo()
-    assert worker_log.alone() is handler
+    assert reporter.alone() is handler

@@ -16,9 +16,9 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.cli.logs import JsonLines, Lines, Stderr
-from sqlq.settings import ERROR_BYTES
-from sqlq.worker import log as worker_log
-from sqlq.worker.running import current_job
+from sqlq.config.constants import ERROR_BYTES
+from sqlq.worker.attempt.context import current_job
+from sqlq.worker.report import reporter
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -203,7 +203,7 @@ def test_where_nobody_looks_no_record_is_made(
     monkeypatch.setattr(logging.getLogger(), "handlers", [Stderr(Lines())])
     caplog.set_level("INFO", "sqlq")
     made: list[Any] = []
-    monkeypatch.setattr(worker_log, "hear", made.append)
+    monkeypatch.setattr(reporter, "hear", made.append)
     app.enqueue_many([app.task(name="plain")(lambda: None).new()] * 3)
     app.worker(drain=True).run()
     assert made == []

@@ -20,7 +20,7 @@ from sqlalchemy import Engine, make_url, text
 import sqlq
 from sqlq.cli import progress
 from sqlq.cli.progress import spent, stopped
-from sqlq.store import records
+from sqlq.store.jobs import lookup
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -143,10 +143,10 @@ def test_what_waits_is_counted_up_to_a_limit(app: sqlq.App, engine: Engine) -> N
         reserve = "SET reserved_at = created_at, reserved_by = 'w', lease_expires_at = created_at"
         conn.execute(text(f"UPDATE jobs {reserve} WHERE id = 1"))
     with app.database.read() as conn:
-        assert records.waiting(conn, None, 100) == (5, True)
-        assert records.waiting(conn, ["mail"], 100) == (4, True)
-        assert records.waiting(conn, ["none"], 100) == (0, True)
-        assert records.waiting(conn, ["mail", "other"], 3).exact is False
+        assert lookup.waiting(conn, None, 100) == (5, True)
+        assert lookup.waiting(conn, ["mail"], 100) == (4, True)
+        assert lookup.waiting(conn, ["none"], 100) == (0, True)
+        assert lookup.waiting(conn, ["mail", "other"], 3).exact is False
 
 
 def test_elsewhere_a_summary_is_logged(

@@ -11,7 +11,7 @@ import pytest
 
 import sqlq
 from sqlq.cli.reload import forget_compiled, is_code
-from sqlq.job import State
+from sqlq.model.job import State
 from tests.faces.command import SHOP, Command
 from tests.waiting import wait_until
 

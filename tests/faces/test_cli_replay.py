@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.job import State
+from sqlq.model.job import State
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -168,7 +168,7 @@ import sys
 import time
 from pathlib import Path
 
-from sqlq.store import replay
+from sqlq.store.jobs import replay
 
 replay.BATCH = 2
 whole = replay.replay
@@ -180,8 +180,8 @@ def slowly(*args, **kwargs):
         time.sleep(0.01)
     return done
 
-from sqlq import replay as policy
-policy.replay.replay = slowly
+from sqlq.admin import replay as policy
+policy.replaying.replay = slowly
 from sqlq.cli.root import run
 run()
 """

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.job import State
-from sqlq.store import cluster
-from sqlq.worker import healthfile
+from sqlq.model.job import State
+from sqlq.store.workers import workers
+from sqlq.worker.supervise import health_file
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -103,7 +103,7 @@ def test_who_knows_a_queue(app: sqlq.App) -> None:
     named = {"same": ("mial", "typo"), "wider": ("typo", "served")}
     with app.database.begin() as conn:
         for id, queues in named.items():
-            cluster.register(conn, id=id, host="h", pid=1, version="0", queues=queues, concurrency=1)
+            workers.register(conn, id=id, host="h", pid=1, version="0", queues=queues, concurrency=1)
     assert app.admin.unknown_queues(["holds", "paused", "served", "task", "no"], {"task"}) == ["no"]
     assert app.admin.unknown_queues(["typo", "mial"], set()) == ["mial"], "told the very same"
 
@@ -136,7 +136,7 @@ def test_another_file_is_no_health_file(sqlq_: Command) -> None:
 def test_health_imports_neither_sqlalchemy_nor_asyncio_whatever_it_says(tmp_path: Path) -> None:
     """It is run every few seconds, on the machine of the worker."""
     alive = tmp_path / "alive"
-    healthfile.touch(alive)
+    health_file.touch(alive)
     for arguments, code in (([], 0), (["--max-age", "0s"], 1)):
         asked = [sys.executable, "-X", "importtime", "-m", "sqlq", "health", str(alive), *arguments]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.commandline import KINDS
+from sqlq.config.command_hint import KINDS
 from sqlq.store import rights
 from tests.faces.test_cli_jobs import BOOM, Desk
 from tests.faces.test_readme import PAGES, ROOT, grant

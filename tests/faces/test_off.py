@@ -59,15 +59,15 @@ def called_by(app):
 off = called_by(sqlq.App(sys.argv[1]))
 imported = sorted(sys.modules)
 from sqlq import otel
-from sqlq.seal import new_key
+from sqlq.payload.encryption import new_key
 
 traced = sqlq.App(sys.argv[1], keys=[new_key()])
 otel.instrument(traced)
 print(json.dumps([off, imported, called_by(traced)]))
 """
 NOT_ASKED_FOR = (
-    *("otel.py", "sentry.py", "seal.py", "worker/intake.py:opened_by", "metrics/", "worker/meter.py"),
-    *("waiting.py", "results.py", "replay.py", "rotation.py", "store/results.py", "store/seals.py"),
+    *("otel.py", "sentry.py", "seal.py", "worker/claim.py:opened_by", "metrics/", "worker/report/meter.py"),
+    *("waiting.py", "results.py", "replay.py", "rotation.py", "store/jobs/results.py", "store/keys.py"),
 )
 EXTRAS = ("prometheus_client", "opentelemetry", "sentry_sdk", "cryptography", "setproctitle")
 OF_A_WORKER = ("__init__", "abandon", "are_wanted")
@@ -85,9 +85,9 @@ def test_what_nobody_asks_for_runs_for_no_job(database_url: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     off, imported, on = json.loads(done.stdout)
-    assert Counter(off)["worker/execute.py:execute"] == 4, "attempts of def handlers"
+    assert Counter(off)["worker/attempt/call.py:execute"] == 4, "attempts of def handlers"
     assert {name: n for name, n in off.items() if name.startswith(NOT_ASKED_FOR)} == {}
-    answering = {name.rpartition(".")[2] for name in off if name.startswith("worker/answers.py:")}
+    answering = {name.rpartition(".")[2] for name in off if name.startswith("worker/settle/after.py:")}
     assert answering <= set(OF_A_WORKER)
     assert [
         name for name in imported if name.startswith((*EXTRAS, "sqlq.otel", "sqlq.sentry", "sqlq.metrics"))

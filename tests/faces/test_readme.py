@@ -57,16 +57,23 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.keys import Rotation
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as sqlq_command
-from sqlq.doctor import Doctor
-from sqlq.endings import settlement
-from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
-from sqlq.rotation import Rotation
-from sqlq.schedule import Declared, Schedule
+from sqlq.model.callbacks import settlement
+from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.model.schedule import Declared, Schedule
+from sqlq.payload.encryption import new_key
 from sqlq.schema import version
-from sqlq.seal import new_key
-from sqlq.store import cluster, control, endings, jobs, limits, records, rights, schedules, unblock
+from sqlq.store import rights, schedules
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import claim, lease, settle
+from sqlq.store.jobs import prune as pruning
+from sqlq.store.limits import admit
+from sqlq.store.workers import look as workers_look
+from sqlq.store.workers import notify, pauses
+from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
@@ -556,9 +563,9 @@ class TestPython:
         assert capsys.readouterr().out == "order 7 was paid\n"
         failing = app.enqueue(names["charge_card"].new(9))
         with app.database.begin() as conn:
-            (held,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            (held,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
             failed = Failed("error", ErrorText("CardError", "declined"))
-            endings.settle(conn, [settlement(held, failed)])
+            settle.settle(conn, [settlement(held, failed)])
         drain(app)
         assert capsys.readouterr().out == f"shop.charge_card {failing.id} failed after 1 attempts: declined\n"
 
@@ -1099,8 +1106,8 @@ def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
     with names["engine"].begin() as conn:
         conn.exec_driver_sql(block("sql", "followed"))
     with app.database.begin() as conn:
-        (held,) = jobs.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
-        endings.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
+        (held,) = claim.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
+        settle.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
     (follow_up,) = app.list(task="shop.alarm")
     assert follow_up.queue == "ops"
     assert follow_up.payload["args"][0]["message"] == "refused"
@@ -1123,8 +1130,8 @@ def history(names: dict[str, Any]) -> dict[str, int]:
     drain(app)
     ids["running"] = app.enqueue(receipt.new(41)).id
     with app.database.begin() as conn:
-        cluster.register(conn, id="w1", host="larch", pid=7, version="1", queues=None, concurrency=1)
-        jobs.claim(conn, ["mail"], limit=1, owner="w1", lease_ms=60_000)
+        workerss.register(conn, id="w1", host="larch", pid=7, version="1", queues=None, concurrency=1)
+        claim.claim(conn, ["mail"], limit=1, owner="w1", lease_ms=60_000)
     ids["waiting"] = app.enqueue(receipt.new(42)).id
     ids["newer"] = app.enqueue(receipt.new(43)).id
     ids["scheduled"] = app.enqueue(receipt.new(44).set(delay="1h")).id
@@ -1286,29 +1293,29 @@ def work_as(url: str) -> None:
         database = app.database
         with database.begin() as conn:
             version.require(conn, database.schema)
-            cluster.register(
+            workerss.register(
                 conn, id=f"w-{uuid4()}"[:36], host="h", pid=1, version="1", queues=None, concurrency=1
             )
-            cluster.seen(conn, "w")
-            cluster.leave(conn, "w")
-            cluster.sweep(conn, silent_ms=1)
-            limits.forget_unused(conn, unused_ms=1, most=10)
-            cluster.wake_others(conn)
-            control.say(conn, "w", "paused")
-            control.end_pauses(conn)
-        cluster.due_in(database)
+            workerss.seen(conn, "w")
+            workerss.leave(conn, "w")
+            workerss.sweep(conn, silent_ms=1)
+            admit.forget_unused(conn, unused_ms=1, most=10)
+            notify.wake_others(conn)
+            workerss.say(conn, "w", "paused")
+            pauses.end_pauses(conn)
+        workers_look.due_in(database)
         task = app.task(name="shop.note")(lambda text: text)
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
         for outcome in (Completed("1"), Failed("error", error), Retried(0, error), Released(0)):
             with database.begin() as conn:
-                (job,) = jobs.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
-                jobs.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
-                endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
-                jobs.fates(conn, [(job.id, job.lease_token)])
+                (job,) = claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
+                lease.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
+                settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
+                lease.fates(conn, [(job.id, job.lease_token)])
         with database.begin() as conn:
-            jobs.claim(conn, ["default"], limit=10, owner="w", lease_ms=0)
+            claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=0)
         with database.begin() as conn:
-            endings.rescue(conn)
+            settle.rescue(conn)
         new = Declared(f"n-{uuid4()}", Schedule(every="1h"), task.new("x"))
         schedules.follow(database, {new.name: new}, None, app.tasks, lambda: 0)
         schedules.tick(database, at=datetime(2031, 1, 1, tzinfo=UTC))
@@ -1319,19 +1326,19 @@ def work_as(url: str) -> None:
             complete_all(app, "flows")
             unblock.sweep_recent(database, 60_000)
         app.enqueue(task.new("in line").set(limit=sqlq.Limit("one", running=1), queue="limits"))
-        assert limits.look(database).number == 1
-        limits.sweep(database, "")
+        assert admit.look(database).number == 1
+        admit.sweep(database, "")
         complete_all(app, "limits")
         with database.begin() as conn:
-            records.prune(conn, finished_older_than_ms=0, limit=100)
-            records.prune_expired(conn, limit=100)
+            pruning.prune(conn, finished_older_than_ms=0, limit=100)
+            pruning.prune_expired(conn, limit=100)
 
 
 def complete_all(app: sqlq.App, queue: str) -> None:
     with app.database.begin() as conn:
-        held = jobs.claim(conn, [queue], limit=10, owner="w", lease_ms=60_000)
+        held = claim.claim(conn, [queue], limit=10, owner="w", lease_ms=60_000)
         done = [Settlement(job.id, job.lease_token, job.attempts, Completed()) for job in held]
-        assert len(endings.settle(conn, done)) == len(held) > 0
+        assert len(settle.settle(conn, done)) == len(held) > 0
 
 
 def operate_as(url: str) -> None:
@@ -1412,8 +1419,8 @@ def fill(owner: Engine) -> None:
         task = app.task(name="shop.note")(lambda text="": text)
         app.enqueue_many([task.new() for _ in range(5)])
         with app.database.begin() as conn:
-            *failing, _ = jobs.claim(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
-            endings.settle(
+            *failing, _ = claim.claim(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
+            settle.settle(
                 conn,
                 [
                     Settlement(job.id, job.lease_token, 1, Failed("error", ErrorText("E", "e")))

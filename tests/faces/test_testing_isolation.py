@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 import sqlq
-from sqlq.store.database import Database
+from sqlq.database.database import Database
 from sqlq.testing import Tally, assert_enqueued, create_tables, drain, inline, on_database
 from tests.conftest import sqlite_url
 from tests.faces.beside import Shop, rows

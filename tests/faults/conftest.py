@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sqlq.seal import new_key
+from sqlq.payload.encryption import new_key
 from tests.faults import operated
 
 

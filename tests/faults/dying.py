@@ -24,16 +24,21 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.admin import SKIPPED
-from sqlq.endings import settlement
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import endings, jobs, limits, records, schedules, unblock
-from sqlq.store.dialect import Dialect
-from sqlq.store.postgresql import PostgreSQL
-from sqlq.store.sqlite import SQLite
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.link import unpacked
-from sqlq.worker.running import RunningJob
+from sqlq.admin.admin import SKIPPED
+from sqlq.database.dialect import Dialect
+from sqlq.database.postgresql.dialect import PostgreSQL
+from sqlq.database.sqlite.dialect import SQLite
+from sqlq.model.callbacks import settlement
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store import schedules
+from sqlq.store.flows import unblock as unblocking
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lease, lookup, retry
+from sqlq.store.jobs import settle as settling
+from sqlq.store.limits import admit as admission
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.ipc.pipe import unpacked
 
 ROOT = Path(__file__).parents[2]
 DIED = 77
@@ -136,18 +141,18 @@ class Life:
 
     def claim(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            jobs.claim(conn, [argument], limit=2, owner="mortal", lease_ms=3_600_000)
+            claiming.claim(conn, [argument], limit=2, owner="mortal", lease_ms=3_600_000)
 
     def settle(self, argument: Any) -> None:
         id, token, attempts, outcome = argument
         with self.database.begin() as conn:
-            endings.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
+            settling.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
 
     def end(self, argument: Any) -> None:
         """Settle a job as its worker does, with what follows it."""
         job, outcome = argument
         with self.database.begin() as conn:
-            endings.settle(conn, [settlement(unpacked(job), OUTCOMES[outcome])])
+            settling.settle(conn, [settlement(unpacked(job), OUTCOMES[outcome])])
 
     def complete(self, argument: Any) -> None:
         """A handler that writes, and completes its job, in a transaction of its own."""
@@ -171,25 +176,25 @@ class Life:
 
     def heartbeat(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            jobs.extend(conn, [tuple(argument)], lease_ms=7_200_000)
+            lease.extend(conn, [tuple(argument)], lease_ms=7_200_000)
 
     def rescue(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            endings.rescue(conn)
+            settling.rescue(conn)
 
     def unblock(self, argument: Any) -> None:
-        unblock.after(self.database.for_claims, argument)
+        unblocking.after(self.database.for_claims, argument)
 
     def admit(self, argument: Any) -> None:
-        limits.look(self.database)
+        admission.look(self.database)
 
     def skip(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            endings.skip(conn, argument, SKIPPED)
+            settling.skip(conn, argument, SKIPPED)
 
     def retry_failed(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            records.retry_failed(conn, records.Selection(ids=(argument,)))
+            retry.retry_failed(conn, lookup.Selection(ids=(argument,)))
 
     def tick(self, argument: Any) -> None:
         """What schedules have due at a moment, by a clock that is an input."""

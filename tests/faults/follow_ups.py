@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from sqlq.job import JobDetails
+from sqlq.model.job import JobDetails
 from tests.faults.scorecard import record
 
 OUTCOMES = {"finished": "completed", "failed": "failed"}

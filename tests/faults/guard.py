@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 
-from sqlq.admin import SKIPPED
-from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.admin.admin import SKIPPED
+from sqlq.config.constants import ERROR_BYTES, MAX_ATTEMPTS
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.settings import ERROR_BYTES, MAX_ATTEMPTS
+from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
 
 ILLEGAL = "illegal transition:"
 

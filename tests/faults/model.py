@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from sqlq.job import ClaimedJob, Rule
-from sqlq.outcome import Cancelled, Completed, Failed, Outcome, Released, Retried
+from sqlq.model.checks import Rule
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Released, Retried
 
 HOUR = 3_600_000
 LEASE = 2  # hours

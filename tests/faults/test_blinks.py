@@ -20,8 +20,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.settings import LISTEN_ANSWER_SECONDS
-from sqlq.worker.lookout import LOOKOUT_SECONDS
+from sqlq.config.constants import LISTEN_ANSWER_SECONDS
+from sqlq.worker.wait.poller import LOOKOUT_SECONDS
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.proxy import Link, Proxy, made
@@ -335,12 +335,12 @@ def test_no_wait_is_without_end(
     tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kind of call, on a connection that was good and on one that is being made."""
-    from sqlq.store import database as module
+    from sqlq.database import database as databases
 
-    monkeypatch.setattr(module, "ANY", module.Use(0.5, 0.5, 2))
-    monkeypatch.setattr(module, "LOOPS", module.Use(0.5, 2.0, 2))
+    monkeypatch.setattr(databases, "ANY", databases.Use(0.5, 0.5, 2))
+    monkeypatch.setattr(databases, "LOOPS", databases.Use(0.5, 2.0, 2))
     with Load(tmp_path / "work", proxy.url(database_url)) as load:
-        database = module.Address(make_url(proxy.url(database_url)), None, None).open(use=module.ANY)
+        database = databases.Address(make_url(proxy.url(database_url)), None, None).open(use=databases.ANY)
 
         def ask() -> Any:
             with database.begin() as conn:

@@ -17,10 +17,13 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import ClaimedJob, NewJob, Rule
-from sqlq.outcome import Failed, Settlement
-from sqlq.store import endings, jobs, limits, unblock
-from sqlq.worker.link import packed
+from sqlq.model.checks import Rule
+from sqlq.model.job import ClaimedJob, NewJob
+from sqlq.model.outcome import Failed, Settlement
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import claim, insert, settle
+from sqlq.store.limits import admit
+from sqlq.worker.ipc.pipe import packed
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
 from tests.faults.follow_ups import count_followed
@@ -92,14 +95,14 @@ class Points:
         if followed:
             new = replace(new, on_success='{"task": "follow"}', on_failure='{"task": "follow"}')
         with self.app.database.begin() as conn:
-            (job,) = jobs.insert(conn, [new], self.app.database.schema)
+            (job,) = insert.insert(conn, [new], self.app.database.schema)
         self.made += 1
         return job.id
 
     def claimed(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> ClaimedJob:
         self.new(n, max_attempts, followed=followed)
         with self.app.database.begin() as conn:
-            (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
+            (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
         return job
 
     def finish(self) -> dict[int, list[Any]]:
@@ -107,7 +110,7 @@ class Points:
         queue."""
         guard.advance(self.engine, 3 * HOUR)
         with self.app.database.begin() as conn:
-            endings.rescue(conn)
+            settle.rescue(conn)
         guard.advance(self.engine, HOUR)
         self.app.worker(drain=True).run()
         guard.check(self.engine)
@@ -269,7 +272,7 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
     # whoever holds the job still does: the process that died was only its heartbeat
     with crash.app.database.begin() as conn:
         every = [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"]) for job in held.values()]
-        assert len(endings.settle(conn, every)) == len(held)
+        assert len(settle.settle(conn, every)) == len(held)
     assert {str(job.state) for (job,) in crash.finish().values()} == {"finished"}
 
 
@@ -313,8 +316,8 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
         made[n] = [job.id for job in crash.app.enqueue(flow).jobs]
         crash.made += len(made[n])
         with crash.app.database.begin() as conn:
-            (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
-            endings.settle(conn, [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"])])
+            (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            settle.settle(conn, [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"])])
         moment = crash._die("unblock", n, made[n][:1])
         crash.wait_until_gone()
         if moment is None:
@@ -336,7 +339,7 @@ def in_line(crash: Points, n: int, *, number: int = 1) -> list[int]:
     """Enqueue jobs of a key of their own, of which one may run at a time."""
     new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", 3, limit_key=f"key {n}", rule=Rule(max_running=1))
     with crash.app.database.begin() as conn:
-        done = jobs.insert(conn, [new] * number, crash.app.database.schema)
+        done = insert.insert(conn, [new] * number, crash.app.database.schema)
     crash.made += number
     return [job.id for job in done]
 
@@ -359,7 +362,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
         number = admitted(crash, made[n])
         over, lost = over + (number > 1), lost + (number == 0 and f"key {n}" not in wakes)
         seen.add(number)
-        limits.look(crash.app.database)  # what it has left, so that the next is as long
+        admit.look(crash.app.database)  # what it has left, so that the next is as long
 
     def prepare(n: int) -> None:
         if made:
@@ -390,9 +393,9 @@ def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outco
         if made:
             look(n - 1)  # before the next look admits it again
         (made[n],) = in_line(crash, n)
-        assert limits.look(crash.app.database).number >= 1
+        assert admit.look(crash.app.database).number >= 1
         with crash.app.database.begin() as conn:
-            (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
         return [packed(job), outcome]
 
     crash.all(prepare)
@@ -418,8 +421,8 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
         crash.made += 2
         if failed:
             with crash.app.database.begin() as conn:
-                (job,) = jobs.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
-                endings.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
+                (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+                settle.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
         return made[n][0]
 
     crash.all(prepare)
@@ -441,7 +444,7 @@ def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points
     def prepare(n: int) -> int:
         job = crash.claimed(n)
         with crash.app.database.begin() as conn:
-            endings.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
+            settle.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
         return job.id
 
     crash.all(prepare)

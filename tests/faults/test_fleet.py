@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import make_url
 
 import sqlq
-from sqlq.store import cluster
+from sqlq.store.workers import notify
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
@@ -110,7 +110,7 @@ class Fleet:
         before = self.number("SELECT count(*) FROM finished_jobs")
         self.producer.execute(
             f"WITH job AS ({INSERT} RETURNING id) SELECT id, pg_notify(%s, '') FROM job",
-            [cluster.channel("public")],
+            [notify.channel("public")],
         )
         wait_until(lambda: self.number("SELECT count(*) FROM finished_jobs") > before, what="the job done")
 

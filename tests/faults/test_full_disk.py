@@ -109,7 +109,7 @@ def test_an_enqueue_says_so_and_writes_nothing(app: sqlq.App, engine: Engine, fu
 def test_a_write_lock_that_is_held_for_long_is_one_sentence(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
-    monkeypatch.setattr("sqlq.store.sqlite.BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("sqlq.database.sqlite.dialect.BUSY_TIMEOUT_MS", 20)
     task = app.task(name="t")(lambda: None)
     sqlq.configure_sqlite(engine)
     held = "another program held the write lock for longer than this connection waits"

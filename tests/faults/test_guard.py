@@ -10,9 +10,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.job import NewJob
-from sqlq.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
-from sqlq.store import endings, flows, jobs, limits, records
+from sqlq.model.job import NewJob
+from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.store.flows import flows
+from sqlq.store.jobs import claim, insert, lease, lookup, retry, settle
+from sqlq.store.limits import admit
 from tests.faults import guard
 
 ERROR = ErrorText("ValueError", "no")
@@ -162,21 +164,21 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
     guard.install(engine)
     names = ("finishes", "fails", "running", "spent")
     with app.database.begin() as conn:
-        jobs.insert(
+        insert.insert(
             conn,
             [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names],
             app.database.schema,
         )
-        held = {job.task: job for job in jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
+        held = {job.task: job for job in claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("finishes", Completed()), ("fails", Failed("error", ERROR))):
-            endings.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
-        jobs.insert(conn, [NewJob("waiting", "{}", "default", 5)], app.database.schema)
-        jobs.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)], app.database.schema)
+            settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
+        insert.insert(conn, [NewJob("waiting", "{}", "default", 5)], app.database.schema)
+        insert.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)], app.database.schema)
         one = NewJob("limited", "{}", "limits", 5, limit_key="one", rule=sqlq.Limit("one", running=1).rule)
         later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
-        jobs.insert(conn, [one, later], app.database.schema)
-        assert limits.look_on(conn, (), most=9).number == 1
-        assert jobs.claim(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
+        insert.insert(conn, [one, later], app.database.schema)
+        assert admit.look_on(conn, (), most=9).number == 1
+        assert claim.claim(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
         flow = sqlq.Flow()
         failing = flow.add(NewJob("failing", "{}", "flows", 5))
         failing.on_success(NewJob("blocked", "{}", "flows", 5))
@@ -184,9 +186,9 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         passing.on_failure(NewJob("alarm", "{}", "flows", 5))
         passing.on_success(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
         flows.insert_flow(conn, flow.plan(), app.database.schema)
-        held = {job.task: job for job in jobs.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
+        held = {job.task: job for job in claim.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("passing", Completed()), ("failing", Failed("error", ERROR))):
-            endings.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
+            settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
     with engine.connect() as conn:
         return {name: conn.execute(text(query)).scalar_one() for name, query in SCENES.items()}
 
@@ -207,23 +209,23 @@ def test_what_is_legal_passes(app: sqlq.App, engine: Engine) -> None:
     error = ErrorText("ValueError", "no")
     outcomes: list[Any] = [Released(), Retried(0, error), Failed("error", error)]
     with app.database.begin() as conn:
-        (job,) = jobs.insert(conn, [NewJob("t", "{}", "default", 2)], app.database.schema)
+        (job,) = insert.insert(conn, [NewJob("t", "{}", "default", 2)], app.database.schema)
     for outcome in [*outcomes, "back", Retried(0, error), "lost", "back", "lost", Completed("1")]:
         if outcome == "back":
             with app.database.begin() as conn:
-                assert records.retry_failed(conn, records.Selection(ids=(job.id,))) == ([job.id], [])
+                assert retry.retry_failed(conn, lookup.Selection(ids=(job.id,))) == ([job.id], [])
             continue
         with app.database.begin() as conn:
-            (held,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=60_000)
+            (held,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=60_000)
         with app.database.begin() as conn:
-            assert jobs.extend(conn, [(held.id, held.lease_token)], lease_ms=90_000)
+            assert lease.extend(conn, [(held.id, held.lease_token)], lease_ms=90_000)
         if outcome == "lost":
             guard.advance(engine, 90_000)
             with app.database.begin() as conn:
-                assert len(endings.rescue(conn)) == 1
+                assert len(settle.rescue(conn)) == 1
             continue
         with app.database.begin() as conn:
-            assert endings.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+            assert settle.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
     guard.check(engine)
     assert app.get(job.id).state == "finished"
 

@@ -568,11 +568,11 @@ def behind_runs_within_five_seconds(app: sqlq.App) -> float:
 
 
 def chores_fail(app: sqlq.App) -> str:
-    from sqlq.store import endings
+    from sqlq.store.jobs import settle
 
     try:
         with app.database.begin() as conn:
-            endings.rescue(conn)
+            settle.rescue(conn)
     except DBAPIError as error:
         return str(error)
     return ""

@@ -16,16 +16,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Outcome
-from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import Callbacks, Supervised
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.host import Host
-from sqlq.worker.isolates import Isolates
-from sqlq.worker.link import Link
-from sqlq.worker.running import RunningJob
-from sqlq.worker.supervisor import Child, Supervisor, SupervisorOptions
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Outcome
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.ipc.parent import Callbacks, Supervised
+from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.process import Child
+from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
 anything = st.recursive(
@@ -179,8 +180,8 @@ def test_what_an_isolate_says_is_an_outcome_or_its_end(said: list[dict[str, Any]
 ISOLATE = """
 import sys
 import sqlq
-from sqlq.worker.isolates import serve
-from sqlq.worker.link import Link
+from sqlq.worker.run.isolated import serve
+from sqlq.worker.ipc.pipe import Link
 serve(Link.inherited(int(sys.argv[1])), sqlq.App("sqlite://").tasks)
 """
 

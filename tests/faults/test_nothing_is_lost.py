@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.store.database import Database
+from sqlq.database.database import Database
 from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, make_url
 
 import sqlq
-from sqlq.store import cluster, hearing
-from sqlq.store.hearing import ANY_JOB, Hearing, named_in
-from sqlq.store.results import WAITS
-from sqlq.worker.answers import MOST_REMEMBERED, Answers
-from sqlq.worker.lookout import Lookout
+from sqlq.database import notifications
+from sqlq.database.notifications import ANY_JOB, Hearing, named_in
+from sqlq.store.jobs.results import WAITS
+from sqlq.store.workers import notify
+from sqlq.worker.settle.after import MOST_REMEMBERED, Answers
+from sqlq.worker.wait.poller import Lookout
 from tests.faces.command import Command
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
@@ -51,7 +52,7 @@ def stranger(database_url: str, engine: Engine) -> Iterator[Callable[[], psycopg
 
 def channels(app: sqlq.App) -> tuple[str, str]:
     """Those on which workers hear of jobs, and who waits of their ends."""
-    named = cluster.channel(app.database.schema)
+    named = notify.channel(app.database.schema)
     return named, f"{named}_ended"
 
 
@@ -97,8 +98,8 @@ def test_each_text_is_read_as_it_is_meant_or_ignored(
     app: sqlq.App, stranger: Callable[[], psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On both channels, over the wire, and as it comes together with an answer."""
-    monkeypatch.setattr(hearing, "REST_SECONDS", 0.0)
-    monkeypatch.setattr(hearing, "BYTES_A_SECOND", 1 << 40)
+    monkeypatch.setattr(notifications, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(notifications, "BYTES_A_SECOND", 1 << 40)
     engine, lasts = app.database.engine, count(2**62)
     with stranger() as speaker, engine.connect() as ear:
         ear.exec_driver_sql("LISTEN fuzzed")
@@ -277,8 +278,8 @@ def test_what_comes_in_one_transaction_is_read_before_the_next_look(
         return look(self, conn)
 
     monkeypatch.setattr(Lookout, "_look", looks)
-    monkeypatch.setattr("sqlq.worker.lookout.LOOKOUT_SECONDS", 0.02)
-    monkeypatch.setattr(hearing, "LONGEST_SECONDS", 0.0005)
+    monkeypatch.setattr("sqlq.worker.wait.poller.LOOKOUT_SECONDS", 0.02)
+    monkeypatch.setattr(notifications, "LONGEST_SECONDS", 0.0005)
     ran = threading.Event()
     app.task(name="t")(ran.set)
     with working(app), stranger() as conn:

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.seal import new_key
+from sqlq.payload.encryption import new_key
 from tests.faults import effects
 from tests.faults.operated import Answer, answer, numbers
 from tests.faults.processes import WorkerProcess

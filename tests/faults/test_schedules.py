@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Engine
 
 import sqlq
-from sqlq.schedules import ScheduleDetails
+from sqlq.admin.schedules import ScheduleDetails
 from sqlq.store import schedules
 from sqlq.testing import tick
 from tests.faults.dying import dying_process

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.rotation import Rotation
-from sqlq.seal import HEAD, new_key
+from sqlq.admin.keys import Rotation
+from sqlq.payload.encryption import HEAD, new_key
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 

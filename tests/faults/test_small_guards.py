@@ -16,11 +16,12 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, te
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.outcome import Completed, Settlement
-from sqlq.store import endings, jobs
-from sqlq.store.database import Database
-from sqlq.store.dialect import Ask
-from sqlq.store.jobs import Fate
+from sqlq.database.database import Database
+from sqlq.database.dialect import Ask
+from sqlq.model.outcome import Completed, Settlement
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lease, settle
+from sqlq.store.jobs.lease import Fate
 from sqlq.worker.claim import Claimer
 from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
@@ -37,8 +38,8 @@ ASKS_THE_TIME = {
     "here.py",
     "history.py",
     "retry.py",
-    "worker/commits.py",
-    "worker/meter.py",
+    "worker/attempt/own_row.py",
+    "worker/report/meter.py",
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job
 of this process was enqueued, begun and ended, when an attempt was, for its line, how far away a moment is,
@@ -46,7 +47,7 @@ for a line and a look, and how long a job has waited, for the metrics."""
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
-    return jobs.claim(conn, ["default"], limit=limit, owner="me", lease_ms=60_000)
+    return claiming.claim(conn, ["default"], limit=limit, owner="me", lease_ms=60_000)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -152,7 +153,7 @@ def test_a_standby_is_not_asked_what_became_of_a_job(restartable_postgresql: Own
             pytest.raises(DBAPIError, match="during recovery"),
             database.read() as conn,
         ):
-            jobs.fates(conn, [(1, 1)])
+            lease.fates(conn, [(1, 1)])
     finally:
         restartable_postgresql.drop_database(url)
 
@@ -187,7 +188,7 @@ def test_a_claim_that_is_broken_off_keeps_no_lock(
     with closing(Database.beside(engine)) as database:
         claimer = Claimer(database, "me", ["default"], concurrency=1, lease_ms=60_000)
         with monkeypatch.context() as patched:
-            patched.setattr(jobs, "claimed", lambda *_, **__: 1 // 0)
+            patched.setattr(claiming, "claimed", lambda *_, **__: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 claimer.claim(1)
         assert len(claimer.claim(1)) == 1
@@ -199,10 +200,10 @@ def test_where_finished_jobs_are_not_kept_a_row_that_is_gone_was_settled(app: sq
     with app.database.begin() as conn:
         (job,) = claim(conn)
         right = (job.id, job.lease_token)
-        assert endings.settle(conn, [Settlement(*right, 1, Completed())], keep_finished=False) == {right}
+        assert settle.settle(conn, [Settlement(*right, 1, Completed())], keep_finished=False) == {right}
     with app.database.read() as conn:
-        assert jobs.fates(conn, [right], keep_finished=False) == {right: Fate.SETTLED}
-        assert jobs.fates(conn, [right], keep_finished=True) == {right: Fate.LOST}
+        assert lease.fates(conn, [right], keep_finished=False) == {right: Fate.SETTLED}
+        assert lease.fates(conn, [right], keep_finished=True) == {right: Fate.LOST}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

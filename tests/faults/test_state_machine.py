@@ -31,15 +31,21 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
-from sqlq import history
-from sqlq.admin import SKIPPED
-from sqlq.endings import settlement
-from sqlq.job import NewJob
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried
-from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
-from sqlq.store import checkpoint, endings, expiry, flows, jobs, limits, records, unblock
-from sqlq.store.database import Database
-from sqlq.store.jobs import Fate
+from sqlq.admin.admin import SKIPPED
+from sqlq.database.database import Database
+from sqlq.model import history
+from sqlq.model.callbacks import settlement
+from sqlq.model.job import NewJob
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried
+from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.store.flows import flows
+from sqlq.store.flows import unblock as unblocking
+from sqlq.store.jobs import checkpoint, insert, lease, lookup, prune, retry
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import expire as expiring
+from sqlq.store.jobs import settle as settling
+from sqlq.store.jobs.lease import Fate
+from sqlq.store.limits import admit as admission
 from tests.faults import guard
 from tests.faults.model import HOUR, LEASE, LIMITS, Model, Modelled
 from tests.faults.scorecard import record
@@ -138,7 +144,7 @@ class Contract(Model, RuleBasedStateMachine):
             None,
         )
         with self.transaction(crash) as conn:
-            (made,) = jobs.insert(conn, [new], self.database.schema)
+            (made,) = insert.insert(conn, [new], self.database.schema)
         assert made.created == (rival is None), "at most one live job holds a key"
         if rival is not None:
             replaced = rival.owner is None and conflict != "keep"
@@ -202,12 +208,12 @@ class Contract(Model, RuleBasedStateMachine):
     def unblock(self, again: bool) -> None:
         """Whoever comes by unblocks what it can, whoever has ended what was waited for."""
         expected = self.unblock_in_model()
-        done, place = unblock.sweep_all(self.database, (0, 0), 1_000)
+        done, place = unblocking.sweep_all(self.database, (0, 0), 1_000)
         assert place is None
         Contract.steps_lost += max(0, expected[0] - done.free)
         assert (done.free, len(done.cancelled)) == expected
         if again:
-            twice, _ = unblock.sweep_all(self.database, (0, 0), 1_000)
+            twice, _ = unblocking.sweep_all(self.database, (0, 0), 1_000)
             Contract.steps_unblocked_twice += twice.free
             assert not twice, "a step was unblocked twice"
 
@@ -217,7 +223,7 @@ class Contract(Model, RuleBasedStateMachine):
         """An operator goes on as if a step had finished, whether it waits or has failed."""
         id = data.draw(st.sampled_from(self.skippable()))
         with self.transaction(crash) as conn:
-            assert endings.skip(conn, id, SKIPPED)
+            assert settling.skip(conn, id, SKIPPED)
         if not crash:
             job = self.model[id]
             job.place, job.reason, job.blocked = "finished_jobs", "completed", False
@@ -237,7 +243,7 @@ class Contract(Model, RuleBasedStateMachine):
     ) -> None:
         new = NewJob("t", "{}", "q", 3, priority, delay_ms=delay * HOUR, limit_key=key, rule=LIMITS[key])
         with self.transaction(crash) as conn:
-            made = jobs.insert(conn, [new] * number, self.database.schema)
+            made = insert.insert(conn, [new] * number, self.database.schema)
         assert {job.state for job in made} == {"blocked"}
         if crash:
             return
@@ -257,11 +263,11 @@ class Contract(Model, RuleBasedStateMachine):
         """Whoever comes by admits what may run, whether a wake tells it or a sweep."""
         before = {id: job.in_line for id, job in self.model.items()}
         if swept:
-            limits.sweep(self.database, "")
+            admission.sweep(self.database, "")
             crash = False
         else:
             with self.transaction(crash) as conn:
-                limits.look_on(conn, LIMITS, most=500)
+                admission.look_on(conn, LIMITS, most=500)
         with self.engine.connect() as conn:
             query = "SELECT id FROM jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL"
             free = set(conn.scalars(text(query)))
@@ -296,7 +302,7 @@ class Contract(Model, RuleBasedStateMachine):
     def claim(self, owner: str, limit: int, crash: bool) -> None:
         waiting = self.waiting()
         with self.transaction(crash) as conn:
-            got = jobs.claim(conn, ["q"], limit=limit, owner=owner, lease_ms=LEASE * HOUR)
+            got = claiming.claim(conn, ["q"], limit=limit, owner=owner, lease_ms=LEASE * HOUR)
         if not crash:
             self.claimed(owner, got, limit, waiting)
 
@@ -307,8 +313,8 @@ class Contract(Model, RuleBasedStateMachine):
         waiting = self.waiting()
         first, second = self.database.connect(), self.database.connect()
         with first, second, first.begin() as one, second.begin() as two:
-            got = jobs.claim(first, ["q"], limit=limit, owner="one", lease_ms=LEASE * HOUR)
-            other = jobs.claim(second, ["q"], limit=limit, owner="two", lease_ms=LEASE * HOUR)
+            got = claiming.claim(first, ["q"], limit=limit, owner="one", lease_ms=LEASE * HOUR)
+            other = claiming.claim(second, ["q"], limit=limit, owner="two", lease_ms=LEASE * HOUR)
             assert not {job.id for job in got} & {job.id for job in other}, "one job, two owners"
             for transaction in [two, one] if second_commits_first else [one, two]:
                 transaction.rollback() if transaction is one and first_crashes else transaction.commit()
@@ -346,7 +352,7 @@ class Contract(Model, RuleBasedStateMachine):
             batch.append(settlement(job, outcome))
         good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
         with self.transaction(crash) as conn:
-            done = endings.settle(conn, batch)
+            done = settling.settle(conn, batch)
         Contract.stale_tried += len(chosen) - len(good)
         Contract.stale_accepted += len(done - good)
         assert done == good, "exactly the rights that are still good count"
@@ -357,9 +363,9 @@ class Contract(Model, RuleBasedStateMachine):
                 self.settle_in_model(known, written.outcome)
         if reply_lost:
             with self.transaction() as conn:
-                assert endings.settle(conn, batch) == set(), "settled twice"
+                assert settling.settle(conn, batch) == set(), "settled twice"
             with self.database.read() as conn:
-                fates = jobs.fates(conn, good)
+                fates = lease.fates(conn, good)
             assert set(fates.values()) <= {Fate.SETTLED}
 
     @precondition(lambda self: self.rights)
@@ -368,7 +374,7 @@ class Contract(Model, RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(self.rights), min_size=1, max_size=4))
         good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
         with self.transaction(crash) as conn:
-            renewed = jobs.extend(conn, {(job.id, job.lease_token) for job in chosen}, lease_ms=LEASE * HOUR)
+            renewed = lease.extend(conn, {(job.id, job.lease_token) for job in chosen}, lease_ms=LEASE * HOUR)
         assert set(renewed) == good
         if not crash:
             for id, _ in good:
@@ -397,7 +403,7 @@ class Contract(Model, RuleBasedStateMachine):
     def look(self) -> None:
         """What an owner learns about each of its rights, once a reply was lost."""
         with self.database.read() as conn:
-            fates = jobs.fates(conn, [(job.id, job.lease_token) for job in self.rights])
+            fates = lease.fates(conn, [(job.id, job.lease_token) for job in self.rights])
         for job in self.rights:
             known = self.model.get(job.id)
             if known is None or known.token != job.lease_token:
@@ -413,7 +419,7 @@ class Contract(Model, RuleBasedStateMachine):
         lost = [job for job in self.model.values() if job.expires is not None and job.expires <= self.clock]
         lost = sorted(lost, key=lambda job: job.id)[:limit]
         with self.transaction(crash) as conn:
-            rescued = endings.rescue(conn, limit=limit)
+            rescued = settling.rescue(conn, limit=limit)
         assert [(job.id, job.owner, job.attempts, job.failed) for job in sorted(rescued)] == [
             (job.id, job.owner, job.attempts, job.attempts >= job.max_attempts) for job in lost
         ]
@@ -459,7 +465,7 @@ class Contract(Model, RuleBasedStateMachine):
         """What waits, was never tried and should have been by now is cancelled, and nothing else is."""
         late = self.late()
         with self.transaction(crash) as conn:
-            expired = expiry.expire(conn, limit=500)
+            expired = expiring.expire(conn, limit=500)
         assert sorted(job.id for job in expired) == sorted(late)
         if not crash:
             for id in late:
@@ -473,7 +479,7 @@ class Contract(Model, RuleBasedStateMachine):
         failed = sorted(job.id for job in self.model.values() if job.place == "failed_jobs")
         chosen = data.draw(st.lists(st.sampled_from(failed), unique=True, min_size=1))
         with self.transaction(crash) as conn:
-            moved, stayed = records.retry_failed(conn, records.Selection(ids=tuple(chosen)))
+            moved, stayed = retry.retry_failed(conn, lookup.Selection(ids=tuple(chosen)))
         assert sorted(moved + stayed) == sorted(chosen)
         taken = {job.key for job in self.model.values() if job.holds_key()}
         by_key: dict[str, list[int]] = {}
@@ -499,7 +505,7 @@ class Contract(Model, RuleBasedStateMachine):
             st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs"))
         )
         with self.transaction() as conn:
-            assert records.forget_failed(conn, records.Selection(ids=(id,))).ids == [id]
+            assert prune.forget_failed(conn, lookup.Selection(ids=(id,))).ids == [id]
         del self.model[id]
 
     # -- beside the model ------------------------------------------------------------------------------------
@@ -521,7 +527,7 @@ class Contract(Model, RuleBasedStateMachine):
                 )
                 for id, attempts, token, releases, errors, cursor, payload, reason, owner, losses in rows:
                     assert id not in found, "a job in two tables"
-                    count = sum(map(history.is_error, records._records(errors)))
+                    count = sum(map(history.is_error, lookup._records(errors)))
                     said = (count, cursor, payload)
                     found[id] = (table, attempts, token, releases, *said, reason, owner, losses)
             states = {

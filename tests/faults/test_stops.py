@@ -21,10 +21,10 @@ from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.store.database import Database
-from sqlq.store.patience import waits_while
-from sqlq.worker.child import ORPHANED_MS
-from sqlq.worker.grace import Grace
+from sqlq.database.database import Database
+from sqlq.database.timeouts import waits_while
+from sqlq.worker.ipc.parent import ORPHANED_MS
+from sqlq.worker.stop import Grace
 from tests.faults.processes import worker_process
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
@@ -177,7 +177,7 @@ def test_a_thread_that_is_to_end_waits_no_longer_whatever_its_patience(database_
 
 def test_outcomes_may_be_written_until_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is asked."""
-    monkeypatch.setattr("sqlq.worker.grace.LAST_SETTLES_SECONDS", 0.1)
+    monkeypatch.setattr("sqlq.worker.stop.LAST_SETTLES_SECONDS", 0.1)
     grace = Grace(50, lambda: None)
     assert grace.patience() == float("inf")
     grace.stop(None)

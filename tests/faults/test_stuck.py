@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.doctor import Doctor
-from sqlq.job import JobDetails
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.model.job import JobDetails
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
 

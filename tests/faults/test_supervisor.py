@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.job import JobDetails, NewJob
+from sqlq.model.job import JobDetails, NewJob
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until

@@ -24,11 +24,12 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
-from sqlq.job import ClaimedJob, JobDetails
-from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Settlement
-from sqlq.schema.moments import SQLITE_NOW
-from sqlq.store import endings, jobs
-from sqlq.worker.chores import Chores, Sweep
+from sqlq.model.job import ClaimedJob, JobDetails
+from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.schema.types import SQLITE_NOW
+from sqlq.store.jobs import claim, settle
+from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.services import Sweep
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
@@ -138,7 +139,7 @@ def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
     def rescue() -> bool:
         nonlocal taken
         with app.database.begin() as conn:
-            taken += len(endings.rescue(conn))
+            taken += len(settle.rescue(conn))
         return taken == number
 
     wait_until(rescue, what="the leases running out")
@@ -146,13 +147,13 @@ def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
 
 def claim_all(app: sqlq.App) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, ["default"], limit=100, owner="owner", lease_ms=3_600_000)
+        return claim.claim(conn, ["default"], limit=100, owner="owner", lease_ms=3_600_000)
 
 
 def settle_all(app: sqlq.App, held: list[ClaimedJob], outcome: Outcome) -> int:
     with app.database.begin() as conn:
         return len(
-            endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held])
+            settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held])
         )
 
 
@@ -245,7 +246,7 @@ def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_live
             wait_until(lambda: leases() not in seen, what="a renewal")
             seen.add(leases())
             with app.database.begin() as conn:
-                assert endings.rescue(conn) == []
+                assert settle.rescue(conn) == []
         (folder / "woken").touch()
         os.kill(child, signal.SIGCONT)
         wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")

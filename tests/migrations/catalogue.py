@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine, MetaData, event, make_url, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 
-from sqlq.schema import migrate, moments, rules, tables, views
+from sqlq.database import migrate
+from sqlq.schema import rules, tables, types, views
 
 Catalogue = dict[str, list[tuple[object, ...]]]
 
@@ -84,7 +85,7 @@ def _one_line(sql: str | None) -> str:
 def _create_column(element: CreateColumn, compiler: Any, **kw: Any) -> str:
     column = element.element
     plain = str(compiler.visit_create_column(element, **kw))
-    name = "moment" if isinstance(column.type, moments.Moment) else column.info.get("domain")
+    name = "moment" if isinstance(column.type, types.Moment) else column.info.get("domain")
     if name is None or column.table.metadata is not tables.metadata:
         return plain
     words = compiler.dialect.type_compiler_instance.process(column.type, type_expression=column)

@@ -14,7 +14,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from sqlq.schema import migrate, version
+from sqlq.database import migrate
+from sqlq.schema import version
 
 HEAD = "0003"
 CHECKOUT = Path(version.__file__).parents[2]
@@ -23,12 +24,14 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 from sqlq import cli
-from sqlq.schema import live, migrate, version
+from sqlq.database import migrate
+from sqlq.database.postgresql import online
+from sqlq.schema import version
 
 url, directory, head, lock_timeout_ms, *command = sys.argv[1:]
 version.HEAD = head
 migrate.location = lambda: Path(directory)
-live.LOCK_TIMEOUT_MS = int(lock_timeout_ms)
+online.LOCK_TIMEOUT_MS = int(lock_timeout_ms)
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 sys.argv = ["sqlq", "-d", url, *command]
 cli.main()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from sqlq.schema import migrate
+from sqlq.database import migrate
 from tests.migrations.catalogue import Catalogue, build_from_models, catalogue, run_script
 from tests.servers import PostgreSQL
 

@@ -15,7 +15,8 @@ import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from sqlq.schema import migrate, version
+from sqlq.database import migrate
+from sqlq.schema import version
 
 CHECKOUT = Path(version.__file__).parents[2]
 
@@ -56,7 +57,7 @@ def test_an_installed_package_brings_its_history(tmp_path: Path) -> None:
     """The layout of the wheel: the history is inside the package, and nothing is beside it."""
     shutil.copytree(CHECKOUT / "sqlq", tmp_path / "sqlq")
     shutil.copytree(migrate.location(), tmp_path / "sqlq" / "migrations")
-    program = "from sqlq.schema import migrate; print(migrate.location())"
+    program = "from sqlq.database import migrate; print(migrate.location())"
     done = run(sys.executable, "-c", program, place=tmp_path)
     assert Path(done.stdout.strip()) == tmp_path / "sqlq" / "migrations"
 
@@ -66,7 +67,7 @@ def test_an_installation_without_its_history_says_so(tmp_path: Path) -> None:
     done = run(
         sys.executable,
         "-c",
-        "from sqlq.schema import migrate; migrate.location()",
+        "from sqlq.database import migrate; migrate.location()",
         place=tmp_path,
         check=False,
     )

@@ -18,8 +18,9 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq.alembic
+from sqlq.database import migrate
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.schema import migrate, version
+from sqlq.schema import version
 from tests.migrations.catalogue import Catalogue, build_from_models, catalogue, own_names, run_script
 from tests.servers import async_database_url
 

@@ -16,8 +16,9 @@ from sqlalchemy.exc import IntegrityError
 
 import sqlq
 import sqlq.alembic
+from sqlq.database import migrate
+from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
-from sqlq.schema import live, migrate
 from tests.migrations import later_release
 from tests.migrations.catalogue import catalogue, run_script
 from tests.migrations.later_release import Migrator
@@ -250,8 +251,8 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
 def test_patience_ends_in_a_sentence_and_changes_nothing(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 20)
-    monkeypatch.setattr(live, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(online, "PATIENCE_S", 0.2)
     before = catalogue(later)
     with later.connect() as long_transaction:
         long_transaction.execute(text("SELECT count(*) FROM jobs"))
@@ -385,8 +386,8 @@ def test_a_build_outlives_timeouts_that_are_made_for_requests(
 def test_a_build_that_waits_too_long_gives_up_in_a_sentence(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "INDEX_PATIENCE_MS", 100)
-    monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 100)
+    monkeypatch.setattr(online, "INDEX_PATIENCE_MS", 100)
+    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
     execute(later, "UPDATE sqlq_version SET version_num = '0002'")
     with later.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
@@ -407,7 +408,7 @@ def test_a_unique_index_that_cannot_be_leaves_nothing_that_producers_meet(migrat
         )
 
     with pytest.raises(IntegrityError):
-        live.build_index(migrated, "public", "jobs", "one_queue", unique)
+        online.build_index(migrated, "public", "jobs", "one_queue", unique)
     assert live_index(migrated, "one_queue") is None
     # what a killed build with duplicates leaves
     with (
@@ -417,7 +418,7 @@ def test_a_unique_index_that_cannot_be_leaves_nothing_that_producers_meet(migrat
         unique(connection.execution_options(isolation_level="AUTOCOMMIT"))
     assert live_index(migrated, "one_queue") is False
     execute(migrated, "DELETE FROM jobs WHERE task = 'shop.a'")
-    live.build_index(migrated, "public", "jobs", "one_queue", unique)
+    online.build_index(migrated, "public", "jobs", "one_queue", unique)
     assert live_index(migrated, "one_queue") is True
 
 
@@ -475,7 +476,7 @@ def finished(engine: Engine) -> int:
 
 def live_index(engine: Engine, name: str = "jobs_by_task") -> bool | None:
     with engine.connect() as connection:
-        return live.is_valid(connection, "public", name)
+        return online.is_valid(connection, "public", name)
 
 
 def index_oid(engine: Engine) -> int:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
+from sqlq.database import migrate
+from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
-from sqlq.schema import live, migrate, version
+from sqlq.schema import version
 from tests.migrations.catalogue import catalogue, own_names
 
 CHECKOUT = Path(version.__file__).parents[2]
@@ -249,7 +251,7 @@ def test_down_to_an_unknown_revision_says_so(migrated: Engine) -> None:
 def test_down_does_not_queue_behind_a_long_transaction(
     migrated: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 50)
     with migrated.connect() as other:
         other.execute(text("SELECT count(*) FROM jobs"))
         with pytest.raises(ConfigurationError, match="in use: stop the workers"):
@@ -262,7 +264,7 @@ def test_down_does_not_queue_behind_a_long_transaction(
 MIGRATOR = """
 import logging, sys
 from sqlalchemy import create_engine
-from sqlq.schema import migrate
+from sqlq.database import migrate
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 engine = create_engine(sys.argv[1])
@@ -313,7 +315,7 @@ def test_a_second_process_waits_for_the_first(migrators: list[subprocess.Popen[s
 
 
 def test_waiting_ends(empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(online, "PATIENCE_S", 0.0)
     other = create_engine(
         empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {}
     )

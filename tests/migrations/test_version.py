@@ -11,10 +11,11 @@ from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq
-from sqlq.doctor import Doctor
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.finding import Verdict
+from sqlq.database import migrate
 from sqlq.errors import SchemaVersionError
-from sqlq.findings import Verdict
-from sqlq.schema import migrate, version, views
+from sqlq.schema import version, views
 
 
 def test_read_tells_none_from_a_revision(empty: Engine) -> None:

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.job import Rule
-from sqlq.store import limits
-from sqlq.store.dialect import Line
-from sqlq.store.postgresql import PostgreSQL
+from sqlq.database.dialect import Line
+from sqlq.database.postgresql.dialect import PostgreSQL
+from sqlq.model.checks import Rule
+from sqlq.store.limits import admit
 from tests.sql.test_statements import walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
@@ -91,7 +91,7 @@ def test_a_sweep_steps_from_key_to_key_of_long_lines(app: sqlq.App, engine: Engi
     claims = app.database.for_claims
     event.listen(claims.engine, "before_cursor_execute", look)
     with claims.begin() as conn:
-        keys, _ = limits.sweep_on(conn, "", 500)
+        keys, _ = admit.sweep_on(conn, "", 500)
     event.remove(claims.engine, "before_cursor_execute", look)
     assert keys == ["full", "rated", "serial"]
     assert len(touched) == 1
@@ -102,8 +102,8 @@ def test_a_sweep_steps_from_key_to_key_of_long_lines(app: sqlq.App, engine: Engi
 def test_sqlite_goes_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, 2_000, 100)
     with app.database.begin() as conn:
-        conn.execute(limits._LOCK, {"keys": ["full"]})
-        limits._add(conn, app.database.dialect, {line.key: Rule(line.running) for line in LINES})
+        conn.execute(admit._LOCK, {"keys": ["full"]})
+        admit._add(conn, app.database.dialect, {line.key: Rule(line.running) for line in LINES})
     asked: list[tuple[str, Any]] = []
 
     def note(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
@@ -112,7 +112,7 @@ def test_sqlite_goes_by_indexes(app: sqlq.App, engine: Engine) -> None:
     event.listen(app.database.engine, "before_cursor_execute", note)
     with app.database.begin() as conn:
         assert len(list(app.database.dialect.pick(conn, LINES, ["default"]))) == 16
-        limits.sweep_on(conn, "", 500)
+        admit.sweep_on(conn, "", 500)
     event.remove(app.database.engine, "before_cursor_execute", note)
     with engine.connect() as conn:
         for statement, given in asked:

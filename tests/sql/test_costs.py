@@ -14,9 +14,10 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.outcome import Completed, Settlement
-from sqlq.store import endings, jobs
-from sqlq.store.dialect import Dialect
+from sqlq.database import dialects
+from sqlq.database.dialect import Dialect
+from sqlq.model.outcome import Completed, Settlement
+from sqlq.store.jobs import settle
 from sqlq.worker.claim import Claimer
 
 HOT = ("jobs", "finished_jobs", "failed_jobs")
@@ -46,7 +47,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return counted
 
     with monkeypatch.context() as patch:
-        for dialect in jobs.DIALECTS.values():
+        for dialect in dialects.DIALECTS.values():
             patch.setattr(dialect, "run", counting(dialect))
         event.listen(Engine, "before_cursor_execute", executing)
         try:
@@ -121,7 +122,7 @@ def test_a_lone_job_is_claimed_by_one_statement_and_settled_by_one(
         assert len(sent) == 1, sent
     settlement = Settlement(job.id, job.lease_token, job.attempts, Completed())
     with database.for_loops.single_statements() as conn, statements(monkeypatch) as sent:
-        endings.settle(conn, [settlement])
+        settle.settle(conn, [settlement])
     assert len(sent) == (2 if database.dialect.one_writer else 1), sent
 
 

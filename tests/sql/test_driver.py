@@ -12,9 +12,10 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.store import driver, postgresql
-from sqlq.store.database import Database
-from sqlq.store.dialect import Ask
+from sqlq.database import raw
+from sqlq.database.database import Database
+from sqlq.database.dialect import Ask
+from sqlq.database.postgresql import dialect
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -31,7 +32,7 @@ class Clock(SimpleNamespace):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (driver, postgresql):
+    for module in (raw, dialect):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -56,7 +57,7 @@ def test_statements_that_follow_each_other_ask_the_pool_once(app: sqlq.App, cloc
     for _ in range(10):
         app.enqueue(task.new())
     assert (len(taken), len(made)) == (1, 1)
-    clock.now += 2 * driver.TAKEN_SECONDS
+    clock.now += 2 * raw.TAKEN_SECONDS
     app.enqueue(task.new())
     assert (len(taken), len(made)) == (2, 1)
     assert len(app.list()) == 12
@@ -77,8 +78,8 @@ def test_a_connection_that_rested_long_is_asked_for_a_sign_of_life(
     pid = backend(app.database)
     for seconds, pings in (
         (0.01, 0),
-        (postgresql.IDLE_SECONDS / 2, 0),
-        (2 * postgresql.IDLE_SECONDS, 1),
+        (dialect.IDLE_SECONDS / 2, 0),
+        (2 * dialect.IDLE_SECONDS, 1),
         (0.01, 1),
     ):
         clock.now += seconds

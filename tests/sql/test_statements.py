@@ -19,12 +19,16 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.endings import settlement
-from sqlq.history import Course
-from sqlq.job import NewJob, Rule, State
-from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import checkpoint, endings, expiry, jobs, limits, records, replay
-from sqlq.store.database import Database
+from sqlq.database import dialects
+from sqlq.database.database import Database
+from sqlq.model.callbacks import settlement
+from sqlq.model.checks import Rule
+from sqlq.model.history import Course
+from sqlq.model.job import NewJob, State
+from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store.jobs import checkpoint, claim, expire, lease, prune, replay, settle
+from sqlq.store.jobs import insert as inserting
+from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
 from tests.conftest import DATABASES, fresh_database, sqlite_url
 from tests.servers import PostgreSQL
@@ -47,33 +51,33 @@ def limited(rule: Rule = RULE) -> NewJob:
 
 
 def admit(conn: Connection, rule: Rule) -> Any:
-    jobs.insert(conn, [limited(rule)], schema_of(conn))
-    return limits.look_on(conn, (), most=500)
+    inserting.insert(conn, [limited(rule)], schema_of(conn))
+    return admission.look_on(conn, (), most=500)
 
 
 def claim_two(conn: Connection) -> list[Any]:
-    return jobs.claim(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
+    return claim.claim(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
 
 
 def due_in(conn: Connection, names: list[str] | None) -> Any:
     def ask(statement: str, parameters: Any) -> list[Any]:
         return list(conn.exec_driver_sql(statement, parameters))
 
-    return jobs.DIALECTS[conn.dialect.name].due_in(ask, schema_of(conn), names)
+    return dialects.DIALECTS[conn.dialect.name].due_in(ask, schema_of(conn), names)
 
 
 def look(conn: Connection) -> Any:
     def ask(statement: str, parameters: Any) -> list[Any]:
         return list(conn.exec_driver_sql(statement, parameters))
 
-    dialect = jobs.DIALECTS[conn.dialect.name]
+    dialect = dialects.DIALECTS[conn.dialect.name]
     if dialect.sees_commits:
         pytest.skip("here no lookout looks: a connection sees what others commit")
     return dialect.look(ask, schema_of(conn), None, "sqlq", hosts_within_ms=30_000, chores=True)
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
-    return lambda conn, held: endings.settle(
+    return lambda conn, held: settle.settle(
         conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in held]
     )
 
@@ -86,30 +90,30 @@ def replay_all(conn: Connection, held: list[Any]) -> Any:
 
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
-    "insert": lambda conn, held: jobs.insert(conn, [new()], schema_of(conn)),
-    "insert_many": lambda conn, held: jobs.insert(conn, [new(), new()], schema_of(conn)),
-    "insert_unlike": lambda conn, held: jobs.insert(conn, [new(), new(priority=3)], schema_of(conn)),
-    "insert_keyed": lambda conn, held: jobs.insert(conn, [new(unique_key="a")], schema_of(conn)),
+    "insert": lambda conn, held: inserting.insert(conn, [new()], schema_of(conn)),
+    "insert_many": lambda conn, held: inserting.insert(conn, [new(), new()], schema_of(conn)),
+    "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)], schema_of(conn)),
+    "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")], schema_of(conn)),
     "claim": lambda conn, held: claim_two(conn),
-    "claim_followed": lambda conn, held: jobs.claim(
+    "claim_followed": lambda conn, held: claim.claim(
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, follow_ups="{}"
     ),
-    "claim_newest": lambda conn, held: jobs.claim(
+    "claim_newest": lambda conn, held: claim.claim(
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, newest_first=True
     ),
     "complete": settle_with(Completed("1")),
-    "complete_later": lambda conn, held: endings.settle(
+    "complete_later": lambda conn, held: settle.settle(
         conn,
         [Settlement(j.id, j.lease_token, j.attempts, Completed("1"), course=Course()) for j in held],
     ),
-    "complete_followed": lambda conn, held: endings.settle(
+    "complete_followed": lambda conn, held: settle.settle(
         conn, [settlement(job._replace(on_success=FOLLOWER), Completed("1")) for job in held]
     ),
     "fail": settle_with(Failed("error", ERROR)),
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
-    "insert_limited": lambda conn, held: jobs.insert(conn, [limited()], schema_of(conn)),
-    "retry_limited": lambda conn, held: endings.settle(
+    "insert_limited": lambda conn, held: inserting.insert(conn, [limited()], schema_of(conn)),
+    "retry_limited": lambda conn, held: settle.settle(
         conn,
         [
             Settlement(j.id, j.lease_token, j.attempts, Retried(1_000, ERROR), limit_key="stripe")
@@ -119,26 +123,26 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "admit": lambda conn, held: admit(conn, Rule(5)),
     "admit_in_order": lambda conn, held: admit(conn, Rule(1, in_order=True)),
     "admit_at_a_rate": lambda conn, held: admit(conn, Rule(5, 100, 60_000)),
-    "forget_keys": lambda conn, held: limits.forget_unused(conn, unused_ms=1_000, most=1_000),
-    "sweep_limits": lambda conn, held: limits.sweep_on(conn, "", 500),
-    "extend": lambda conn, held: jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
-    "rescue": lambda conn, held: endings.rescue(conn),
-    "insert_replacing": lambda conn, held: jobs.insert(
+    "forget_keys": lambda conn, held: admission.forget_unused(conn, unused_ms=1_000, most=1_000),
+    "sweep_limits": lambda conn, held: admission.sweep_on(conn, "", 500),
+    "extend": lambda conn, held: lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
+    "rescue": lambda conn, held: settle.rescue(conn),
+    "insert_replacing": lambda conn, held: inserting.insert(
         conn,
         [new(unique_key="a", on_conflict="postpone", at_most_ms=60_000, delay_ms=1_000)],
         schema_of(conn),
     ),
-    "insert_expiring": lambda conn, held: jobs.insert(conn, [new(expires_ms=1_000)], schema_of(conn)),
+    "insert_expiring": lambda conn, held: inserting.insert(conn, [new(expires_ms=1_000)], schema_of(conn)),
     "checkpoint": lambda conn, held: checkpoint.save(
         conn, (held[0].id, held[0].lease_token), None, "7", schema=schema_of(conn)
     ),
-    "expire": lambda conn, held: expiry.expire(conn, limit=500),
+    "expire": lambda conn, held: expire.expire(conn, limit=500),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_all": lambda conn, held: due_in(conn, None),
     "look": lambda conn, held: look(conn),
     "replay": replay_all,
-    "prune": lambda conn, held: records.prune(conn, finished_older_than_ms=1_000, limit=1_000),
-    "prune_expired": lambda conn, held: records.prune_expired(conn, limit=1_000),
+    "prune": lambda conn, held: prune.prune(conn, finished_older_than_ms=1_000, limit=1_000),
+    "prune_expired": lambda conn, held: prune.prune_expired(conn, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""
 
@@ -171,7 +175,7 @@ def database(app: sqlq.App) -> Database:
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_the_database_receives_the_golden_statement(database: Database, name: str) -> None:
     with database.begin() as conn:
-        jobs.insert(conn, [new(), new()], database.schema)
+        inserting.insert(conn, [new(), new()], database.schema)
         held = [] if name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             STATEMENTS[name](conn, held)
@@ -262,7 +266,7 @@ def fill(database: Database) -> None:
             )
             columns = f"(id, {carried}, {column}, {table}_at, retention_ms)"
             conn.execute(text(f"INSERT INTO {prefix}{table}_jobs {columns} {source}"))
-        jobs.claim(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
+        claim.claim(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         # not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise
         conn.exec_driver_sql("VACUUM (ANALYZE)" if database.schema else "ANALYZE")
@@ -339,7 +343,7 @@ def test_sqlite_uses_an_index(crowded: Database, name: str) -> None:
 
 def test_a_claim_steps_over_what_is_scheduled_at_a_higher_priority(crowded: Database) -> None:
     with crowded.begin() as conn:
-        claimed = jobs.claim(conn, ["mail"], limit=10, owner="me", lease_ms=30_000)
+        claimed = claim.claim(conn, ["mail"], limit=10, owner="me", lease_ms=30_000)
         assert conn.scalars(text("SELECT priority FROM jobs WHERE reserved_by = 'me'")).all() == [0] * 10
     assert [job.id for job in claimed] == sorted(job.id for job in claimed)
 

@@ -15,11 +15,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.job import NewJob
-from sqlq.outcome import Completed, Settlement
-from sqlq.store import endings, jobs, unblock
-from sqlq.store.database import Database
-from sqlq.store.dialect import Ask, Dialect
+from sqlq.database.database import Database
+from sqlq.database.dialect import Ask, Dialect
+from sqlq.model.job import NewJob
+from sqlq.model.outcome import Completed, Settlement
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import claim, settle
 from tests.sql.test_statements import walk
 
 Call = Callable[[Dialect, Ask, str | None], Any]
@@ -65,9 +66,9 @@ def test_the_database_receives_the_golden_statement(app: sqlq.App, engine: Engin
     flow.add(job(), after=[second], when="failure")
     app.enqueue(flow)
     with app.database.begin() as conn:
-        held = jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)
+        held = claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)
         done = [Settlement(each.id, each.lease_token, 1, Completed()) for each in held]
-        assert len(endings.settle(conn, done)) == 2
+        assert len(settle.settle(conn, done)) == 2
     actual = "".join(f"{statement.strip()};\n\n" for statement, _ in asked(app.database, CALLS[name]))
     golden = Path(__file__).parent / engine.dialect.name / f"{name}.sql"
     if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):

@@ -37,10 +37,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-from sqlq.codec import MisfitError
 from sqlq.errors import ArgumentsError
-from sqlq.job import NewJob
-from sqlq.task import Task, make_task
+from sqlq.model.job import NewJob
+from sqlq.model.task import Task, make_task
+from sqlq.payload.codec import MisfitError
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

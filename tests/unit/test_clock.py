@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq.clock import LONGEST_MS, aware, milliseconds, readable
+from sqlq.config.durations import LONGEST_MS, aware, milliseconds, readable
 from sqlq.errors import ConfigurationError, EnqueueError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sqlq.commandline import command
+from sqlq.config.command_hint import command
 
 
 def test_a_database_is_named_so_that_it_is_found_from_everywhere(

@@ -9,7 +9,7 @@ import pytest
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.job import FOR_EVER_MS
+from sqlq.model.checks import FOR_EVER_MS
 
 URL = "sqlite:///never-connected-to.db"
 

@@ -20,7 +20,7 @@ MODULES = [
 
 
 def test_there_are_examples() -> None:
-    assert {"sqlq", "sqlq.app", "sqlq.clock"} <= set(MODULES)
+    assert {"sqlq", "sqlq.app.app", "sqlq.config.durations"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq import flow as flows
 from sqlq.errors import ArgumentsError, EnqueueError
-from sqlq.flow import Edge
+from sqlq.model import flow as flows
+from sqlq.model.flow import Edge
 
 app = sqlq.App("sqlite:///flows.db")
 

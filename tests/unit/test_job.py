@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from sqlq.app import App
-from sqlq.endings import Follower
-from sqlq.enqueue import spread_over
+from sqlq.app.app import App
+from sqlq.enqueue.enqueue import spread_over
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
-from sqlq.job import NewJob, State
+from sqlq.model.callbacks import Follower
+from sqlq.model.job import NewJob, State
 
 JOB = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
 SOON = datetime(2030, 1, 1, tzinfo=UTC)

@@ -11,8 +11,8 @@ import pytest
 
 import sqlq
 from sqlq.errors import ArgumentsError
-from sqlq.job import Rule
-from sqlq.limit import Limit, Serial, checked_rate, said
+from sqlq.model.checks import Rule
+from sqlq.model.limit import Limit, Serial, checked_rate, said
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
-from sqlq.worker import blackbox
-from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.link import Link, packed, spawn, unpacked
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.worker.ipc import shared_memory
+from sqlq.worker.ipc.pipe import Link, packed, spawn, unpacked
+from sqlq.worker.ipc.shared_memory import BlackBox
 
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 JOB = ClaimedJob(1, 2, "q", "t", '{"args": ["ä"]}', 1, 5, 0, None, None, MOMENT, 1)
@@ -93,7 +93,7 @@ def test_a_word_cut_off_is_no_message() -> None:
 
 def test_a_new_process_does_not_meet_the_terminals_signals_half_started() -> None:
     program = (
-        "import threading; from sqlq.worker.link import ignore_signals; ignore_signals(); "
+        "import threading; from sqlq.worker.ipc.pipe import ignore_signals; ignore_signals(); "
         "threading.Event().wait(60)"
     )
     process = spawn([sys.executable, "-c", program], ())
@@ -134,7 +134,7 @@ def test_the_box_outlives_a_process_that_is_killed() -> None:
 
 
 def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blackbox, "CELLS", 2)
+    monkeypatch.setattr(shared_memory, "CELLS", 2)
     box, fd = BlackBox.create()
     os.close(fd)
     for n in range(2):

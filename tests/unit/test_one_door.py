@@ -18,12 +18,16 @@ def places(pattern: str) -> set[str]:
 
 
 def test_only_the_door_takes_rows_out_of_jobs_and_puts_them_back() -> None:
-    assert places(r"delete\(jobs\)") == {"store/endings.py", "store/dialect.py", "store/postgresql.py"}
-    assert places(r"\.move\(") == {"store/endings.py"}, "the dialects' deletes are those of `move`"
-    assert places(r'"reserved_at": null\(\)') == {"store/endings.py"}
-    assert places(r"insert_?\w*\((finished|failed)_jobs\)") == {"store/endings.py"}
+    assert places(r"delete\(jobs\)") == {
+        "store/jobs/settle.py",
+        "database/dialect.py",
+        "database/postgresql/dialect.py",
+    }
+    assert places(r"\.move\(") == {"store/jobs/settle.py"}, "the dialects' deletes are those of `move`"
+    assert places(r'"reserved_at": null\(\)') == {"store/jobs/settle.py"}
+    assert places(r"insert_?\w*\((finished|failed)_jobs\)") == {"store/jobs/settle.py"}
 
 
 def test_a_settlement_that_may_end_its_job_says_what_follows() -> None:
-    """`endings.settlement` makes them all."""
-    assert places(r"\bSettlement\(") == {"endings.py"}
+    """`callbacks.settlement` makes them all."""
+    assert places(r"\bSettlement\(") == {"model/callbacks.py"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlq.store.patience import Patience
+from sqlq.database.timeouts import Patience
 
 
 def test_patience_grows_with_what_is_slow_and_not_with_what_is_gone() -> None:

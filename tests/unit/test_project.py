@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import sqlq
-from sqlq import project
-from sqlq.settings import database_url
+from sqlq.config import pyproject
+from sqlq.config.urls import database_url
 
 BOTH = '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
 
@@ -25,21 +25,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_nearest_file_with_the_table_counts(here: Path, tmp_path: Path) -> None:
-    assert project.find() == project.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+    assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
     (here / "pyproject.toml").write_text('[project]\nname = "x"\n')
-    assert project.find() == project.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+    assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
     (here.parent / "pyproject.toml").write_text('[tool.sqlq]\napp = "other:app"\n')
-    assert project.find() == project.Project(here.parent / "pyproject.toml", "other:app")
+    assert pyproject.find() == pyproject.Project(here.parent / "pyproject.toml", "other:app")
 
 
 def test_above_a_file_that_names_the_table_in_a_comment_another_is_found(here: Path, tmp_path: Path) -> None:
     (here / "pyproject.toml").write_text("# [tool.sqlq] is in the file above\n")
-    assert project.find() == project.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+    assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
 
 
 def test_from_a_directory_that_is_gone_none_is_found(here: Path) -> None:
     here.rmdir()
-    assert project.find() is None
+    assert pyproject.find() is None
 
 
 def test_a_file_is_beside_the_pyproject_that_names_it(here: Path, tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_what_another_user_owns_is_passed_over(
         file.symlink_to(tmp_path / "mine.toml")
     else:
         file.write_text('[tool.sqlq]\napp = "evil:app"\n')
-    assert project.find() == project.Project(file, "evil:app")
+    assert pyproject.find() == pyproject.Project(file, "evil:app")
     path = here if owned == "its directory" else file
     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     for _ in range(2):
-        found = project.find()
+        found = pyproject.find()
         assert found is not None
         assert found.file == tmp_path / "pyproject.toml"
     assert sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
@@ -116,18 +116,18 @@ def test_under_sudo_ones_own_file_is_taken(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.chown(tmp_path / "pyproject.toml", NOBODY, NOBODY)
-    assert project.find() is None
+    assert pyproject.find() is None
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
-    assert project.find() is not None
+    assert pyproject.find() is not None
 
 
 @needs_root
 def test_files_of_roots_are_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: NOBODY)
-    assert project.find() is not None
+    assert pyproject.find() is not None
 
 
 def test_a_file_that_says_nothing_to_sqlq_is_not_even_read(here: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("this is no TOML [[[")
-    assert project.find() is None
+    assert pyproject.find() is None
     assert database_url().database == "sqlq.db"

@@ -79,7 +79,7 @@ def test_every_error_is_a_sqlq_error() -> None:
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("import sqlq", ["sqlalchemy", "alembic", "asyncio", "sqlq.app"]),
+        ("import sqlq", ["sqlalchemy", "alembic", "asyncio", "sqlq.app.app"]),
         (
             "import sqlq; sqlq.App('sqlite:///shop.db')",
             ["alembic", "sqlalchemy.ext.asyncio", "asyncpg", "click", "rich", "sqlq.worker"],

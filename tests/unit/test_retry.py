@@ -13,22 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
-from sqlq.clock import LONGEST_MS, Duration, milliseconds
+from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
+from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
 from sqlq.errors import ConfigurationError, EnqueueError, JobTimeoutError
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Cancelled, ErrorText, Failed, Released, Retried
-from sqlq.retry import (
-    Cancel,
-    Retry,
-    RetryPolicy,
-    Snooze,
-    decide,
-    describe,
-    error_record,
-    scrubbed,
-)
-from sqlq.settings import ERROR_BYTES, MAX_RELEASES
+from sqlq.model.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Released, Retried
+from sqlq.model.retry import Cancel, Retry, RetryPolicy, Snooze, decide, describe, error_record, scrubbed
 
 SOME = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = ClaimedJob(
@@ -229,7 +220,7 @@ def test_listed_exceptions_only_or_never() -> None:
 
 def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
     assert decide(JOB, Retry("5m")) == Retried(
-        300_000, ErrorText("sqlq.retry.Retry", "the handler asked for a retry in 5m")
+        300_000, ErrorText("sqlq.model.retry.Retry", "the handler asked for a retry in 5m")
     )
     asked = Retry("5m")
     asked.__cause__ = OSError("mail server down")

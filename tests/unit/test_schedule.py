@@ -13,8 +13,8 @@ import pytest
 import sqlq
 from sqlq import Schedule
 from sqlq.errors import ConfigurationError
-from sqlq.job import NewJob
-from sqlq.schedule import MOST_CAUGHT_UP, QUEUE_LOOK, Turn, options_text, planned, read, template, turn
+from sqlq.model.job import NewJob
+from sqlq.model.schedule import MOST_CAUGHT_UP, QUEUE_LOOK, Turn, options_text, planned, read, template, turn
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 SPRING = {BERLIN: datetime(2026, 3, 29, tzinfo=UTC), NEW_YORK: datetime(2026, 3, 8, tzinfo=UTC)}

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import sqlq
+from sqlq.app.options import seal_of
 from sqlq.errors import ConfigurationError, SealError
-from sqlq.seal import HEAD, Seal, Unopened, looked_into, new_key, seal_of
+from sqlq.payload.encryption import HEAD, Seal, Unopened, looked_into, new_key
 
 KEY = "wnIgP-EjW0kBhPaSnlOcSLPyLWxJupaY4uQcInb7QdY"  # names tests, so it is the same in all processes
 OTHER = new_key()
@@ -113,7 +114,7 @@ def test_what_is_no_text_is_no_seal(text: str) -> None:
             seal().opened("payload", "t", "q", row)
     with pytest.raises(SealError):
         seal().opened("payload", "t", "q", 7)  # type: ignore[arg-type]
-    assert not seal().is_sealed_now(sqlq.App().named("t").new(), 7)
+    assert not sqlq.App().named("t").new().is_sealed_by(seal(), 7)
 
 
 def test_a_key_that_is_not_here_is_named_and_the_right_one_asked_for() -> None:

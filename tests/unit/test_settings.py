@@ -17,10 +17,10 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.cli.context import Context
-from sqlq.commandline import command
-from sqlq.settings import DEFAULT_URL, database_url, listen_url, masked, schema_name
-from sqlq.store.database import ends
-from sqlq.store.health import role_in
+from sqlq.config.command_hint import command
+from sqlq.config.urls import DEFAULT_URL, database_url, listen_url, masked, schema_name
+from sqlq.database.database import ends
+from sqlq.database.postgresql.health import role_in
 from sqlq.testing import on_database
 
 

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 import sqlq
 import sqlq.testing
-from sqlq.codec import check_json, decode, encode, encode_plain
+from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
-from sqlq.settings import PAYLOAD_BYTES
-from sqlq.task import Registry, make_task
+from sqlq.model.task import Registry, make_task
+from sqlq.payload.codec import check_json, decode, encode, encode_plain
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", int)

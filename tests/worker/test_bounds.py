@@ -18,10 +18,11 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.worker import bounds
-from sqlq.worker.bounds import checked_bytes, readable_bytes, resident_bytes
-from sqlq.worker.settle import Tally
-from sqlq.worker.supervisor import Supervisor, SupervisorOptions
+from sqlq.worker import stop
+from sqlq.worker.options import checked_bytes
+from sqlq.worker.settle.settle import Tally
+from sqlq.worker.stop import readable_bytes, resident_bytes
+from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -73,9 +74,9 @@ def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sq
 def test_a_worker_that_has_grown_ends_after_what_it_runs(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bounds, "MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(stop, "MEASURE_SECONDS", 0.0)
     size, go = [1_000], threading.Event()
-    monkeypatch.setattr(bounds, "resident_bytes", lambda: size[0])
+    monkeypatch.setattr(stop, "resident_bytes", lambda: size[0])
     told: list[Any] = []
 
     @app.task(name="grows")
@@ -160,7 +161,7 @@ def test_a_worker_stops_in_good_order_whatever_the_database_raises(
 
     worker = app.worker(drain=True)
     monkeypatch.setattr(worker._control, "write", raises)
-    monkeypatch.setattr("sqlq.worker.entry.cluster.leave", raises)
+    monkeypatch.setattr("sqlq.store.workers.workers.leave", raises)
     app.enqueue(app.task(name="t")(lambda: None).new())
     assert worker.run().completed == 1
 

@@ -16,12 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
-from sqlq.outcome import ErrorText, Failed, Released, Retried, Settlement
-from sqlq.settings import CURSOR_BYTES, MAX_RELEASES
-from sqlq.store import checkpoint, endings, jobs
+from sqlq.config.constants import CURSOR_BYTES, MAX_RELEASES
+from sqlq.model.outcome import ErrorText, Failed, Released, Retried, Settlement
+from sqlq.store.jobs import checkpoint, lease, settle
 from sqlq.testing import inline
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.running import RunningJob
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.own_row import CompletionTarget
 from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode
 from tests.servers import async_database_url
 from tests.waiting import wait_until
@@ -326,7 +326,7 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
         done.append(True)
 
     with app.database.begin() as heartbeat:
-        assert list(jobs.extend(heartbeat, [running.right], lease_ms=30_000)) == [running.right]
+        assert list(lease.extend(heartbeat, [running.right], lease_ms=30_000)) == [running.right]
         thread = threading.Thread(target=save)
         thread.start()
         with shop.connect() as look:
@@ -340,7 +340,7 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
     with Session(shop) as session, session.begin():
         running.checkpoint(session, 2)
         with app.database.begin() as heartbeat:
-            assert jobs.extend(heartbeat, [running.right], lease_ms=30_000) == {}
+            assert lease.extend(heartbeat, [running.right], lease_ms=30_000) == {}
     assert app.get(running.id).cursor == 2
 
 
@@ -370,13 +370,13 @@ def test_it_travels_with_the_job(app: sqlq.App, shop: Engine, way: str) -> None:
         match way:
             case "rescue":
                 conn.execute(text("UPDATE jobs SET lease_expires_at = created_at"))
-                assert len(endings.rescue(conn)) == 1
+                assert len(settle.rescue(conn)) == 1
             case "snooze":
-                endings.settle(conn, [Settlement(*running.right, 1, Released(0, snoozed=True))])
+                settle.settle(conn, [Settlement(*running.right, 1, Released(0, snoozed=True))])
             case "retry":
-                endings.settle(conn, [Settlement(*running.right, 1, Retried(0, error))])
+                settle.settle(conn, [Settlement(*running.right, 1, Retried(0, error))])
             case _:
-                endings.settle(conn, [Settlement(*running.right, 1, Failed("error", error))])
+                settle.settle(conn, [Settlement(*running.right, 1, Failed("error", error))])
     assert app.get(running.id).cursor == [7]
     if way == "failed retry":
         assert app.retry_failed([running.id]) == [running.id]
@@ -407,7 +407,7 @@ def test_a_snooze_counts_only_where_the_job_does_not_get_on(app: sqlq.App, shop:
         assert (done.state, done.attempts, done.releases) == ("finished", 1, 1)
         assert done_by(shop) == list(range(SLICES))
     else:
-        assert (done.state, done.attempts, done.exception) == ("failed", 2, "sqlq.retry.Snooze")
+        assert (done.state, done.attempts, done.exception) == ("failed", 2, "sqlq.model.retry.Snooze")
 
 
 @pytest.mark.parametrize(("cursor", "expected"), [(1, (5, 3)), (2, (0, 1))])

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
-from sqlq.outcome import Completed, Settlement
-from sqlq.store import endings, jobs
+from sqlq.model.outcome import Completed, Settlement
+from sqlq.store.jobs import claim, lease, settle
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
@@ -247,16 +247,16 @@ def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop
 def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, shop: Engine) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with app.database.begin() as conn:
-        (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+        (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     right = (claimed.id, claimed.lease_token)
     done: list[bool] = []
 
     def complete() -> None:
         with shop.begin() as conn:
-            done.append(endings.complete(conn, right, Completed(), schema="public", keep_finished=True))
+            done.append(settle.complete(conn, right, Completed(), schema="public", keep_finished=True))
 
     with app.database.begin() as heartbeat:
-        assert list(jobs.extend(heartbeat, [right], lease_ms=30_000)) == [right]
+        assert list(lease.extend(heartbeat, [right], lease_ms=30_000)) == [right]
         thread = threading.Thread(target=complete)
         thread.start()
         with shop.connect() as look:
@@ -272,15 +272,15 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
 
     second = app.enqueue(app.task(name="u")(lambda: None).new())
     with app.database.begin() as conn:
-        (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+        (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     with shop.begin() as conn:
-        assert endings.complete(
+        assert settle.complete(
             conn, (claimed.id, claimed.lease_token), Completed(), schema="public", keep_finished=True
         )
         with app.database.begin() as heartbeat:
-            assert jobs.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
+            assert lease.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
             settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
-            assert endings.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
+            assert settle.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
     assert app.get(second.id).state == "finished"
 
 

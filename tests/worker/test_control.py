@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.doctor import Doctor
+from sqlq.admin.doctor.doctor import Doctor
 from sqlq.errors import ConfigurationError
-from sqlq.store import cluster, control
-from sqlq.worker.control import Control
+from sqlq.store.workers import workers
+from sqlq.worker.maintain.control import Control
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
@@ -114,7 +114,7 @@ def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> No
         worker.resume()
         wait_until(lambda: is_idle(app))
         looked = worker._watched.looked_at
-        app.fleet._database.run(lambda conn: control.hint_at_cancels(conn, [worker.id]))
+        app.fleet._database.run(lambda conn: workers.hint_at_cancels(conn, [worker.id]))
         wait_until(lambda: worker._control._cancels_at is not None and worker._watched.looked_at >= looked)
         assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
 
@@ -182,13 +182,13 @@ def test_an_idle_worker_asks_nothing_more_for_it(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    real = control.read
+    real = workers.read
 
-    def counted(conn: Connection, id: str) -> control.Wanted:
+    def counted(conn: Connection, id: str) -> workers.Wanted:
         read.append(id)
         return real(conn, id)
 
-    monkeypatch.setattr(control, "read", counted)
+    monkeypatch.setattr(workers, "read", counted)
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
         turns: list[str] = []
@@ -288,7 +288,7 @@ def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine
     with app.database.begin() as conn:
         for state in ("working", "paused"):
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1, "pid": 1}
-            cluster.register(conn, id=state, host="here", name=f"the-{state}", state=state, **labels)
+            workers.register(conn, id=state, host="here", name=f"the-{state}", state=state, **labels)
     assert about() == [("no queue that holds waiting jobs is paused", None)]
     app.pause_all(lasting="1h")
     assert about() == [("no queue that holds waiting jobs is paused", None)]
@@ -321,7 +321,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         for id, host, pid, supervisor, name in entered:
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
-            cluster.register(conn, id=id, host=host, pid=pid, supervisor_pid=supervisor, name=name, **labels)
+            workers.register(conn, id=id, host=host, pid=pid, supervisor_pid=supervisor, name=name, **labels)
 
     def asked(*names: str) -> list[str]:
         return sorted(worker.id for worker in app.fleet.pause(names))
@@ -336,7 +336,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
     with pytest.raises(ConfigurationError, match=r"no worker that is alive is called 'z'.*nobody was asked"):
         app.fleet.stop(["c", "z"])
     with app.database.read() as conn:
-        assert {row.asked for row in cluster.entered(conn)} == {"pause"}
+        assert {row.asked for row in workers.entered(conn)} == {"pause"}
     for names, all in (([], False), (["c"], True)):
         with pytest.raises(ConfigurationError, match="by name, or all of them, and not both"):
             app.fleet.restart(names, all=all)

@@ -13,11 +13,15 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq.job import ClaimedJob
-from sqlq.settings import LEASE_MS
-from sqlq.store import cluster, endings, jobs, limits
-from sqlq.worker import chores, keeper
-from sqlq.worker.keeper import LeaseKeeper
+from sqlq.config.constants import LEASE_MS
+from sqlq.model.job import ClaimedJob
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import settle
+from sqlq.store.limits import admit
+from sqlq.store.workers import workers
+from sqlq.worker.maintain import services
+from sqlq.worker.supervise import heartbeat
+from sqlq.worker.supervise.heartbeat import LeaseKeeper
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0
@@ -32,7 +36,7 @@ LIMITED, SPENT = 7, 50
 
 @pytest.fixture(autouse=True)
 def rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chores, "jittered", lambda seconds: RHYTHM if seconds > SHORT else seconds)
+    monkeypatch.setattr(services, "jittered", lambda seconds: RHYTHM if seconds > SHORT else seconds)
 
 
 def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
@@ -49,7 +53,7 @@ def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
     new = [(once if n % SPENT == 0 else limited if n % LIMITED == 0 else plain).new() for n in range(number)]
     ids = [job.id for job in app.enqueue_many(new)]
     with app.database.begin() as conn:
-        cluster.register(conn, id="dead", host="gone", pid=1, version="0", queues=None, concurrency=1)
+        workers.register(conn, id="dead", host="gone", pid=1, version="0", queues=None, concurrency=1)
         # as a claim leaves them, but with leases that have run out
         conn.execute(
             text(
@@ -89,7 +93,7 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     def tell(rescued: Any, why: str) -> None:
         taken.extend(job.id for job in rescued)
 
-    chore = chores.Rescue(
+    chore = services.Rescue(
         app.database, LEASE_MS, tell, lambda: None, looked_at=lambda: NOBODY if somebody_looks else -NOBODY
     )
     chore.is_called = somebody_looks
@@ -97,18 +101,20 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     while not waits or waits[-1] < RHYTHM:
         waits.append(chore.run())
     assert sorted(taken) == ids, "each is rescued once"
-    assert len(waits) == -(-MANY // chores.RESCUE_BATCH) + 1, "a turn for each batch, and one that finds none"
+    assert len(waits) == -(-MANY // services.RESCUE_BATCH) + 1, (
+        "a turn for each batch, and one that finds none"
+    )
     is_as_the_contract_says(app, engine, ids)
 
 
 def test_a_job_whose_end_is_refused_keeps_no_batch_waiting(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "RESCUE_BATCH", 10)
+    monkeypatch.setattr(services, "RESCUE_BATCH", 10)
     ids = die(app, engine, 35)
     fail_before(engine, ids[0])
     taken: list[int] = []
-    chore = chores.Rescue(
+    chore = services.Rescue(
         app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
     )
     while chore.run() < RHYTHM:
@@ -122,7 +128,7 @@ def test_several_that_rescue_at_once_take_each_job_once(app: sqlq.App, engine: E
     start = threading.Barrier(3)
 
     def rescue() -> None:
-        chore = chores.Rescue(
+        chore = services.Rescue(
             app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
         )
         start.wait(30)
@@ -143,8 +149,8 @@ def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two transactions that follow at once, who waits for SQLite's write lock looks in vain."""
-    die(app, engine, chores.RESCUE_BATCH)
-    clock, rescue = [0.0], endings.rescue
+    die(app, engine, services.RESCUE_BATCH)
+    clock, rescue = [0.0], settle.rescue
 
     def takes(*given: Any, **more: Any) -> Any:
         clock[0] += 0.5
@@ -154,8 +160,8 @@ def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
         clock[0] += 0.125
 
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(endings, "rescue", takes)
-    chore = chores.Rescue(app.database, LEASE_MS, tell, lambda: None)
+    monkeypatch.setattr(settle, "rescue", takes)
+    chore = services.Rescue(app.database, LEASE_MS, tell, lambda: None)
     wait = chore.run()
     monkeypatch.undo()
     assert wait == (0.375 if app.database.dialect.one_writer else 0.0)
@@ -165,12 +171,12 @@ def test_what_is_rescued_in_batches_leaves_time_to_a_single_writer(
 def test_a_paused_queue_gives_all_its_slots_back_without_a_wait(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(limits, "JOBS_AT_ONCE", 2)
+    monkeypatch.setattr(admit, "JOBS_AT_ONCE", 2)
     task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
     app.enqueue_many([task.new() for _ in range(number)])
     app.worker()._admissions.look_now()
     app.pause("default")
-    chore = chores.Admit(app.database, lambda: None)
+    chore = services.Admit(app.database, lambda: None)
     turns = 1
     while chore.run() < RHYTHM:
         turns += 1
@@ -214,14 +220,14 @@ def keeping(app: sqlq.App) -> LeaseKeeper:
 
 def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
+        return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
 def test_what_a_dead_process_held_is_given_back_in_batches(
     app: sqlq.App, engine: Engine, keeping: LeaseKeeper
 ) -> None:
     task = app.task(name="t")(lambda: None)
-    number = 2 * chores.RESCUE_BATCH + 1
+    number = 2 * services.RESCUE_BATCH + 1
     app.enqueue_many([task.new() for _ in range(number)])
     held = claim(app, "dead", number)
     begun = {(job.id, job.lease_token) for job in held[::2]}
@@ -244,7 +250,7 @@ def test_a_row_that_is_locked_has_not_all_others_read_again(
     keeping.worker_died("dead", set(), "died")
     with engine.begin() as rival, statements(app) as sent:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": job.id})
-        assert [keeping._give_back() for _ in range(5)] == [keeper.LOCKED_SECONDS] * 5
+        assert [keeping._give_back() for _ in range(5)] == [heartbeat.LOCKED_SECONDS] * 5
         assert owners(sent) == 1
     assert keeping._give_back() == NOBODY
     assert app.get(job.id).state == "available"

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
-from sqlq.eager import REMEMBERED
+from sqlq.app.inline import REMEMBERED
 from sqlq.testing import assert_enqueued, drain, on_database
 from tests.conformance.callers import Caller, Way, every_way
 from tests.conformance.driver_callers import Caller as DriverCaller

@@ -24,7 +24,7 @@ import sqlq
 from sqlq import JobEvent, events
 from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
-from sqlq.worker.tell import Teller
+from sqlq.worker.report.reporter import Teller
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 

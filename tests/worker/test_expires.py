@@ -12,12 +12,13 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
-from sqlq.schema.moments import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.config.constants import UNKNOWN_TASK_MS
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, Settlement
 from sqlq.schema.tables import CARRIED
-from sqlq.settings import UNKNOWN_TASK_MS
-from sqlq.store import endings, expiry
-from sqlq.worker.chores import Expire
+from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
+from sqlq.store.jobs import expire as jobs_expire
+from sqlq.store.jobs import settle as settling
+from sqlq.worker.maintain.services import Expire
 from tests.conformance.driver_callers import Caller, Mode, every_mode
 from tests.faces.command import Command
 from tests.waiting import wait_until
@@ -42,12 +43,12 @@ def make_late(engine: Engine, where: str = "1 = 1") -> None:
 
 def expire(app: sqlq.App, limit: int = 500) -> list[int]:
     with app.database.begin() as conn:
-        return [job.id for job in expiry.expire(conn, limit=limit)]
+        return [job.id for job in jobs_expire.expire(conn, limit=limit)]
 
 
 def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
     with app.database.begin() as conn:
-        assert endings.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+        assert settling.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
 
 
 @pytest.fixture
@@ -182,8 +183,8 @@ def test_also_one_that_no_worker_knows(app: sqlq.App, engine: Engine) -> None:
 
 def test_the_time_goes_on_while_it_waits_for_a_slot(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
     """The worker judges by what was left when it claimed the job, and by its own clock since."""
-    from sqlq.worker.execute import execute
-    from sqlq.worker.running import RunningJob
+    from sqlq.worker.attempt.call import execute
+    from sqlq.worker.attempt.context import RunningJob
 
     task = app.task(name="t")(ran.append)
     app.enqueue(task.new(1).set(expires="1h"))
@@ -262,7 +263,7 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
 ) -> None:
     """Its chore comes when a look has found something, long before it would by itself."""
     monkeypatch.setattr("sqlq.worker.worker.RESCUE_MS", 100)
-    monkeypatch.setattr("sqlq.worker.chores.RESCUE_MS", 3_600_000)
+    monkeypatch.setattr("sqlq.worker.maintain.services.RESCUE_MS", 3_600_000)
     job = app.enqueue(task.new(1).set(expires="1h"))
     with working(app, queues=["other"]) as worker:
         expiring = worker._chores._expire
@@ -286,7 +287,7 @@ def test_in_bounded_batches_the_most_overdue_first(
         earlier = "start_by - 1000" if engine.dialect.name == "sqlite" else "start_by - interval '1 second'"
         conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE id = {ids[3]}"))
     assert expire(app, limit=2) == [ids[3], ids[0]]
-    monkeypatch.setattr("sqlq.worker.chores.EXPIRE_BATCH", 2)
+    monkeypatch.setattr("sqlq.worker.maintain.services.EXPIRE_BATCH", 2)
     told: list[Any] = []
     chore = Expire(app.database, told.extend)
     assert [chore.run() < 5 for _ in range(3)] == [True, True, False]

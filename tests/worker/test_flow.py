@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.worker import wake
-from sqlq.worker.chores import Prune
+from sqlq.worker.maintain.services import Prune
+from sqlq.worker.wait import wake
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 

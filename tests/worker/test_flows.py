@@ -11,9 +11,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.store import unblock
-from sqlq.worker.chores import Unblock
+from sqlq.store.flows import unblock
 from sqlq.worker.claim import Claimer
+from sqlq.worker.maintain.services import Unblock
 from tests.flow_shop import Shop
 from tests.waiting import wait_until
 

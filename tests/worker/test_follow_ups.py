@@ -15,14 +15,16 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.endings import Follower, settlement
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
-from sqlq.retry import given_back
+from sqlq.config.constants import MAX_RELEASES
+from sqlq.database.database import Database
+from sqlq.model.callbacks import Follower, settlement
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried
+from sqlq.model.retry import given_back
 from sqlq.schema.tables import CARRIED
-from sqlq.settings import MAX_RELEASES
-from sqlq.store import endings, jobs
-from sqlq.store.database import Database
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import insert as inserting
+from sqlq.store.jobs import settle
 from tests.faults.follow_ups import count_followed
 
 ERROR = ErrorText("ValueError", "no")
@@ -68,7 +70,7 @@ class Shop:
 
     def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return jobs.claim(conn, [queue], limit=100, owner=owner, lease_ms=3_600_000)
+            return claiming.claim(conn, [queue], limit=100, owner=owner, lease_ms=3_600_000)
 
 
 @pytest.fixture
@@ -178,9 +180,9 @@ def test_a_job_that_loses_its_worker_for_the_last_time_is_followed(
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
     with shop.app.database.begin() as conn:
         if known_dead:
-            lost = endings.lose(conn, [(job.id, job.lease_token) for job in held], "is gone")
+            lost = settle.lose(conn, [(job.id, job.lease_token) for job in held], "is gone")
         else:
-            lost = endings.rescue(conn)
+            lost = settle.rescue(conn)
     assert [job.failed for job in sorted(lost)] == [True, False]
     ((task, ended),) = shop.following()
     assert (task, ended.task, ended.outcome, ended.reason) == ("alarm", "pay 1", "failed", "worker_lost")
@@ -195,7 +197,7 @@ def test_a_job_that_is_given_back_for_the_last_time_is_followed(shop: Shop, engi
         conn.execute(text("UPDATE jobs SET releases = :most"), {"most": MAX_RELEASES})
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
-        endings.settle(conn, [settlement(job, given_back(job))])
+        settle.settle(conn, [settlement(job, given_back(job))])
     ((task, ended),) = shop.following()
     assert (task, ended.outcome) == ("alarm", "failed")
 
@@ -208,7 +210,7 @@ def test_an_attempt_that_does_not_end_its_job_is_not_followed(shop: Shop, outcom
     shop.app.enqueue(shop.task(lambda: 1).new())
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
-        assert endings.settle(conn, [settlement(job, outcome)])
+        assert settle.settle(conn, [settlement(job, outcome)])
     assert shop.following() == []
 
 
@@ -231,11 +233,11 @@ def test_only_the_owners_settle_is_followed(shop: Shop, outcome: Outcome) -> Non
     shop.app.enqueue(shop.task(lambda: 1).new())
     (zombie,) = shop.claim("zombie")
     with shop.app.database.begin() as conn:
-        endings.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
+        settle.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
     (job,) = shop.claim("owner")
     for claimed, good in ((zombie, False), (job, True), (job, False)):
         with shop.app.database.begin() as conn:
-            assert bool(endings.settle(conn, [settlement(claimed, outcome)])) == good
+            assert bool(settle.settle(conn, [settlement(claimed, outcome)])) == good
         assert len(shop.following()) == (claimed is job)
 
 
@@ -243,10 +245,10 @@ def test_a_zombies_complete_is_not_followed(shop: Shop, engine: Engine) -> None:
     shop.app.enqueue(shop.task(lambda: 1).new())
     (zombie,) = shop.claim("zombie")
     with shop.app.database.begin() as conn:
-        endings.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
+        settle.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
     settled = settlement(zombie, Completed())
     with engine.begin() as conn:
-        assert not endings.complete(
+        assert not settle.complete(
             conn,
             (zombie.id, zombie.lease_token),
             Completed(),
@@ -273,7 +275,7 @@ def test_what_is_not_written_is_no_end(
 ) -> None:
     """The connection breaks beside the insert of the follow-ups: the jobs have not ended, and end later,
     followed once."""
-    insert, broken = jobs.insert, threading.Semaphore(1)
+    insert, broken = inserting.insert, threading.Semaphore(1)
 
     def breaks(*args: Any) -> Any:
         done = insert(*args) if after_the_insert else None
@@ -281,7 +283,7 @@ def test_what_is_not_written_is_no_end(
             raise OperationalError("INSERT", {}, Exception("gone"), connection_invalidated=True)
         return done or insert(*args)
 
-    monkeypatch.setattr(endings, "insert", breaks)
+    monkeypatch.setattr(settle, "insert", breaks)
     pay = shop.task(lambda n: n)
     made = shop.app.enqueue_many([pay.new(n) for n in range(20)])
     heard = shop.work()
@@ -351,7 +353,7 @@ def test_an_id_that_has_failed_before_keeps_no_other_job_from_its_rescue(
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
     with shop.app.database.begin() as conn:
-        assert [job.id for job in endings.rescue(conn)] == [job.id for job in made if job.id != made[1].id]
+        assert [job.id for job in settle.rescue(conn)] == [job.id for job in made if job.id != made[1].id]
     assert f"job {made[1].id}: it has failed, but the database refuses its end" in caplog.text
 
 
@@ -369,7 +371,7 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
         with shop.app.database.begin() as conn:
-            endings.rescue(conn)
+            settle.rescue(conn)
         states = [str(shop.app.get(job.id).state) for job in made]
         assert states == ["running", "failed", "failed", "running", "failed"]
     assert [(task, ended.id) for task, ended in shop.following()] == [("thank", made[2].id)]
@@ -385,7 +387,7 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
         )
         conn.exec_driver_sql(drop)
     with shop.app.database.begin() as conn:
-        assert {job.id for job in endings.rescue(conn)} == {made[0].id, made[3].id}
+        assert {job.id for job in settle.rescue(conn)} == {made[0].id, made[3].id}
     assert sorted(ended.id for _, ended in shop.following()) == [made[0].id, made[2].id, made[3].id]
 
 
@@ -406,7 +408,7 @@ def test_a_follow_up_that_cannot_be_made_keeps_no_other_job_from_its_end(
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
         with shop.app.database.begin() as conn:
-            assert len(endings.rescue(conn)) == 2
+            assert len(settle.rescue(conn)) == 2
     heard = shop.work()
     assert [str(shop.app.get(job.id).state) for job in made] == ["failed", "failed"]
     assert [ended.id for ended in heard] == [made[1].id]
@@ -518,7 +520,7 @@ def test_a_row_that_names_no_task_fails_by_itself(shop: Shop, engine: Engine, sa
             )
     (lost,) = shop.claim("dead", "lost")
     with shop.app.database.begin() as conn:
-        assert endings.lose(conn, [(lost.id, lost.lease_token)], "is gone")[0].failed
+        assert settle.lose(conn, [(lost.id, lost.lease_token)], "is gone")[0].failed
     heard = shop.work()
     failed = [job for job in shop.app.list(task="pay") if job.state == "failed"]
     assert [job.reason for job in reversed(failed)] == ["bad_payload", "bad_payload", "worker_lost"]
@@ -563,10 +565,10 @@ def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
     job = shop.app.enqueue(shop.app.tasks["pay"].new())
     assert [ended.id for ended in shop.work()] == [job.id]
     with shop.app.database.begin() as conn:
-        (new,) = jobs.insert(conn, [shop.app.tasks["pay"].new()], shop.app.database.schema)
+        (new,) = inserting.insert(conn, [shop.app.tasks["pay"].new()], shop.app.database.schema)
     (held,) = shop.claim()
     with shop.app.database.begin() as conn:
-        endings.settle(conn, [settlement(held, Failed("error", ERROR))])
+        settle.settle(conn, [settlement(held, Failed("error", ERROR))])
     (follow_up,) = shop.app.list(task="far.away")
     assert (follow_up.queue, follow_up.payload["args"][0]["id"]) == ("default", new.id)
 
@@ -601,9 +603,9 @@ def test_a_follow_up_has_the_headers_of_the_job_and_is_told_its_label(shop: Shop
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
         if lost:
-            assert endings.lose(conn, [(job.id, job.lease_token)], "is gone")
+            assert settle.lose(conn, [(job.id, job.lease_token)], "is gone")
         else:
-            assert endings.settle(conn, [settlement(job, Failed("error", ERROR))])
+            assert settle.settle(conn, [settlement(job, Failed("error", ERROR))])
     ((_, ended),) = shop.following()
     assert ended.label == "of May"
     (follow_up,) = shop.app.list(task="alarm")
@@ -620,7 +622,7 @@ def test_headers_that_no_handler_could_be_given_are_not_passed_on(
         conn.execute(text("INSERT INTO jobs (task, headers) VALUES ('pay', :h)"), {"h": headers})
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
-        assert endings.settle(
+        assert settle.settle(
             conn, [settlement(job._replace(on_failure='{"task": "alarm"}'), Failed("error", ERROR))]
         )
     shop.work()

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.job import ClaimedJob
-from sqlq.worker import claim as claim_module
+from sqlq.model.job import ClaimedJob
+from sqlq.worker import claim
 from sqlq.worker.claim import Claimer, Frontier
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
@@ -95,10 +95,10 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
 def test_a_worker_for_which_every_claim_is_dear_does_everything(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool
 ) -> None:
-    monkeypatch.setattr(claim_module, "DEAR_SECONDS", -1.0)
-    monkeypatch.setattr(claim_module, "DEAR_SECONDS_A_JOB", 0.0)
+    monkeypatch.setattr(claim, "DEAR_SECONDS", -1.0)
+    monkeypatch.setattr(claim, "DEAR_SECONDS_A_JOB", 0.0)
     if drain:  # it may not end because the next claim from the head is not due yet
-        monkeypatch.setattr(claim_module, "ANEW_ONCE_IN", 1e9)
+        monkeypatch.setattr(claim, "ANEW_ONCE_IN", 1e9)
     ran: list[int] = []
 
     @app.task(name="t", backoff="0s")

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
-from sqlq import doctor
-from sqlq.job import ClaimedJob
-from sqlq.store import cluster
-from sqlq.worker.chores import HELD_BUSY_SECONDS, Held
-from sqlq.worker.running import RunningJob
+from sqlq.admin.doctor import doctor
+from sqlq.model.job import ClaimedJob
+from sqlq.store.workers import workers
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.maintain.services import HELD_BUSY_SECONDS, Held
 from tests.waiting import wait_until
 
 
@@ -103,7 +103,7 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
         statements.append(statement)
 
     with app.database.begin() as conn:
-        cluster.register(conn, id="w", host="box", pid=7, version="1", queues=None, concurrency=2)
+        workers.register(conn, id="w", host="box", pid=7, version="1", queues=None, concurrency=2)
     event.listen(app.database.engine, "before_cursor_execute", collect)
     found: list[Any] = []
     held = Held(app.database, "w", lambda before: found)
@@ -119,4 +119,4 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
 
 @pytest.mark.parametrize("written", ["no json", "7", '{"a": 1}', '["x", null]', ""])
 def test_what_a_row_says_that_no_worker_writes_is_nothing(written: str) -> None:
-    assert cluster.held_in(written) == []
+    assert workers.held_in(written) == []

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.history import NOTES, HistoryLine
-from sqlq.outcome import ErrorText, Released, Retried, Settlement
-from sqlq.settings import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
-from sqlq.store import endings, jobs
+from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
+from sqlq.model.history import NOTES, HistoryLine
+from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
+from sqlq.store.jobs import claim
+from sqlq.store.jobs import settle as settling
 from tests.waiting import wait_until
 
 
@@ -54,8 +55,8 @@ def stored(engine: Engine, id: int) -> str | None:
 
 def take_from_its_worker(app: sqlq.App, why: str = "died") -> None:
     with app.database.begin() as conn:
-        (job,) = jobs.claim(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
-        assert endings.lose(conn, [(job.id, job.lease_token)], why)
+        (job,) = claim.claim(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
+        assert settling.lose(conn, [(job.id, job.lease_token)], why)
 
 
 def test_a_first_attempt_that_finishes_leaves_nothing(app: sqlq.App, engine: Engine) -> None:
@@ -175,7 +176,7 @@ def test_a_job_that_no_worker_knows_says_so(app: sqlq.App, database_url: str) ->
 def test_a_running_job_has_a_line_that_goes_on(app: sqlq.App) -> None:
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
-        jobs.claim(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
+        claim.claim(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
     (line,) = app.get(job.id).history
     assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
 
@@ -206,9 +207,9 @@ def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine)
 
     def settle(outcome: Any) -> None:
         with app.database.begin() as conn:
-            (claimed,) = jobs.claim(conn, ["default"], limit=1, owner="w" * 36, lease_ms=30_000)
+            (claimed,) = claim.claim(conn, ["default"], limit=1, owner="w" * 36, lease_ms=30_000)
             done = Settlement(claimed.id, claimed.lease_token, claimed.attempts, outcome)
-            assert endings.settle(conn, [done])
+            assert settling.settle(conn, [done])
 
     for _ in range(300):
         settle(Released(snoozed=True))
@@ -245,11 +246,11 @@ def test_a_worker_whose_claim_was_lost_leaves_a_line(app: sqlq.App) -> None:
     """A rescue, by another worker: it knows when the job was claimed, and by whom."""
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
-        jobs.claim(conn, ["default"], limit=1, owner="w1", lease_ms=1)
+        claim.claim(conn, ["default"], limit=1, owner="w1", lease_ms=1)
 
     def rescued() -> bool:
         with app.database.begin() as conn:
-            return bool(endings.rescue(conn))
+            return bool(settling.rescue(conn))
 
     wait_until(rescued)
     (line,) = app.get(job.id).history

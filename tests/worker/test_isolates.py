@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import sqlq
+from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import ConfigurationError
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, Outcome, Released, Retried, SelfCompleted
-from sqlq.settings import MAX_RELEASES
-from sqlq.worker import isolates
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.executors import Executors
-from sqlq.worker.isolates import NOT_STARTED_MS, Isolates
-from sqlq.worker.running import RunningJob
-from sqlq.worker.settle import Tally
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Completed, Outcome, Released, Retried, SelfCompleted
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.run import isolated
+from sqlq.worker.run.executor import Executors
+from sqlq.worker.run.isolated import NOT_STARTED_MS, Isolates
+from sqlq.worker.settle.settle import Tally
 from tests.faces.command import Command
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
@@ -30,7 +30,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 ISOLATE = """
 import sys
-from sqlq.worker.link import Link
+from sqlq.worker.ipc.pipe import Link
 link = Link.inherited(int(sys.argv[1]))
 link.send(up=True)
 while (message := link.receive()) is not None and "leave" not in message:
@@ -41,7 +41,7 @@ while (message := link.receive()) is not None and "leave" not in message:
 
 DEAF = """
 import sys, time
-from sqlq.worker.link import Link
+from sqlq.worker.ipc.pipe import Link
 link = Link.inherited(int(sys.argv[1]))
 link.send(up=True)
 link.receive()
@@ -152,7 +152,7 @@ def test_a_job_whose_process_does_not_come_up_is_not_given_back_for_ever(spawned
 def test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolates, "START_SECONDS", 0.1)
+    monkeypatch.setattr(isolated, "START_SECONDS", 0.1)
     some = spawned("import threading; threading.Event().wait()")
     assert some.run() == Released(NOT_STARTED_MS)
     assert some.ended() == [True]
@@ -209,8 +209,8 @@ COMPLETES = """
 import os, sys, threading, time
 from sqlalchemy import create_engine
 import sqlq
-from sqlq.worker.isolates import serve
-from sqlq.worker.link import Link
+from sqlq.worker.run.isolated import serve
+from sqlq.worker.ipc.pipe import Link
 
 app = sqlq.App()
 

@@ -14,11 +14,15 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
-from sqlq.store import cluster, endings, health, jobs
-from sqlq.store.jobs import Fate
-from sqlq.worker import chores
-from sqlq.worker.running import RunningJob
+from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store.health import health
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lease
+from sqlq.store.jobs import settle as settling
+from sqlq.store.jobs.lease import Fate
+from sqlq.store.workers import look
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.maintain import services
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no")
@@ -42,7 +46,7 @@ def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
 
 def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
+        return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
 
 
 def ids(rights: set[tuple[int, int]]) -> set[int]:
@@ -51,12 +55,12 @@ def ids(rights: set[tuple[int, int]]) -> set[int]:
 
 def settle(app: sqlq.App, job: Any, outcome: Outcome) -> set[int]:
     with app.database.begin() as conn:
-        return ids(endings.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
+        return ids(settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
 
 
 def fate(app: sqlq.App, job: Any) -> Fate:
     with app.database.read() as conn:
-        return jobs.fates(conn, [(job.id, job.lease_token)])[job.id, job.lease_token]
+        return lease.fates(conn, [(job.id, job.lease_token)])[job.id, job.lease_token]
 
 
 def expire(engine: Engine) -> None:
@@ -64,9 +68,9 @@ def expire(engine: Engine) -> None:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
 
 
-def rescue(app: sqlq.App) -> list[endings.Rescued]:
+def rescue(app: sqlq.App) -> list[settling.Rescued]:
     with app.database.begin() as conn:
-        return endings.rescue(conn)
+        return settling.rescue(conn)
 
 
 @pytest.fixture
@@ -103,8 +107,8 @@ def test_who_was_away_itself_lets_others_renew_first(
     app: sqlq.App, engine: Engine, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_000.0]
-    monkeypatch.setattr(chores, "since_boot", lambda: clock[0])
-    chore = chores.Rescue(app.database, 30_000, lambda rescued, why: None, lambda: None)
+    monkeypatch.setattr(services, "since_boot", lambda: clock[0])
+    chore = services.Rescue(app.database, 30_000, lambda rescued, why: None, lambda: None)
 
     def is_rescued_after(seconds: float) -> bool:
         clock[0] += seconds
@@ -159,7 +163,7 @@ def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outc
     before = app.get(owner.id)
     assert settle(app, zombie, outcome) == set()
     with app.database.begin() as conn:
-        assert jobs.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
+        assert lease.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
     assert app.get(owner.id) == before
     assert fate(app, zombie) is Fate.LOST
     assert settle(app, owner, Completed(None)) == {owner.id}
@@ -255,13 +259,15 @@ def test_a_locked_row_does_not_keep_the_others_back(
 def settle_all(app: sqlq.App, held: list[Any]) -> set[int]:
     with app.database.begin() as conn:
         return ids(
-            endings.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held])
+            settling.settle(
+                conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held]
+            )
         )
 
 
 def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
     with app.database.begin() as conn:
-        return ids(set(jobs.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
+        return ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -289,7 +295,7 @@ def test_the_claim_skips_what_a_rival_is_claiming(app: sqlq.App, noop: Any) -> N
         assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
         return
     with app.database.begin() as rival:
-        theirs = jobs.claim(rival, ["default"], limit=3, owner="rival", lease_ms=30_000)
+        theirs = claiming.claim(rival, ["default"], limit=3, owner="rival", lease_ms=30_000)
         ours = claim(app)
     assert len(theirs) == len(ours) == 3
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
@@ -407,10 +413,10 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     with engine.begin() as conn:
         conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        assert cluster.look(conn, app.database, None, hosts_within_ms=None, chores=True).expired
+        assert look.look(conn, app.database, None, hosts_within_ms=None, chores=True).expired
         assert health.stuck(conn, longer_than_ms=0), "and the doctor sees it"
     with app.database.begin() as conn:
-        (rescued,) = endings.rescue(conn)
+        (rescued,) = settling.rescue(conn)
     assert not rescued.failed
     assert app.get(rescued.id).state in ("available", "scheduled")
     assert app.admin.workers() == []

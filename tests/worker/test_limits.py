@@ -14,11 +14,13 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.outcome import ErrorText, Retried, Settlement
-from sqlq.store import endings, jobs, limits
-from sqlq.worker.chores import Admit
+from sqlq.model.outcome import ErrorText, Retried, Settlement
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import settle
+from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
-from sqlq.worker.settle import Tally
+from sqlq.worker.maintain.services import Admit
+from sqlq.worker.settle.settle import Tally
 from tests.waiting import wait_until
 
 PROMPT = {"backoff": "0s"}
@@ -59,13 +61,13 @@ def blocked(app: sqlq.App) -> int:
 
 def claim(app: sqlq.App, number: int = 100) -> list[Any]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, ["default"], limit=number, owner="me", lease_ms=30_000)
+        return claiming.claim(conn, ["default"], limit=number, owner="me", lease_ms=30_000)
 
 
 def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
     again = Retried(delay_ms, ErrorText("ValueError", "no"))
     with app.database.begin() as conn:
-        endings.settle(
+        settle.settle(
             conn, [Settlement(j.id, j.lease_token, j.attempts, again, limit_key=j.limit_key) for j in held]
         )
 
@@ -115,7 +117,7 @@ def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(100)])
-    limits.look(app.database)  # makes the key known
+    admission.look(app.database)  # makes the key known
     for _ in range(10):
         held = claim(app)
         assert len(held) == 5
@@ -124,7 +126,7 @@ def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
 
         def admit(barrier: threading.Barrier = together) -> int:
             barrier.wait(60)
-            return limits.look(app.database, ["stripe"], most=0).number
+            return admission.look(app.database, ["stripe"], most=0).number
 
         with ThreadPoolExecutor(4) as threads:
             assert sum(threads.map(lambda _: admit(), range(4))) == 5
@@ -136,11 +138,11 @@ def test_an_admission_counts_after_it_has_waited_for_the_key(app: sqlq.App, engi
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(20)])
-    assert limits.look(app.database).number == 5
+    assert admission.look(app.database).number == 5
     put_back(app, claim(app), 0)
     with engine.begin() as other, ThreadPoolExecutor(1) as threads:
         other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'stripe' FOR UPDATE"))
-        admitting = threads.submit(limits.look, app.database, ["stripe"])
+        admitting = threads.submit(admission.look, app.database, ["stripe"])
         wait_until(lambda: waits_for_a_lock(engine))
         by_hand = "id IN (SELECT id FROM jobs WHERE blocked_by = 'limit' LIMIT 5)"
         other.execute(
@@ -197,12 +199,12 @@ def test_a_put_back_is_looked_at_when_it_is_due(app: sqlq.App) -> None:
     def call() -> None: ...
 
     app.enqueue(call.new())
-    limits.look(app.database)
+    admission.look(app.database)
     put_back(app, claim(app), 20)
-    wait_until(lambda: limits.look(app.database).number == 1)
+    wait_until(lambda: admission.look(app.database).number == 1)
     put_back(app, claim(app), 3_600_000)
-    assert limits.look(app.database, ["stripe"]).number == 0
-    due_ms = limits.next_wake_ms(app.database)
+    assert admission.look(app.database, ["stripe"]).number == 0
+    due_ms = admission.next_wake_ms(app.database)
     assert due_ms is not None
     assert 3_000_000 < due_ms <= 3_600_000
 
@@ -214,9 +216,9 @@ def test_a_line_that_nobody_has_said_the_limit_of_goes_one_by_one(app: sqlq.App)
     app.enqueue_many([call.new() for _ in range(9)])
     with app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
-    assert limits.sweep(app.database, "")[0].number == 1
+    assert admission.sweep(app.database, "")[0].number == 1
     app.enqueue(call.new())  # which says it
-    assert limits.look(app.database).number == 4
+    assert admission.look(app.database).number == 4
 
 
 def test_a_sweep_that_comes_before_the_wake_knows_the_limit(app: sqlq.App) -> None:
@@ -224,8 +226,8 @@ def test_a_sweep_that_comes_before_the_wake_knows_the_limit(app: sqlq.App) -> No
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(9)])
-    assert limits.sweep(app.database, "")[0].number == 5
-    assert limits.look(app.database).number == 0
+    assert admission.sweep(app.database, "")[0].number == 5
+    assert admission.look(app.database).number == 0
 
 
 def test_a_failed_job_that_is_retried_waits_in_line(gauge: Gauge) -> None:
@@ -256,12 +258,12 @@ def test_a_slot_comes_back_from_a_worker_that_died(gauge: Gauge) -> None:
         gauge.run("stripe", n)
 
     done = gauge.app.enqueue_many([call.new(n) for n in range(6)])
-    limits.look(gauge.app.database)
+    admission.look(gauge.app.database)
     dead = claim(gauge.app)
     assert len(dead) == 2
     assert gauge.work().completed == 0  # their slots are taken
     with gauge.app.database.begin() as conn:
-        taken = endings.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
+        taken = settle.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
     assert [job.limit_key for job in taken] == ["stripe"] * 2
     assert {str(gauge.app.get(job.id).state) for job in dead} == {"blocked"}
     with gauge.app.database.begin() as conn:
@@ -277,11 +279,11 @@ def test_the_slot_of_a_job_that_failed_with_its_worker_comes_back(gauge: Gauge) 
         gauge.run("stripe", n)
 
     gauge.app.enqueue_many([call.new(n) for n in range(2)])
-    limits.look(gauge.app.database)
+    admission.look(gauge.app.database)
     with gauge.app.database.begin() as conn:
-        (dead,) = jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=30_000)
-        endings.lose(conn, [(dead.id, dead.lease_token)], "died")
-    assert limits.look(gauge.app.database).number == 1
+        (dead,) = claiming.claim(conn, ["default"], limit=9, owner="me", lease_ms=30_000)
+        settle.lose(conn, [(dead.id, dead.lease_token)], "died")
+    assert admission.look(gauge.app.database).number == 1
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -291,11 +293,11 @@ def test_a_cancelled_job_gives_its_slot_back(gauge: Gauge, force: bool) -> None:
         gauge.run("stripe", n)
 
     first, _ = gauge.app.enqueue_many([call.new(n) for n in range(2)])
-    limits.look(gauge.app.database)
+    admission.look(gauge.app.database)
     if force:
         claim(gauge.app)
     assert gauge.app.cancel([first.id], force=force) == {first.id: "cancelled"}
-    assert limits.look(gauge.app.database).number == 1
+    assert admission.look(gauge.app.database).number == 1
     assert gauge.work().completed == 1
     assert gauge.called == [1]
 
@@ -306,11 +308,11 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
         gauge.run("stripe", n)
 
     stuck = gauge.app.enqueue_many([call.new(n).set(queue="night") for n in range(5)])
-    limits.look(gauge.app.database)
+    admission.look(gauge.app.database)
     assert [str(gauge.app.get(job.id).state) for job in stuck].count("available") == 2
     gauge.app.pause("night")
     gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
-    assert limits.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
+    assert admission.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
     Admit(gauge.app.database, lambda: None).run()
     assert gauge.work().completed == 3
     assert {str(gauge.app.get(job.id).state) for job in stuck} == {"blocked"}
@@ -330,7 +332,7 @@ def test_a_lost_wake_is_made_up_for_by_the_sweep(gauge: Gauge) -> None:
     gauge.app.enqueue_many([call.new(n) for n in range(7)])
     with gauge.app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
-    assert limits.look(gauge.app.database).number == 0
+    assert admission.look(gauge.app.database).number == 0
     admitted: list[None] = []
     Admit(gauge.app.database, lambda: admitted.append(None)).run()
     assert admitted == [None]
@@ -347,7 +349,7 @@ def test_a_sweep_goes_on_from_where_it_stopped(app: sqlq.App) -> None:
     place: str | None = ""
     numbers = []
     while place is not None:
-        done, place = limits.sweep(app.database, place, most=2)
+        done, place = admission.sweep(app.database, place, most=2)
         numbers.append(done.number)
     assert numbers == [2, 2, 1]
 
@@ -432,11 +434,11 @@ def test_a_large_line_is_admitted_in_portions(app: sqlq.App) -> None:
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(3000)])
-    first = limits.look(app.database)
+    first = admission.look(app.database)
     assert (first.number, first.more) == (1000, {"wide"})
-    assert limits.look(app.database, first.more).number == 1000
-    assert limits.look(app.database, first.more).number == 500
-    assert limits.look(app.database, first.more).number == 0
+    assert admission.look(app.database, first.more).number == 1000
+    assert admission.look(app.database, first.more).number == 500
+    assert admission.look(app.database, first.more).number == 0
 
 
 # -- nobody waits --------------------------------------------------------------------------------------------
@@ -452,7 +454,7 @@ def test_an_enqueue_waits_for_no_other_of_its_key(app: sqlq.App, engine: Engine)
         app.enqueue(call.new(), session=one)
         app.enqueue(call.new(), session=two)
         two.commit()
-        assert limits.look(app.database).number == 1
+        assert admission.look(app.database).number == 1
         app.enqueue(call.new(), session=two)
         two.commit()
         one.commit()
@@ -484,7 +486,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     held, looked = threading.Event(), threading.Event()
     worker = gauge.app.worker(drain=True)
-    claim, look, start = Claimer.claim, limits.look, worker._admissions.start
+    claim, look, start = Claimer.claim, admission.look, worker._admissions.start
     enqueued: list[int] = []
 
     def starts() -> None:
@@ -516,7 +518,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
 
     monkeypatch.setattr(worker._admissions, "start", starts)
     monkeypatch.setattr(Claimer, "claim", claims)
-    monkeypatch.setattr(limits, "look", looks)
+    monkeypatch.setattr(admission, "look", looks)
     assert worker.run().completed == 1
     assert gauge.app.get(enqueued[0]).state == "finished"
 
@@ -535,7 +537,7 @@ def test_a_drain_claims_once_more_after_its_last_look(
         found = claim(claimer, limit, quiet=quiet)
         if not enqueued:  # it would leave now
             enqueued.append(producer.enqueue(limited.new()).id)
-            assert limits.look(app.database).number == 1
+            assert admission.look(app.database).number == 1
         return found
 
     monkeypatch.setattr(Claimer, "claim", claims)
@@ -573,7 +575,7 @@ def test_jobs_without_a_limit_go_on_beside_a_full_line(gauge: Gauge) -> None:
         gauge.run("free", n)
 
     gauge.app.enqueue_many([call.new(n) for n in range(5)])
-    limits.look(gauge.app.database)
+    admission.look(gauge.app.database)
     claim(gauge.app)  # by a worker that holds on to it
     gauge.app.enqueue_many([free.new(n) for n in range(5)])
     assert gauge.work().completed == 5
@@ -616,7 +618,7 @@ def test_a_newcomer_does_not_wait_for_all_that_another_has_enqueued(gauge: Gauge
 
     assert sweep_up.limit is None
     gauge.app.enqueue_many([report.new("large") for _ in range(100)])
-    limits.look(gauge.app.database)
+    admission.look(gauge.app.database)
     gauge.app.enqueue(report.new("small"))
     gauge.work(concurrency=1)
     assert gauge.called.index("small") <= 6
@@ -634,7 +636,7 @@ def test_a_drain_that_may_not_look_at_lines_ends_and_says_so(
     def refused(*args: Any, **options: Any) -> Any:
         raise ProgrammingError("DELETE", {}, Exception("permission denied for table sqlq_wakes"))
 
-    monkeypatch.setattr(limits, "look", refused)
+    monkeypatch.setattr(admission, "look", refused)
     with caplog.at_level(logging.WARNING, "sqlq.worker"):
         assert app.worker(drain=True).run().completed == 0
     assert "permission denied for table sqlq_wakes" in caplog.text

@@ -10,8 +10,13 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.outcome import ErrorText, Failed, Outcome, Settlement
-from sqlq.store import cluster, endings, expiry, jobs, limits, schedules
+from sqlq.model.outcome import ErrorText, Failed, Outcome, Settlement
+from sqlq.store import schedules
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import expire
+from sqlq.store.jobs import settle as settling
+from sqlq.store.limits import admit
+from sqlq.store.workers import workers
 from tests.faults import guard
 from tests.waiting import wait_until
 
@@ -21,18 +26,18 @@ ONE = sqlq.Limit("api", running=1)
 
 def claim(app: sqlq.App, queue: str = "default") -> list[Any]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, [queue], limit=100, owner="me", lease_ms=HOUR)
+        return claiming.claim(conn, [queue], limit=100, owner="me", lease_ms=HOUR)
 
 
 def settle(app: sqlq.App, held: list[Any], outcome: Outcome) -> None:
     with app.database.begin() as conn:
         done = [Settlement(j.id, j.lease_token, j.attempts, outcome, limit_key=j.limit_key) for j in held]
-        assert len(endings.settle(conn, done)) == len(held)
+        assert len(settling.settle(conn, done)) == len(held)
 
 
 def look(app: sqlq.App) -> int:
     """Look at the wakes that are due, as a worker does; return how many jobs were admitted."""
-    return limits.look(app.database).number
+    return admit.look(app.database).number
 
 
 def number(app: sqlq.App, what: str) -> int:
@@ -46,7 +51,7 @@ def state(app: sqlq.App, id: int) -> str:
 
 def served_by(app: sqlq.App, id: str, queues: list[str] | None) -> None:
     with app.database.begin() as conn:
-        cluster.register(conn, id=id, host="here", pid=1, version="0", queues=queues, concurrency=1)
+        workers.register(conn, id=id, host="here", pid=1, version="0", queues=queues, concurrency=1)
 
 
 # -- what a limit says ---------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ def test_looks_at_a_rate_that_is_used_up_leave_one_wake(app: sqlq.App) -> None:
     for _ in range(5):
         app.enqueue(task.new())
         look(app)
-        limits.sweep(app.database, "")
+        admit.sweep(app.database, "")
     assert number(app, "sqlq_wakes") == 1
 
 
@@ -155,7 +160,7 @@ def test_a_job_that_was_not_started_in_time_lets_the_next_go_on(
     guard_off(engine)
     guard.advance(engine, 2 * HOUR, f"id = {late.id}", ("start_by",))
     with app.database.begin() as conn:
-        assert [each.id for each in expiry.expire(conn, limit=10)] == [late.id]
+        assert [each.id for each in expire.expire(conn, limit=10)] == [late.id]
     assert look(app) == 1
     assert state(app, then.id) == "available"
 
@@ -230,7 +235,7 @@ def test_jobs_of_a_queue_that_no_worker_serves_stay_in_line(app: sqlq.App, limit
     served_by(app, "two", ["nobody"])
     if not in_order:
         app.cancel([then.id])
-    limits.sweep(app.database, "")
+    admit.sweep(app.database, "")
     assert state(app, left.id) == "available"
 
 
@@ -241,11 +246,11 @@ def test_a_queue_that_is_served_no_more_gives_its_slots_back(app: sqlq.App, engi
     served_by(app, "one", ["default"])
     served_by(app, "two", ["soon gone"])
     assert look(app) == 1
-    limits.sweep(app.database, "")
+    admit.sweep(app.database, "")
     assert state(app, left.id) == "available", "as long as one serves it"
     with app.database.begin() as conn:
-        cluster.leave(conn, "two")
-    limits.sweep(app.database, "")
+        workers.leave(conn, "two")
+    admit.sweep(app.database, "")
     assert (state(app, left.id), state(app, then.id)) == ("blocked", "available")
 
 
@@ -257,5 +262,5 @@ def test_where_nobody_is_alive_or_one_serves_all_everything_is_served(app: sqlq.
     served_by(app, "all", None)
     app.enqueue(task.new().set(queue="mine"))
     assert look(app) == 1
-    limits.sweep(app.database, "")
+    admit.sweep(app.database, "")
     assert {job.state for job in app.list()} == {"available"}

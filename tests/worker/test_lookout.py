@@ -17,18 +17,21 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
-from sqlq.store import cluster, endings
-from sqlq.store.database import Database
-from sqlq.worker import chores, lookout
+from sqlq.database.database import Database
+from sqlq.store.jobs import settle
+from sqlq.store.workers import look as workers_look
+from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
-from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import Supervised
-from sqlq.worker.chores import LookedFor
-from sqlq.worker.host import HELPERS, Host
-from sqlq.worker.link import Link
-from sqlq.worker.lookout import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
-from sqlq.worker.supervisor import Child
-from sqlq.worker.wake import MOST_KNOWN, Wake
+from sqlq.worker.ipc.parent import Supervised
+from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.process import Child
+from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.maintain import services
+from sqlq.worker.maintain.services import LookedFor
+from sqlq.worker.supervise.dispatch import HELPERS, Host
+from sqlq.worker.wait import poller
+from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
+from sqlq.worker.wait.wake import MOST_KNOWN, Wake
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
 
@@ -78,7 +81,7 @@ class Seen:
     def has_looked(self) -> None:
         self.looked += 1
 
-    def has_found(self, look: cluster.Look) -> None:
+    def has_found(self, look: workers_look.Look) -> None:
         self.expired += bool(look.expired)
 
 
@@ -119,10 +122,10 @@ def test_it_finds_what_no_hint_speaks_of(app: sqlq.App, engine: Engine, task: An
 def test_a_hint_sends_a_worker_before_the_next_look(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
-        cluster.notify(app.database)
+        notify.notify(app.database)
         wait_until(lambda: seen.went, what="a worker sent")
         assert seen.looked == 1
 
@@ -140,10 +143,10 @@ def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
             looking._look_at = looking._go_at
 
     monkeypatch.setattr(Lookout, "_heard", hears)
-    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
-        cluster.notify(app.database)
+        notify.notify(app.database)
         wait_until(lambda: seen.looked == 2, what="the look at the moment of the hint")
         wait_until(lambda: seen.went, what="a worker sent")
 
@@ -157,11 +160,11 @@ def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
     def looks(looking: Lookout, conn: Connection) -> Any:
         found = look(looking, conn)
         # what a session tells itself comes with the answer
-        conn.exec_driver_sql("SELECT pg_notify(%s, '')", (cluster.channel(app.database.schema),))
+        conn.exec_driver_sql("SELECT pg_notify(%s, '')", (notify.channel(app.database.schema),))
         return found
 
     monkeypatch.setattr(Lookout, "_look", looks)
-    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, timeout=20, what="a worker sent")
 
@@ -170,14 +173,14 @@ def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
 def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = cluster.look
+    look = workers_look.look
 
-    def looks(*asked: Any, **more: Any) -> cluster.Look:
+    def looks(*asked: Any, **more: Any) -> workers_look.Look:
         time.sleep(0.1)  # noqa: TID251 - so long a question takes to the server
         return look(*asked, **more)
 
-    monkeypatch.setattr(cluster, "look", looks)
-    monkeypatch.setattr(lookout, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(workers_look, "look", looks)
+    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     app.enqueue(task.new().set(delay="1s"))
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, what="a worker sent")
@@ -189,7 +192,7 @@ def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
 def test_where_the_one_that_was_sent_may_not_go_it_asks_again(app: sqlq.App) -> None:
     with looking_out(app, Seen(check_after=[0.01, 0.01])) as seen:
         wait_until(lambda: seen.looked, what="the first look")
-        cluster.notify(app.database)
+        notify.notify(app.database)
         wait_until(lambda: seen.agains == 2, what="being asked again")
 
 
@@ -233,9 +236,9 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
     with app.database.begin() as conn:
         for id, host, supervisor in entered:
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
-            cluster.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
+            workers.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        look = cluster.look(conn, app.database, None, hosts_within_ms=10_000, chores=True)
+        look = workers_look.look(conn, app.database, None, hosts_within_ms=10_000, chores=True)
     assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
 
 
@@ -243,7 +246,7 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
 def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, task: Any) -> None:
     def found(*, chores: bool = True) -> tuple[bool | None, ...]:
         with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-            look = cluster.look(conn, app.database, None, hosts_within_ms=None, chores=chores)
+            look = workers_look.look(conn, app.database, None, hosts_within_ms=None, chores=chores)
         return look.expired, look.late, look.limited
 
     app.limit("door", running=1)
@@ -301,13 +304,13 @@ def test_a_chore_that_is_looked_for_is_done_when_something_was_found() -> None:
 @on_postgresql
 def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    real = cluster.due_in
+    real = workers_look.due_in
 
     def counted(*args: Any) -> Any:
         looks.append(time.monotonic())
         return real(*args)
 
-    monkeypatch.setattr(cluster, "due_in", counted)
+    monkeypatch.setattr(workers_look, "due_in", counted)
     with working(app) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
         before, seen = len(looks), worker._watched.looked_at
@@ -328,7 +331,7 @@ def test_a_worker_that_has_rested_for_a_while_keeps_one_connection_beside_that_f
     with working(app) as worker:
         with app.database.read(), app.database.for_loops.read(), app.database.for_loops.read():
             pass
-        cluster.notify(app.database.for_loops)
+        notify.notify(app.database.for_loops)
         wait_until(lambda: worker._wake.rests, what="the worker resting")
         worker._wake.call()
         wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
@@ -383,7 +386,7 @@ def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
 def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "STAND_BY_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
     box, fd = BlackBox.create()
     os.close(fd)
     here, there = Link.pair()
@@ -399,7 +402,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     app: sqlq.App, task: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the supervisor looks, it also does the chores."""
-    monkeypatch.setattr(chores, "RESCUE_MS", 50)
+    monkeypatch.setattr(services, "RESCUE_MS", 50)
     monkeypatch.setattr(Lookout, "_run", lambda self: None)
     box, fd = BlackBox.create()
     os.close(fd)
@@ -411,12 +414,12 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
         turns.append(1)
         return []
 
-    def sweep(self: chores.Sweep) -> float:
+    def sweep(self: services.Sweep) -> float:
         swept.append(1)
         return 0.05
 
-    monkeypatch.setattr(endings, "rescue", rescue)
-    monkeypatch.setattr(chores.Sweep, "run", sweep)
+    monkeypatch.setattr(settle, "rescue", rescue)
+    monkeypatch.setattr(services.Sweep, "run", sweep)
     box.looked(time.monotonic() + 3600)
     with working(app, supervision=Supervised(here, box)) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")

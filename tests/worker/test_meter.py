@@ -9,10 +9,10 @@ from typing import Any
 
 import sqlq
 from sqlq.events import JobEvent
-from sqlq.job import ClaimedJob
-from sqlq.worker import meter
-from sqlq.worker.child import Unsupervised
-from sqlq.worker.meter import OTHER, QUEUE_NAMES, UNKNOWN_NAMES, Meter, Totals
+from sqlq.model.job import ClaimedJob
+from sqlq.worker.ipc.parent import Unsupervised
+from sqlq.worker.report import meter as metering
+from sqlq.worker.report.meter import OTHER, QUEUE_NAMES, UNKNOWN_NAMES, Meter, Totals
 
 KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",))}
 
@@ -32,7 +32,7 @@ def test_what_was_sent_is_sent_once() -> None:
     assert found.counts == {("claimed", "mail"): 6}
     buckets, seconds = found.times["claim", "jobs"]
     assert sum(buckets) == 3
-    assert buckets[meter.BOUNDS.index(0.025)] == 3
+    assert buckets[metering.BOUNDS.index(0.025)] == 3
     assert round(seconds, 6) == 0.06
 
 
@@ -49,10 +49,10 @@ def test_what_the_supervisor_does_not_take_is_sent_later() -> None:
 
 
 def test_a_time_falls_into_the_bucket_of_the_first_bound_that_is_not_below_it() -> None:
-    numbers = meter.Numbers()
+    numbers = metering.Numbers()
     for seconds in (0.0, 0.001, 0.0011, 1800.0, 1801.0):
         numbers.time(seconds, "claim", "jobs")
-    assert numbers.times["claim", "jobs"].buckets == [2, 1, *[0] * (len(meter.BOUNDS) - 3), 1, 1]
+    assert numbers.times["claim", "jobs"].buckets == [2, 1, *[0] * (len(metering.BOUNDS) - 3), 1, 1]
 
 
 def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
@@ -83,11 +83,11 @@ def test_names_that_no_worker_knows_are_other_ones_after_a_bound() -> None:
 
 def test_what_no_supervisor_takes_does_not_grow_without_bound() -> None:
     counting = Meter(lambda numbers: False, KNOWN)
-    for i in range(meter.MOST_KEYS + 100):
+    for i in range(metering.MOST_KEYS + 100):
         counting.claimed([claimed(queue=f"tenant{i}")], 0.0)
     sent: list[Any] = []
     counting.flush_by(sent.append)
-    assert len(sent[0]["counts"]) == meter.MOST_KEYS + 1
+    assert len(sent[0]["counts"]) == metering.MOST_KEYS + 1
     assert sent[0]["counts"][-1] == ["claimed", OTHER, 100]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import sqlq
+from sqlq.database.postgresql.sql import claim
 from sqlq.errors import ConfigurationError
-from sqlq.store.postgresql_sql import claim
 from sqlq.worker.claim import Claimer
 
 NEWEST = frozenset({"stack"})

@@ -12,11 +12,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Released
-from sqlq.worker.execute import execute
-from sqlq.worker.running import RunningJob
-from sqlq.worker.settle import Tally
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Released
+from sqlq.worker.attempt.call import execute
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.settle.settle import Tally
 from sqlq.worker.worker import Worker
 from tests.waiting import wait_until
 from tests.worker.test_events import listening
@@ -25,8 +25,8 @@ from tests.worker.test_isolates import Spawned
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 DEAF = """
 import sqlq, sys, threading
-from sqlq.worker.isolates import serve
-from sqlq.worker.link import Link
+from sqlq.worker.run.isolated import serve
+from sqlq.worker.ipc.pipe import Link
 app = sqlq.App("sqlite:///none.db")
 app.task(name="t", isolate=True)(lambda: threading.Event().wait())
 serve(Link.inherited(int(sys.argv[1])), app.tasks)

@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.worker import outage as outages
-from sqlq.worker.chores import Chore, Chores, SchemaWatch
+from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.services import Chore, SchemaWatch
 from sqlq.worker.outage import Outage
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 import sqlq
-from sqlq.settings import ERROR_BYTES, MAX_RELEASES
+from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
@@ -318,7 +318,7 @@ def test_an_attempt_whose_end_cannot_be_judged_has_failed_and_costs_no_slot(
     def raises(*_: Any) -> Any:
         raise SystemExit
 
-    monkeypatch.setattr("sqlq.worker.execute.decide", raises)
+    monkeypatch.setattr("sqlq.worker.attempt.call.decide", raises)
     task = app.task(name="t", max_attempts=1)(afails if asynchronous else fails)
     jobs = app.enqueue_many([task.new(), task.new()])
     assert drain(app, concurrency=1).failed == 2

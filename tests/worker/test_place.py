@@ -12,14 +12,17 @@ import pytest
 from sqlalchemy import Connection, Engine, exc, text
 
 import sqlq
-from sqlq.outcome import Released, Settlement
-from sqlq.store import endings, limits
-from sqlq.store.dialect import Dialect
-from sqlq.worker import chores, giveback, worker
+from sqlq.database.dialect import Dialect
+from sqlq.model.outcome import Released, Settlement
+from sqlq.store.jobs import settle
+from sqlq.store.limits import admit
 from sqlq.worker import claim as claims
+from sqlq.worker import worker
+from sqlq.worker.attempt.context import RunningJob
 from sqlq.worker.claim import Claimer, Pace
-from sqlq.worker.keeper import Dead, LeaseKeeper
-from sqlq.worker.running import RunningJob
+from sqlq.worker.maintain import services
+from sqlq.worker.run import executor
+from sqlq.worker.supervise.heartbeat import Dead, LeaseKeeper
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, expire, rescue, working
 
@@ -75,11 +78,11 @@ def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
     steps: Steps, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr("sqlq.worker.settle.tell_idle", told.append)
+    monkeypatch.setattr("sqlq.worker.settle.settle.tell_idle", told.append)
     steps.enqueue("x", "y", "a1", "a2", "a3", "a4")
     with monkeypatch.context() as wrong, working(app, concurrency=2) as at_work:
         wrong.setattr(Pace, "measure", lambda *given: 100.0)  # ten jobs are claimed ahead
-        wrong.setattr(giveback, "UNSTARTED_SECONDS", 0.05)
+        wrong.setattr(executor, "UNSTARTED_SECONDS", 0.05)
         wrong.setattr(worker, "UNSTARTED_SECONDS", 0.05)
         at_work._wake.call()
         wait_until(lambda: steps.released("a1", "a2", "a3", "a4", times=2), what="all given back twice")
@@ -137,19 +140,19 @@ def test_a_limited_job_that_never_started_keeps_its_place_in_line(
     with engine.begin() as conn:  # so that they were due one after the other
         minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
         conn.execute(text(f"UPDATE jobs SET due_at = due_at - {minute} WHERE id = {first.id}"))
-    limits.look(app.database)
+    admit.look(app.database)
     assert app.get(first.id).due_at is None
     if how == "released":
         (held,) = claim(app)
         settlement = Settlement(held.id, held.lease_token, 1, Released(), limit_key=held.limit_key)
         with app.database.begin() as conn:
-            endings.settle(conn, [settlement])
+            settle.settle(conn, [settlement])
     else:
         app.pause("default")
-        limits.sweep(app.database, "")
+        admit.sweep(app.database, "")
         app.resume("default")
     assert app.get(first.id).state == "blocked"
-    limits.look(app.database, ["stripe"])
+    admit.look(app.database, ["stripe"])
     assert [job.id for job in claim(app)] == [first.id]
     assert app.get(second.id).state == "blocked"
 
@@ -220,7 +223,7 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
 
     monkeypatch.setattr(type(app.database.dialect), "run", late)
     if app.database.dialect.name == "postgresql":  # the statement has committed, and its reply alone is late
-        monkeypatch.setattr(chores.Rescue, "run", lambda self: 60.0)
+        monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
     task = app.task(name="t")(lambda: None)
     made = app.enqueue_many([task.new() for _ in range(3)])
     with working(app, concurrency=2, lease="1s") as at_work:
@@ -253,7 +256,7 @@ def test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost(
     leases.hold([first])
     first.ended = True
     with app.database.begin() as conn:
-        endings.settle(conn, [Settlement(*first.right, 1, Released())])
+        settle.settle(conn, [Settlement(*first.right, 1, Released())])
     claim(app)
     leases.beat()
     assert "lease lost" not in caplog.text

@@ -12,11 +12,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.job import Progress
-from sqlq.store import progress
-from sqlq.store.progress import Note
+from sqlq.model.job import Progress
+from sqlq.store.jobs import progress as progress_notes
+from sqlq.store.jobs.progress import Note
 from sqlq.testing import drain, inline
-from sqlq.worker import progress as writing
+from sqlq.worker.attempt import progress as progress_writer
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
 
@@ -136,13 +136,13 @@ def test_a_note_is_made_storable(app: sqlq.App) -> None:
 
 def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[Note]] = []
-    write = progress.write
+    write = progress_notes.write
 
     def counting(conn: Any, notes: Any, **options: Any) -> Any:
         written.append(list(notes))
         return write(conn, notes, **options)
 
-    monkeypatch.setattr(progress, "write", counting)
+    monkeypatch.setattr(progress_notes, "write", counting)
 
     @app.task(name="t")
     def handler() -> None:
@@ -152,7 +152,7 @@ def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: p
     begun = time.monotonic()
     app.enqueue_many([handler.new() for _ in range(5)])
     assert drain(app).completed == 5
-    most = 2 + (time.monotonic() - begun) / writing.EVERY_SECONDS
+    most = 2 + (time.monotonic() - begun) / progress_writer.EVERY_SECONDS
     by_the_thread = len(written) - 5
     assert by_the_thread <= most + 5, "each job's last word, and one statement a second for all"
 
@@ -163,11 +163,11 @@ def test_it_is_fenced(app: sqlq.App) -> None:
     (job,) = claim(app)
     right, wrong = (id, job.lease_token), (id, job.lease_token + 1)
     with app.database.begin() as conn:
-        assert progress.write(conn, [Note(*wrong, 1.0, None, None, None)]) == set()
-        assert progress.write(conn, [Note(*right, 2.0, 4.0, "a", None)]) == {right}
+        assert progress_notes.write(conn, [Note(*wrong, 1.0, None, None, None)]) == set()
+        assert progress_notes.write(conn, [Note(*right, 2.0, 4.0, "a", None)]) == {right}
         # nothing said: what is there stays, and a retention is written where there is none
-        assert progress.write(conn, [Note(*right, None, None, None, 1_000)]) == {right}
-        assert progress.write(conn, [Note(*right, None, None, None, 2_000)]) == {right}
+        assert progress_notes.write(conn, [Note(*right, None, None, None, 1_000)]) == {right}
+        assert progress_notes.write(conn, [Note(*right, None, None, None, 2_000)]) == {right}
     found = app.get(id)
     assert (found.progress, found.retention_ms) == (Progress(2, 4, "a"), 1_000)
 

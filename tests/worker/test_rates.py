@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.job import Rule
-from sqlq.store import limits
-from sqlq.store.limits import Turn
+from sqlq.model.checks import Rule
+from sqlq.store.limits import admit
+from sqlq.store.limits.admit import Turn
 from tests.waiting import wait_until
 
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -60,9 +60,9 @@ def test_a_rate_and_a_number_running_hold_together(app: sqlq.App) -> None:
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(50)])
-    done = limits.look(app.database)
+    done = admit.look(app.database)
     assert done.number == 3
-    assert limits.look(app.database, ["api"]).number == 0
+    assert admit.look(app.database, ["api"]).number == 0
 
 
 def test_a_key_that_has_used_its_starts_up_is_looked_at_again(app: sqlq.App) -> None:
@@ -70,8 +70,8 @@ def test_a_key_that_has_used_its_starts_up_is_looked_at_again(app: sqlq.App) -> 
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(9)])
-    assert limits.look(app.database).number == 3  # at 0, 50 and 100 ms
-    due_ms = limits.next_wake_ms(app.database)
+    assert admit.look(app.database).number == 3  # at 0, 50 and 100 ms
+    due_ms = admit.next_wake_ms(app.database)
     assert due_ms is not None
     assert due_ms <= 100  # half of what is granted ahead before the next is free
 

@@ -22,13 +22,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq import waiting
-from sqlq.store import results
-from sqlq.worker.answers import Answers
-from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import Callbacks, Supervised
-from sqlq.worker.host import Host
-from sqlq.worker.link import Link
+from sqlq.config import constants
+from sqlq.results import waiter as waiting
+from sqlq.store.jobs import results
+from sqlq.worker.ipc.parent import Callbacks, Supervised
+from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.settle.after import Answers
+from sqlq.worker.supervise.dispatch import Host
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
 from tests.servers import OwnPostgreSQL
@@ -404,7 +405,7 @@ def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
 @pytest.mark.usefixtures("no_looks")
 def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
-    monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it says so once
+    monkeypatch.setattr(constants, "ASK_SECONDS", 3_600.0)  # it says so once
     held, go = held_task(app)
     with working(app):
         if app.database.dialect.notifies:
@@ -463,7 +464,7 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
     answers.ended([2, 3])
     answers.asked(None)
     answers.ended([4, 5])
-    monkeypatch.setattr("sqlq.worker.answers.REMEMBERED_SECONDS", -1.0)
+    monkeypatch.setattr("sqlq.worker.settle.after.REMEMBERED_SECONDS", -1.0)
     answers.asked(None)
     answers.asked([6])
     answers.ended([7, 6, 1])
@@ -476,7 +477,7 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
 @pytest.mark.usefixtures("no_looks")
 def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
-    monkeypatch.setattr(waiting, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(constants, "ASK_SECONDS", 0.05)
     held, go = held_task(app)
     job = app.enqueue(held.new())
     waiter = in_a_thread(lambda: app.result(job, timeout="50s"))

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.database.database import Database
 from sqlq.store import schedules
-from sqlq.store.database import Database
 from sqlq.testing import drain
-from sqlq.worker.child import Unsupervised
-from sqlq.worker.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
+from sqlq.worker.ipc.parent import Unsupervised
+from sqlq.worker.maintain.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 

@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.schema import migrate, version
-from sqlq.worker import chores
+from sqlq.database import migrate
+from sqlq.schema import version
+from sqlq.worker.maintain import services
 from tests.waiting import wait_until
 
 NEWER = "UPDATE sqlq_version SET version_num = '0002'"
@@ -45,7 +46,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "HEAD", "0001")
-    monkeypatch.setattr(chores, "SCHEMA_SECONDS", 0.02)
+    monkeypatch.setattr(services, "SCHEMA_SECONDS", 0.02)
 
 
 def test_a_newer_revision_is_one_line_in_the_log(
@@ -125,8 +126,8 @@ def test_a_worker_whose_tables_are_gone_says_so(
 ) -> None:
     """It looks at once when its chores fail: else it would wait, for an hour here, for a database that does
     answer."""
-    monkeypatch.setattr(chores, "SCHEMA_SECONDS", 3600.0)
-    monkeypatch.setattr(chores, "RESCUE_MS", 20)
+    monkeypatch.setattr(services, "SCHEMA_SECONDS", 3600.0)
+    monkeypatch.setattr(services, "RESCUE_MS", 20)
     running = Running(app)
     try:
         wait_until(

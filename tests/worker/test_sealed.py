@@ -16,12 +16,12 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import NoResultError, SealError
-from sqlq.seal import HEAD, new_key
-from sqlq.settings import MAX_RELEASES
-from sqlq.store import endings, jobs
+from sqlq.payload.encryption import HEAD, new_key
+from sqlq.store.jobs import claim, settle
 from sqlq.testing import assert_enqueued, inline, tick
-from sqlq.worker.keeper import LeaseKeeper
+from sqlq.worker.supervise.heartbeat import LeaseKeeper
 from tests.flow_shop import Shop
 
 KEY, OLD = new_key(), new_key()
@@ -317,13 +317,13 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
     sealing.enqueue(lost.new().set(queue="lost"))
     database = sealing.database
     with database.begin() as conn:
-        (held,) = jobs.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
+        (held,) = claim.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
     with database.begin() as conn:
-        endings.lose(conn, [(held.id, held.lease_token)], "is gone", seal=database.seal)
+        settle.lose(conn, [(held.id, held.lease_token)], "is gone", seal=database.seal)
     sealing.enqueue(returned.new().set(queue="returned"))
     write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
     with database.begin() as conn:
-        assert jobs.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
+        assert claim.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
     keeper = LeaseKeeper(1000)
     keeper._database = database
     keeper.worker_died("dead", set(), "died")

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.store import jobs, limits
+from sqlq.store.jobs import claim
+from sqlq.store.limits import admit
 from tests.waiting import wait_until
 
 
@@ -112,24 +113,24 @@ def test_a_failure_holds_the_key_until_it_is_forgotten(books: Books) -> None:
     books.app.enqueue_many([book.new("a", n) for n in range(3)])
     assert books.work() == [0]
     books.app.admin.forget_failed(all=True)
-    assert limits.look(books.app.database).number == 1
+    assert admit.look(books.app.database).number == 1
     assert books.work() == [1, 2]
 
 
 def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}"))
     first, second = books.app.enqueue_many([book.new("a", n) for n in range(2)])
-    limits.look(books.app.database, most=0)
+    admit.look(books.app.database, most=0)
     if books.app.database.dialect.one_writer:
         return  # nobody holds a row there while another writes
     with books.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:
         conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": first.id})
-        admitting = threads.submit(limits.look, books.app.database)
+        admitting = threads.submit(admit.look, books.app.database)
         wait_until(lambda: waits(books.app))
         conn.commit()
         assert admitting.result(60).number == 1
     with books.app.database.begin() as conn:
-        assert [job.id for job in jobs.claim(conn, ["default"], limit=9, owner="me", lease_ms=1000)] == [
+        assert [job.id for job in claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=1000)] == [
             first.id
         ]
     assert books.app.get(second.id).state == "blocked"

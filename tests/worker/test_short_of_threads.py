@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.worker.chores import Chores, Sweep
+from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.services import Sweep
 from sqlq.worker.worker import Worker
 from tests.waiting import wait_until
 from tests.worker.test_supervising import refuse_threads

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.store import endings
+from sqlq.store.jobs import settle
 from sqlq.worker.claim import Claimer
 from tests.faults import guard
 from tests.worker.test_outcomes import drain
@@ -132,7 +132,7 @@ def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.Ap
     assert [job.max_attempts for job in claimer.claim(3)] == [1, 2, 5]
     guard.advance(engine, 60_000)
     with app.database.begin() as conn:
-        assert {lost.id: lost.failed for lost in endings.rescue(conn)} == dict(
+        assert {lost.id: lost.failed for lost in settle.rescue(conn)} == dict(
             zip(ids, (True, False, False), strict=True)
         )
     assert [tuple(shown(engine, id)) for id in ids] == [

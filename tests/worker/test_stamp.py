@@ -19,10 +19,10 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.errors import ConfigurationError, EnqueueError
-from sqlq.store import endings
+from sqlq.store.jobs import settle
 from sqlq.testing import drain, inline
-from sqlq.worker.link import packed
-from sqlq.worker.tell import Teller
+from sqlq.worker.ipc.pipe import packed
+from sqlq.worker.report.reporter import Teller
 from tests.faults.processes import worker_process
 from tests.waiting import wait_until
 
@@ -202,7 +202,7 @@ def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
             "UPDATE jobs SET attempts = 1, reserved_at = 1, reserved_by = x'fe', lease_expires_at = 1"
         )
     with app.database.begin() as conn:
-        rescued = endings.rescue(conn)
+        rescued = settle.rescue(conn)
     assert sorted((job.id, job.failed) for job in rescued) == [(other.id, True), (other.id + 1, spent)]
     events = Teller().rescued(rescued, "is gone")
     json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor says them

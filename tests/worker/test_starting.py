@@ -23,20 +23,23 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
-from sqlq.doctor import Doctor
-from sqlq.findings import Finding, Verdict
-from sqlq.job import ClaimedJob
+from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.finding import Finding, Verdict
+from sqlq.config.constants import MAX_RELEASES
+from sqlq.database.sqlite.dialect import SQLite
+from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import finished_jobs
-from sqlq.settings import MAX_RELEASES
-from sqlq.store import cluster, endings, jobs
-from sqlq.store.sqlite import SQLite
-from sqlq.worker import chores, execute, grace
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.deadlines import Deadlines
-from sqlq.worker.executors import Executors
-from sqlq.worker.isolates import Isolates
-from sqlq.worker.lease import Leases
-from sqlq.worker.running import RunningJob
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import settle
+from sqlq.store.workers import workers
+from sqlq.worker import stop
+from sqlq.worker.attempt import call
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.maintain import services
+from sqlq.worker.run.executor import Executors
+from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.run.lease import Deadlines, Leases
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
@@ -114,7 +117,7 @@ def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", may_fail)
-    monkeypatch.setattr(chores, "RESCUE_MS", 20)
+    monkeypatch.setattr(services, "RESCUE_MS", 20)
     together = threading.Barrier(2, timeout=60)
     task = app.task(name="t")(together.wait)
     with working(app, concurrency=2):
@@ -147,7 +150,7 @@ def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
 
 SLOW_START = """
 import sys
-from sqlq.worker.link import Link
+from sqlq.worker.ipc.pipe import Link
 link = Link.inherited(int(sys.argv[1]))
 sys.stdin.readline()                     # until it is let go
 link.send(up=True)
@@ -280,7 +283,7 @@ def test_a_drain_waits_for_what_waits_for_processes(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it gave back, to be run later, it would leave behind."""
-    monkeypatch.setattr("sqlq.worker.giveback.ISOLATED_UNSTARTED_SECONDS", 0.0)
+    monkeypatch.setattr("sqlq.worker.run.executor.ISOLATED_UNSTARTED_SECONDS", 0.0)
     them = crowd(drain=True)
     wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
     wait_until(them.all_done, what="all done")
@@ -301,7 +304,7 @@ def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: py
         assert cancelled.wait(20), "the handler was not told while a heartbeat went on"
 
     monkeypatch.setattr(Leases, "beat", hangs)
-    monkeypatch.setattr(chores.Rescue, "run", lambda self: 60.0)
+    monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
 
     @app.task(name="t", timeout="1s", max_attempts=1)
     async def handler() -> None:
@@ -321,7 +324,7 @@ def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
     """It comes from a thread that has others to see to as well."""
 
     async def meanwhile() -> Callable[[], object]:
-        return execute._canceller()
+        return call._canceller()
 
     job = running(1)
     job.on_cancel(asyncio.run(meanwhile()))
@@ -333,7 +336,7 @@ def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
 def test_a_handler_that_keeps_everybody_from_writing_meets_its_timeout(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores.Rescue, "run", lambda self: 60.0)
+    monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
     sqlq.configure_sqlite(engine, immediate=True)
 
     @app.task(name="t", timeout="300ms", max_attempts=1)
@@ -366,7 +369,7 @@ def test_a_handler_that_returns_past_its_timeout_is_late_whether_or_not_it_was_t
 
 
 def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlq.worker.deadlines.OVERDUE_SECONDS", 0.0)
+    monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
     stuck: list[int] = []
     deadlines = Deadlines(lambda job: stuck.append(job.id))
     ended, goes_on = running(1, timeout_ms=1), running(2, timeout_ms=1)
@@ -385,7 +388,7 @@ def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) 
 def test_a_handler_that_was_cancelled_before_its_timeout_is_stuck_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sqlq.worker.deadlines.OVERDUE_SECONDS", 0.0)
+    monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
     stuck: list[int] = []
     deadlines = Deadlines(lambda job: stuck.append(job.id))
     job = running(1, timeout_ms=200)
@@ -408,10 +411,10 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """It has no deadline: nobody asked it to be gone by a certain time."""
-    monkeypatch.setattr(grace, "LAST_SETTLES_SECONDS", 0.1)
-    monkeypatch.setattr(grace, "STATEMENT_SECONDS", 0.1)
+    monkeypatch.setattr(stop, "LAST_SETTLES_SECONDS", 0.1)
+    monkeypatch.setattr(stop, "STATEMENT_SECONDS", 0.1)
     away, refused = threading.Event(), threading.Semaphore(0)
-    settled = endings.settle
+    settled = settle.settle
 
     def answers(*args: Any, **options: Any) -> Any:
         if away.is_set():
@@ -421,7 +424,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
             raise OperationalError("COMMIT", {}, error, connection_invalidated=True)
         return settled(*args, **options)
 
-    monkeypatch.setattr(endings, "settle", answers)
+    monkeypatch.setattr(settle, "settle", answers)
     task = app.task(name="t", max_attempts=1)(away.set)
     made = app.enqueue_many([task.new() for _ in range(5)])
     worker = app.worker(concurrency=5, max_jobs=5 if way == "max_jobs" else None)
@@ -539,7 +542,7 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
         """Renew what is in the worker's name, as a supervisor does, and tell it."""
         sent_at = time.monotonic()
         with app.database.begin() as conn:
-            _, renewed = cluster.stand_in(conn, [worker.id], lease_ms=30_000)
+            _, renewed = workers.stand_in(conn, [worker.id], lease_ms=30_000)
         worker._leases.renewed_for_us(renewed[worker.id], sent_at)
         return app.get(job.id).state == "failed"
 
@@ -586,11 +589,11 @@ def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn
 
         monkeypatch.setattr(kind, "run", turn)
 
-    for kind in (chores.Rescue, chores.Prune):
+    for kind in (services.Rescue, services.Prune):
         noted(kind)
-    monkeypatch.setattr(chores, "RESCUE_MS", 0)
-    monkeypatch.setattr(chores, "PRUNE_SECONDS", 0.0)
-    monkeypatch.setattr(chores, "jittered", lambda seconds: seconds)
+    monkeypatch.setattr(services, "RESCUE_MS", 0)
+    monkeypatch.setattr(services, "PRUNE_SECONDS", 0.0)
+    monkeypatch.setattr(services, "jittered", lambda seconds: seconds)
 
     def left() -> int:
         with engine.connect() as conn:
@@ -628,7 +631,7 @@ def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
     task = app.task(name="t", max_attempts=1)(lambda: None)
     job = app.enqueue(task.new())
     with app.database.begin() as conn:
-        jobs.claim(conn, ["default"], limit=1, owner="gone", lease_ms=1_000)
+        claiming.claim(conn, ["default"], limit=1, owner="gone", lease_ms=1_000)
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
     with working(app):
@@ -650,14 +653,14 @@ def test_no_more_jobs_start_than_outcomes_may_wait_behind_the_write_lock(
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     locked, free = threading.Event(), threading.Event()
-    settled = endings.settle
+    settled = settle.settle
 
     def waits(*args: Any, **options: Any) -> Any:
         locked.set()
         assert free.wait(30)
         return settled(*args, **options)
 
-    monkeypatch.setattr(endings, "settle", waits)
+    monkeypatch.setattr(settle, "settle", waits)
     worker = app.worker(concurrency=2)
     claim, held = worker._claimer.claim, threading.Event()
 
@@ -688,8 +691,8 @@ def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever it was that it met on the way."""
-    monkeypatch.setattr(chores, "UNSTARTED_SECONDS", 0.5)
-    monkeypatch.setattr(chores, "RESCUE_MS", 20)
+    monkeypatch.setattr(services, "UNSTARTED_SECONDS", 0.5)
+    monkeypatch.setattr(services, "RESCUE_MS", 20)
     lost: list[RunningJob] = []
     start = Executors._start
 

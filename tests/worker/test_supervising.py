@@ -18,23 +18,26 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 import sqlq
-from sqlq.job import ClaimedJob
-from sqlq.outcome import Completed, Outcome, Released, Settlement
+from sqlq.database.dialect import Right
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Completed, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED
-from sqlq.store import cluster, endings, jobs
-from sqlq.store.dialect import Right
-from sqlq.store.jobs import Fate
-from sqlq.worker import supervisor
-from sqlq.worker.blackbox import BlackBox
-from sqlq.worker.child import ORPHANED_MS, Callbacks, Supervised
-from sqlq.worker.child import facts as child_facts
-from sqlq.worker.commits import CompletionTarget
-from sqlq.worker.host import Host
-from sqlq.worker.isolates import Isolates
-from sqlq.worker.keeper import LeaseKeeper
-from sqlq.worker.link import Link
-from sqlq.worker.running import RunningJob
-from sqlq.worker.supervisor import Child, Supervisor, SupervisorOptions
+from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lease, settle
+from sqlq.store.jobs.lease import Fate
+from sqlq.store.workers import workers
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Supervised
+from sqlq.worker.ipc.parent import facts as child_facts
+from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.process import Child
+from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.supervise import supervisor as supervisors
+from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
 LEASE_MS = 1_000
@@ -47,7 +50,7 @@ def noop(app: sqlq.App) -> Any:
 
 def claim(app: sqlq.App, owner: str, limit: int = 10) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return jobs.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
+        return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
 def right(job: ClaimedJob) -> tuple[int, int]:
@@ -56,7 +59,7 @@ def right(job: ClaimedJob) -> tuple[int, int]:
 
 def enter(app: sqlq.App, worker: str) -> None:
     with app.database.begin() as conn:
-        cluster.register(conn, id=worker, host="here", pid=1, version="0", queues=None, concurrency=1)
+        workers.register(conn, id=worker, host="here", pid=1, version="0", queues=None, concurrency=1)
 
 
 # -- when a worker has died ----------------------------------------------------------------------------------
@@ -115,9 +118,9 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
     (job,) = claim(app, "dead")
     assert dead_worker("dead", {right(job)}, "died")
     with app.database.begin() as conn:
-        assert endings.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
-        assert jobs.fates(conn, [right(job)]) == {right(job): Fate.LOST}
-        assert cluster.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
+        assert settle.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
+        assert lease.fates(conn, [right(job)]) == {right(job): Fate.LOST}
+        assert workers.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -231,7 +234,7 @@ def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.M
         processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
         return processes[-1]
 
-    monkeypatch.setattr(supervisor, "spawn", noted)
+    monkeypatch.setattr(supervisors, "spawn", noted)
     refuse_threads(monkeypatch, "sqlq-hear")
     supervising = Supervisor([], SupervisorOptions(1, 30_000, 0))
     try:
@@ -375,7 +378,7 @@ def test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases(
     with engine.begin() as conn, app.database.begin() as standing_in:
         conn.execute(text("UPDATE sqlq_workers SET unstarted = 1 WHERE id = 'stuck'"))
         standing_in.execute(text("SET LOCAL lock_timeout = '1s'"))
-        entered, renewed = cluster.stand_in(standing_in, ["stuck", "well"], lease_ms=LEASE_MS)
+        entered, renewed = workers.stand_in(standing_in, ["stuck", "well"], lease_ms=LEASE_MS)
     assert entered == {"stuck", "well"}
     assert renewed == {"stuck": {}, "well": {right(job): False}}
 
@@ -507,7 +510,7 @@ def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(
 
 ISOLATE = """
 import sys
-from sqlq.worker.link import Link
+from sqlq.worker.ipc.pipe import Link
 link = Link.inherited(int(sys.argv[1]))
 while (message := link.receive()) is not None:
     if "job" in message:
@@ -567,7 +570,7 @@ def test_completing_is_the_owners_alone_and_once(
 
     def complete(token: int) -> bool:
         with engine.begin() as conn:
-            return endings.complete(
+            return settle.complete(
                 conn, (job.id, token), Completed(), schema=app.database.schema, keep_finished=keep_finished
             )
 

@@ -14,12 +14,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import SealError
-from sqlq.schema.moments import FAR, milliseconds_of
-from sqlq.seal import HEAD, new_key
-from sqlq.settings import MAX_RELEASES
-from sqlq.store import endings, jobs
-from sqlq.worker.keeper import Dead, LeaseKeeper
+from sqlq.payload.encryption import HEAD, new_key
+from sqlq.schema.types import FAR, milliseconds_of
+from sqlq.store.jobs import claim, settle
+from sqlq.worker.supervise.heartbeat import Dead, LeaseKeeper
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -179,9 +179,9 @@ def test_nothing_follows_a_forged_row_whose_worker_is_lost(
     for payload in ("{}", None):
         forge(engine, payload or "{}") if payload else app.enqueue(honest.new(1))
         with database.begin() as conn:
-            (held,) = jobs.claim(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
+            (held,) = claim.claim(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
         with database.begin() as conn:
-            endings.lose(conn, [(held.id, held.lease_token)], "is gone", seal=app.seal)
+            settle.lose(conn, [(held.id, held.lease_token)], "is gone", seal=app.seal)
     assert [(job.task, job.reason) for job in app.list(state="failed")] == [
         ("honest", "worker_lost"),
         ('{"amount": 1000000}', "worker_lost"),
@@ -198,7 +198,7 @@ def test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started(
     app.task(name="charge", queue="pay")(print)
     forge(engine, releases=MAX_RELEASES)
     with app.database.begin() as conn:
-        assert jobs.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
+        assert claim.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
     keeper = LeaseKeeper(1000)
     keeper._database = app.database
     assert keeper._give_back_of(Dead("dead", set(), "died", time.monotonic() + 60)) is None

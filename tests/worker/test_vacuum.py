@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.store import health
-from sqlq.worker import vacuum
-from sqlq.worker.vacuum import Vacuum
+from sqlq.database.postgresql import health
+from sqlq.worker.maintain import services
+from sqlq.worker.maintain.services import Vacuum
 from tests.waiting import wait_until
 
 postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -20,8 +20,8 @@ postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=Tr
 def test_an_old_transaction_before_many_dead_rows_is_named(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(vacuum, "OLD_SECONDS", 0.0)
-    monkeypatch.setattr(vacuum, "DEAD_ROWS", 10)
+    monkeypatch.setattr(services, "OLD_SECONDS", 0.0)
+    monkeypatch.setattr(services, "DEAD_ROWS", 10)
     app.enqueue_many([app.task(name="t")(lambda: None).new()] * 50)
     ended = [10, 2_000, 4_000]
     watch = Vacuum(app.database, lambda: ended.pop(0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
-from sqlq.seal import HEAD, Key, new_key
+from sqlq.payload.encryption import HEAD, Key, new_key
 from tests.faces.django.project_of_tests import Project, settings_of
 from tests.waiting import wait_until
 

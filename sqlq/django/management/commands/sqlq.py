@@ -24,7 +24,7 @@ class InManage(Context):
     app_option: str | None = APP
 
     def options(self, *, needs_app: bool) -> list[str]:
-        """Return the options of another command; see `sqlq.commandline.CommandLine`."""
+        """Return the options of another command; see `sqlq.config.command_hint.CommandLine`."""
         given = super().options(needs_app=False)
         return given[2:] if given[:2] == ["-a", APP] else given
 
@@ -60,17 +60,17 @@ class Command(BaseCommand):
         """Run a command for `call_command("sqlq", "status")`. Raises `CommandError` where it fails."""
         import click
 
-        from sqlq import commandline
         from sqlq.cli.problems import explain
         from sqlq.cli.root import sqlq
+        from sqlq.config import command_hint
 
         given = [*map(str, arguments)]
         if given[:1] == ["work"]:
             raise CommandError(
                 "work needs a process of its own: run manage.py sqlq work, in tests sqlq.testing.drain(app)"
             )
-        before, context = commandline.current, InManage(name="manage.py sqlq")
-        commandline.current = context
+        before, context = command_hint.current, InManage(name="manage.py sqlq")
+        command_hint.current = context
         try:
             with ExitStack() as streams:
                 if options.get("stdout"):
@@ -87,7 +87,7 @@ class Command(BaseCommand):
                 raise
             raise CommandError(sentence) from error
         finally:
-            commandline.current = before
+            command_hint.current = before
         if code:
             raise CommandError(f"sqlq {' '.join(given)} ended with {code}", returncode=code)
 

@@ -20,7 +20,7 @@ from shop.test_enqueue import count, needs_a_file
 from sqlq.django import SqlqBackend, app
 from sqlq.django.backend import _STATUS
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.job import State
+from sqlq.model.job import State
 from sqlq.testing import assert_enqueued, assert_not_enqueued, drain, inline
 
 BACKEND = "sqlq.django.SqlqBackend"

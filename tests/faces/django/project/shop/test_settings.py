@@ -8,11 +8,11 @@ from django.core import checks
 from django.db import connections
 from django.test import SimpleTestCase, override_settings
 
+from sqlq.config.urls import in_memory, masked
 from sqlq.django.application import DjangoApp
 from sqlq.django.configuration import Configuration, url_of
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
-from sqlq.seal import Key, new_key
-from sqlq.settings import in_memory, masked
+from sqlq.payload.encryption import Key, new_key
 
 POSTGRESQL = "django.db.backends.postgresql"
 SQLITE = "django.db.backends.sqlite3"

@@ -1,0 +1,120 @@
+"""How live jobs are cancelled: in batches, and each that another transaction has locked with patience."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from functools import partial
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.database.database import Database
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import cancel as cancelling
+from sqlq.store.jobs import prune
+from sqlq.store.jobs.lookup import Selection
+
+PATIENCE_SECONDS = 5.0
+"""How long a cancel waits for rows that other transactions have locked, all in all. Claims and settles last
+milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to end
+anyway."""
+
+
+class Cancellation(StrEnum):
+    """What a cancel did to a job."""
+
+    CANCELLED = "cancelled"
+    """It has ended, and is kept among the finished jobs."""
+    REQUESTED = "requested"
+    """It runs; its worker sees the request within 2 seconds."""
+    ENDED = "ended"
+    """It had ended already, one way or another."""
+    UNKNOWN = "unknown"
+    """There is no such job (any more)."""
+    PASSED_OVER = "passed over"
+    """It is not of the task and queue that were named with its id."""
+    LOCKED = "locked"
+    """Another transaction held its row for long: nothing was changed; try again."""
+
+
+class Canceller:
+    """Cancels jobs in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def cancel(self, selections: Iterable[Selection], *, force: bool) -> dict[int, Cancellation]:
+        """Cancel the live jobs that are selected, and say of each, and of each id, what became of it."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        done: dict[int, Cancellation] = {}
+        for chosen in selections:
+            done |= self._cancel_all(chosen, force, deadline)
+            if left := [id for id in chosen.ids if id not in done]:
+                done |= self._why_not(left)
+        return done
+
+    def _cancel_all(self, chosen: Selection, force: bool, deadline: float) -> dict[int, Cancellation]:
+        done: dict[int, Cancellation] = {}
+        for batch in self._live(chosen):
+            done |= self._cancel(batch, force, deadline)
+        return done
+
+    def _live(self, chosen: Selection) -> Iterator[list[int]]:
+        with self._database.read() as conn:
+            newest = cancelling.newest(conn)
+        last = 0
+        while True:
+            with self._database.read() as conn:
+                batch = cancelling.live(conn, chosen, after_id=last, up_to_id=newest)
+            if not batch:
+                return
+            yield batch
+            last = batch[-1]
+
+    def _cancel(self, batch: Sequence[int], force: bool, deadline: float) -> dict[int, Cancellation]:
+        done = self._database.run(partial(cancelling.cancel, ids=batch, force=force))
+        unblocked_after(self._database, done.gone)
+        found = _cancellations(done)
+        for id in batch:
+            if id not in found:  # locked at that moment, or ended meanwhile
+                found |= self._cancel_patiently(id, force, deadline)
+        return found
+
+    def _cancel_patiently(self, id: int, force: bool, deadline: float) -> dict[int, Cancellation]:
+        wait_ms = max(1, round((deadline - time.monotonic()) * 1000))  # 0 would mean for ever
+        try:
+            done = self._database.run(
+                partial(cancelling.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1
+            )
+        except DBAPIError as error:
+            if not self._database.dialect.rolled_back(error):
+                raise
+            return {id: Cancellation.LOCKED}
+        unblocked_after(self._database, done.gone)
+        return _cancellations(done) or self._why_not([id])
+
+    def _why_not(self, ids: Sequence[int]) -> dict[int, Cancellation]:
+        with self._database.read() as conn:
+            found = cancelling.find(conn, ids)
+        return {
+            id: Cancellation.PASSED_OVER
+            if id in found.live
+            else Cancellation.ENDED
+            if id in found.ended
+            else Cancellation.UNKNOWN
+            for id in ids
+        }
+
+
+def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:
+    """Unblock what waits for steps that have just ended, or are gone; return all that ended."""
+    if ended.steps:
+        unblock.after(database.for_claims, ended.steps)  # guard: operators-unblock
+    return ended.ids
+
+
+def _cancellations(done: cancelling.CancelledBatch) -> dict[int, Cancellation]:
+    return dict.fromkeys(done.ended, Cancellation.CANCELLED) | dict.fromkeys(
+        done.requested, Cancellation.REQUESTED
+    )

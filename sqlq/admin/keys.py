@@ -1,0 +1,206 @@
+"""`sqlq keys`: which keys the rows of a database are sealed with, whether each opens, and sealing anew by
+another key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy import Connection
+
+from sqlq.database.database import Database
+from sqlq.errors import ConfigurationError, SealError
+from sqlq.payload.encryption import HEAD, Seal
+from sqlq.store import keys
+from sqlq.store.keys import Place
+
+SHOWN = 20
+"""Of so many rows that do not open it is said why."""
+LOOKED_AT = 10_000
+"""So many of the newest rows of each table a doctor looks at."""
+PASSES = 3
+"""How often it is gone through all rows, since some may be locked by others."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """How many texts of a column are sealed with a key. `key` is its id, None for plain texts; `how` is
+    "signed" or "encrypted"; `state` is "first" for the key that seals, "known", "unknown" or "plain"."""
+
+    where: str
+    key: str | None
+    how: str | None
+    number: int
+    state: str
+
+
+@dataclass(slots=True)
+class Rotated:
+    """What a rotation did: how many texts it sealed anew, by column; which it could not open, and why, of
+    the first 20; and how many were left because others had locked them."""
+
+    sealed: dict[str, int] = field(default_factory=dict)
+    bad: int = 0
+    why: list[str] = field(default_factory=list)
+    left: int = 0
+
+
+class Rotation:
+    """The sealed rows of a database, for an operator who has the keys."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._seal = database.seal
+
+    def uses(self, *, places: Sequence[Place] = keys.EVERYWHERE, within: int | None = None) -> list[KeyUse]:
+        """Return which keys the rows are sealed with, also without any key here. Reads all rows, or `within`
+        of the newest of each table."""
+        self._database.require_tables()
+        found = []
+        with self._database.read() as conn:
+            for place in places:
+                found += [self._use(place, each) for each in keys.counts(conn, place, within=within)]
+        return found
+
+    def _use(self, place: Place, sealed: keys.Sealed) -> KeyUse:
+        if sealed.mark is None:
+            return KeyUse(place.name, None, None, sealed.number, "plain")
+        how, _, id = sealed.mark.partition(".")
+        known = [] if self._seal is None else list(self._seal.keys)
+        state = "unknown" if id not in known else "first" if id == known[0] else "known"
+        return KeyUse(place.name, id, "signed" if how == "s1" else "encrypted", sealed.number, state)
+
+    def check(self, *, finished: bool = False) -> Rotated:
+        """Open every sealed row, and say which do not open; nothing is changed. Raises `ConfigurationError`
+        without keys."""
+        seal = self._required()
+        done = Rotated()
+        for place in _places(finished):
+            for row in self._rows(place):
+                try:
+                    seal.opened(place.kind, row.task, row.queue, row.text)
+                    done.sealed[place.name] = done.sealed.get(place.name, 0) + 1
+                except SealError as error:
+                    _note(done, place, row, error)
+        return done
+
+    def _rows(self, place: Place) -> Iterator[keys.Row]:
+        last = None
+        while True:
+            with self._database.read() as conn:
+                batch = keys.rows(conn, place, after=last)
+            if not batch:
+                return
+            yield from batch
+            last = batch[-1].key
+
+    def rotate(
+        self,
+        *,
+        finished: bool = False,
+        plain: bool = False,
+        told: Callable[[str, int], None] = lambda where, number: None,
+    ) -> Rotated:
+        """Seal anew, with the first key and as the App seals now, what may still be run: waiting, running and
+        failed jobs, and schedules; with `finished` also finished jobs and their results.
+
+        In transactions of 100 rows, past those that others have locked: it may be broken off at any moment,
+        and begun again. With `plain` plain rows are sealed as well, which is to say that they are trusted.
+        What does not open is left as it is. `told` hears of each batch. Raises `ConfigurationError` where no
+        key seals.
+        """
+        seal = self._required()
+        if seal.begins is None:
+            raise ConfigurationError(
+                'with seal="read" nothing is sealed: set it to "sign" or "encrypt" first'
+            )
+        done = Rotated()
+        for place in _places(finished):
+            for turn in range(PASSES):
+                sealed = self._pass(place, seal, plain, Rotated() if turn else done, told)
+                done.sealed[place.name] = done.sealed.get(place.name, 0) + sealed
+                if turn and not sealed:
+                    break
+        with self._database.read() as conn:
+            number = partial(keys.number, conn, but=seal.begins, plain=plain)
+            done.left = max(0, sum(number(place) for place in _places(finished)) - done.bad)
+        return done
+
+    def _pass(
+        self, place: Place, seal: Seal, plain: bool, done: Rotated, told: Callable[[str, int], None]
+    ) -> int:
+        sealed, last = 0, None
+        while True:
+            work = partial(_seal_batch, place=place, seal=seal, plain=plain, after=last)
+            batch, number, bad = self._database.run(work)
+            for row, error in bad:
+                _note(done, place, row, error)
+            if not batch:
+                return sealed
+            sealed, last = sealed + number, batch[-1].key
+            if number:
+                told(place.name, number)
+
+    def _required(self) -> Seal:
+        self._database.require_tables()
+        if self._seal is None:
+            raise ConfigurationError(
+                "there are no keys: name the App that has them, or set SQLQ_KEYS to what `sqlq keys new` "
+                "prints"
+            )
+        return self._seal
+
+
+def unreadable(database: Database) -> str | None:
+    """Say with which keys, that are not here, the newest rows are sealed that wait or run; None where there
+    are none."""
+    found = Rotation(database).uses(places=keys.WAITING, within=LOOKED_AT)
+    unknown = [use for use in found if use.state == "unknown"]
+    if not unknown:
+        return None
+    number, ids = sum(use.number for use in unknown), sorted({use.key or "" for use in unknown})
+    here = "it has none" if database.seal is None else f"it has {', '.join(database.seal.keys)}"
+    rows = "1 row is" if number == 1 else f"{number:,} rows are"
+    return f"{rows} sealed with key {', '.join(ids)}, which this App does not have ({here})"
+
+
+def _places(finished: bool) -> Sequence[Place]:
+    return keys.EVERYWHERE if finished else keys.LIVE
+
+
+Bad = list[tuple[keys.Row, SealError]]
+
+
+def _seal_batch(
+    conn: Connection, *, place: Place, seal: Seal, plain: bool, after: object
+) -> tuple[list[keys.Row], int, Bad]:
+    """Seal a batch of rows anew; return them, how many were sealed, and those that could not be."""
+    batch = keys.rows(conn, place, after=after, but=seal.begins, plain=plain, lock=True)
+    texts: list[tuple[object, str]] = []
+    bad: Bad = []
+    for row in batch:
+        try:
+            texts.append(
+                (row.key, seal.sealed(place.kind, row.task, row.queue, _opened(place, seal, row, plain)))
+            )
+        except SealError as error:
+            bad.append((row, error))  # guard: rotation-leaves-what-does-not-open
+    if texts:
+        keys.write(conn, place, texts)
+    return batch, len(texts), bad
+
+
+def _opened(place: Place, seal: Seal, row: keys.Row, plain: bool) -> str:
+    if not isinstance(row.text, str):
+        raise SealError(f"its {place.kind} is no text")
+    if plain and not row.text.startswith(HEAD):
+        return row.text
+    return seal.opened(place.kind, row.task, row.queue, row.text)
+
+
+def _note(done: Rotated, place: Place, row: keys.Row, error: SealError) -> None:
+    done.bad += 1
+    if len(done.why) < SHOWN:
+        what = f"the schedule {row.key!r}" if place.table.name.endswith("schedules") else f"job {row.key}"
+        done.why.append(f"{what} ({place.table.name}): {error}")

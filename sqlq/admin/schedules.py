@@ -1,0 +1,329 @@
+"""`app.schedules`: the schedules in the database, to be looked at, added and changed at run time."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice, takewhile
+from typing import Any, TypeVar, Unpack
+
+from sqlalchemy import Row
+
+from sqlq.config.durations import aware
+from sqlq.database.caller.session import asynchronous
+from sqlq.database.database import Database
+from sqlq.enqueue.enqueue import Enqueuer
+from sqlq.errors import ConfigurationError
+from sqlq.model.checks import checked_name
+from sqlq.model.job import Job, NewJob
+from sqlq.model.schedule import INSTANT, Options, Schedule, checked_template, planned, read
+from sqlq.payload.encryption import Seal, Unopened, looked_into
+from sqlq.store import schedules
+from sqlq.store.jobs import lookup
+
+T = TypeVar("T")
+
+UPCOMING = 10
+MOST_BACKFILLED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LastJob:
+    """A job that a schedule has enqueued: its state, the moment it is for, and the error of one that has
+    failed. `state` is "gone" where it is kept no longer."""
+
+    id: int
+    state: str
+    scheduled_for: datetime | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDetails:
+    """A schedule as it is in the database.
+
+    `state` is "active", "failing" (`error` says why it could not be ticked), "paused", "retired" (no code
+    declares it any more) or "ended" (it has no further moment). `ticks` counts the jobs enqueued for moments,
+    `skipped` the moments that got none: missed, or met by a job that had not ended (after an outage up to
+    1,000 are counted). `is_pinned` says that an operator's plan holds, whatever code declares.
+    """
+
+    name: str
+    state: str
+    plan: Schedule | None
+    """When it is due; None where what is in the database cannot be read."""
+    task: str
+    queue: str
+    payload: str
+    """Its arguments as JSON; of a sealed one that these keys do not open, why."""
+    service: str | None
+    is_declared: bool
+    """Whether code declares it; else it was added at run time."""
+    is_pinned: bool
+    ticks: int
+    skipped: int
+    last_at: datetime
+    """Up to which moment it is decided."""
+    upcoming: tuple[datetime, ...]
+    """The next moments, at most ten."""
+    jobs: tuple[LastJob, ...]
+    """The last jobs, the newest first: one in a list, up to ten of `get`."""
+    error: str | None
+    error_at: datetime | None
+    paused_at: datetime | None
+    retired_at: datetime | None
+    created_at: datetime
+
+
+class Schedules:
+    """The schedules of a database: `app.schedules`.
+
+    Each call writes at once, in a transaction of its own, or with `session` in the caller's: what `enqueue`
+    takes for a session is taken here; `aadd`, `achange` and so on are the same for asynchronous code and its
+    sessions. Workers see a change within two seconds.
+    Raises `ConfigurationError`, before anything is written, for a schedule that is not there and for what
+    cannot be.
+    """
+
+    def __init__(
+        self, database: Database, enqueuer: Enqueuer, prepare: Callable[[NewJob[Any]], NewJob[Any]]
+    ) -> None:
+        """`prepare` adds to a job what its queue and task say."""
+        self._database = database
+        self._enqueuer = enqueuer
+        self._prepare = prepare
+
+    # -- write -----------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        job: NewJob[Any],
+        when: Schedule | str | None = None,
+        /,
+        *,
+        session: Any = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Add a schedule that stays until it is removed, whatever code declares; the options are those of
+        `sqlq.Schedule`. Refuses a name that is taken, and a schedule without a moment to come.
+
+        >>> app.schedules.add("report 7", report.new(7), cron="0 3 * * *")  # doctest: +SKIP
+        """
+        name = checked_name(name, "the schedule's name", ConfigurationError)
+        plan = planned(when, **options)
+        template = self._prepare(checked_template(job, name))
+        if (seal := self._database.seal) is not None:
+            template = template.sealed_by(seal)  # guard: schedules-are-sealed
+        self._do(session, lambda conn, schema: schedules.add(conn, schema, name, plan, template))
+
+    def change(
+        self,
+        name: str,
+        when: Schedule | str | None = None,
+        /,
+        *,
+        session: Any = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Give a schedule another plan, the whole of it, from its next moment on. Of a schedule that code
+        declares the plan is pinned: it holds across deploys until `reset`."""
+        plan = planned(when, **options)
+        self._do(session, lambda conn, schema: schedules.change(conn, schema, name, plan))
+
+    def reset(self, name: str, *, session: Any = None) -> bool:
+        """Give a schedule back the plan that code declares; return whether it had another."""
+        return self._do(session, lambda conn, schema: schedules.reset(conn, schema, name))
+
+    def pause(self, name: str, *, session: Any = None) -> bool:
+        """Enqueue nothing for a schedule until it is resumed, across deploys, too; return whether it was not
+        paused before. Moments that pass meanwhile are not caught up."""
+        return self._do(session, lambda conn, schema: schedules.pause(conn, schema, name))
+
+    def resume(self, name: str, *, session: Any = None) -> bool:
+        """Go on with a schedule, from its next moment; return whether it was paused."""
+        return self._do(session, lambda conn, schema: schedules.resume(conn, schema, name))
+
+    def remove(self, name: str, *, session: Any = None) -> None:
+        """Take a schedule out; jobs that it has enqueued stay. One that code declares is added again by the
+        next worker that starts with that code: `pause` holds."""
+        self._do(session, lambda conn, schema: schedules.remove(conn, schema, name))
+
+    def run(self, name: str, *, session: Any = None) -> Job[Any]:
+        """Enqueue a job of a schedule now, beside its moments; also while it is paused or retired."""
+        return self._do(session, lambda conn, schema: schedules.run(conn, schema, name))
+
+    def backfill(
+        self, name: str, since: datetime, until: datetime, *, session: Any = None
+    ) -> builtins.list[Job[Any]]:
+        """Enqueue a job for each moment of a schedule from `since` on and before `until`, also for those that
+        had one: all or none, at most 10,000. `scheduled_for` says which is which.
+
+        >>> app.schedules.backfill("nightly", datetime(2026, 3, 1, tzinfo=UTC), now)  # doctest: +SKIP
+        """
+        since, until = aware(since, "since"), aware(until, "until")
+        if until <= since:
+            raise ConfigurationError(f"until is {until}, which is not after since ({since})")
+
+        def choose(plan: Schedule) -> Sequence[datetime]:
+            return between(plan, since, until, f"the schedule {name!r}")
+
+        return self._do(session, lambda conn, schema: schedules.backfill(conn, schema, name, choose))
+
+    # -- the same for asynchronous code ----------------------------------------------------------------------
+
+    async def aadd(
+        self,
+        name: str,
+        job: NewJob[Any],
+        when: Schedule | str | None = None,
+        /,
+        *,
+        session: Any = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """`add` with what `App.aenqueue` takes for a session; without one, in a thread. So are all that
+        follow."""
+        await _aside(session, lambda joined: self.add(name, job, when, **options, session=joined))
+
+    async def achange(
+        self,
+        name: str,
+        when: Schedule | str | None = None,
+        /,
+        *,
+        session: Any = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """`change` for asynchronous code."""
+        await _aside(session, lambda joined: self.change(name, when, **options, session=joined))
+
+    async def areset(self, name: str, *, session: Any = None) -> bool:
+        """`reset` for asynchronous code."""
+        return await _aside(session, lambda joined: self.reset(name, session=joined))
+
+    async def apause(self, name: str, *, session: Any = None) -> bool:
+        """`pause` for asynchronous code."""
+        return await _aside(session, lambda joined: self.pause(name, session=joined))
+
+    async def aresume(self, name: str, *, session: Any = None) -> bool:
+        """`resume` for asynchronous code."""
+        return await _aside(session, lambda joined: self.resume(name, session=joined))
+
+    async def aremove(self, name: str, *, session: Any = None) -> None:
+        """`remove` for asynchronous code."""
+        await _aside(session, lambda joined: self.remove(name, session=joined))
+
+    async def arun(self, name: str, *, session: Any = None) -> Job[Any]:
+        """`run` for asynchronous code."""
+        return await _aside(session, lambda joined: self.run(name, session=joined))
+
+    async def abackfill(
+        self, name: str, since: datetime, until: datetime, *, session: Any = None
+    ) -> builtins.list[Job[Any]]:
+        """`backfill` for asynchronous code."""
+        return await _aside(session, lambda joined: self.backfill(name, since, until, session=joined))
+
+    async def aget(self, name: str) -> ScheduleDetails:
+        """`get` in a thread, so that the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.get, name)
+
+    async def alist(self) -> builtins.list[ScheduleDetails]:
+        """`list` in a thread, so that the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.list)
+
+    def _do(self, session: Any, work: Callable[[Any, str | None], T]) -> T:
+        if session is not None:
+            return self._enqueuer.join(session, work)
+        self._database.require_tables()
+        schema = self._database.schema
+        return self._database.run(lambda conn: work(conn, schema))
+
+    # -- look ------------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> ScheduleDetails:
+        """Return a schedule with its next ten moments and its last ten jobs."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            row = schedules.get(conn, self._database.schema, name)
+            ids = schedules.recent(row.recent_jobs)
+            return _details(row, ids, lookup.outcomes(conn, ids), self._database.seal)
+
+    def list(self) -> builtins.list[ScheduleDetails]:
+        """Return all schedules by name, each with its next ten moments and its last job."""
+        self._database.require_tables()
+        with self._database.read() as conn:
+            rows = schedules.rows(conn)
+            last = {row.name: schedules.recent(row.recent_jobs)[-1:] for row in rows}
+            found = lookup.outcomes(conn, [id for ids in last.values() for id in ids])
+        return [_details(row, last[row.name], found, self._database.seal) for row in rows]
+
+
+async def _aside(session: Any, work: Callable[[Any], T]) -> T:
+    """Do synchronous work in an asynchronous session's transaction, or without one in a thread."""
+    if session is None:
+        return await asyncio.to_thread(work, None)
+    return await asynchronous(session).run_sync(work)
+
+
+def between(plan: Schedule, since: datetime, until: datetime, what: str) -> Sequence[datetime]:
+    """Return the moments from one on and before another. Raises `ConfigurationError` for too many."""
+    found = [*islice(takewhile(lambda at: at < until, plan.moments(since - INSTANT)), MOST_BACKFILLED + 1)]
+    if len(found) > MOST_BACKFILLED:
+        raise ConfigurationError(
+            f"{what} has more than {MOST_BACKFILLED:,} moments from {since} to {until}: backfill it in parts"
+        )
+    return found
+
+
+def _details(
+    row: Row[Any], ids: Sequence[int], found: dict[int, lookup.Ending], seal: Seal | None
+) -> ScheduleDetails:
+    payload = looked_into(seal, "payload", row.task, row.queue, row.payload).text
+    try:
+        plan, said = read(row.plan), row.error
+    except ConfigurationError as error:
+        plan, said = None, str(error)
+    spent = plan is not None and plan.repeats is not None and row.ticks >= plan.repeats
+    rests = row.paused_at is not None or row.retired_at is not None or spent
+    upcoming = () if plan is None or rests else tuple(islice(_left(plan, row), UPCOMING))
+    return ScheduleDetails(
+        name=row.name,
+        state=_state(row, said, upcoming),
+        plan=plan,
+        task=row.task,
+        queue=row.queue,
+        payload=payload.why if isinstance(payload, Unopened) else payload,
+        service=row.service,
+        is_declared=row.declared_at is not None,
+        is_pinned=row.pinned_at is not None,
+        ticks=row.ticks,
+        skipped=row.skipped,
+        last_at=row.last_at,
+        upcoming=upcoming,
+        jobs=tuple(LastJob(id, *found.get(id, ("gone",))) for id in reversed(ids)),
+        error=said,
+        error_at=row.error_at,
+        paused_at=row.paused_at,
+        retired_at=row.retired_at,
+        created_at=row.created_at,
+    )
+
+
+def _left(plan: Schedule, row: Row[Any]) -> Any:
+    """Yield the moments to come, as many as there are still to be jobs."""
+    moments = plan.moments(max(row.last_at, row.moment))
+    return moments if plan.repeats is None else islice(moments, plan.repeats - row.ticks)
+
+
+def _state(row: Row[Any], error: str | None, upcoming: Sequence[datetime]) -> str:
+    if row.retired_at is not None:
+        return "retired"
+    if row.paused_at is not None:
+        return "paused"
+    if error is not None:
+        return "failing"
+    return "active" if upcoming or row.next_at is not None else "ended"

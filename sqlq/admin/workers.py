@@ -1,0 +1,124 @@
+"""What an operator may ask of workers, on whatever host they run: to pause, resume, stop or restart."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlq.admin.admin import WorkerStatus
+from sqlq.config.command_hint import command, word
+from sqlq.config.durations import readable, written
+from sqlq.database.database import Database
+from sqlq.errors import ConfigurationError
+from sqlq.store.workers import notify
+from sqlq.store.workers import workers as workerss
+from sqlq.store.workers.pauses import Pauses
+from sqlq.store.workers.workers import ALIVE_MS, PAUSED, WorkerRow
+
+
+class Asked(NamedTuple):
+    """A worker process that was asked for something."""
+
+    id: str
+    host: str
+    pid: int
+    name: str | None
+
+
+class Fleet:
+    """All workers on one database. Each obeys within 2 seconds; what it runs may finish.
+
+    Workers are named by `--name`, host, host:pid or id, as `sqlq workers` shows them; all processes of a
+    `sqlq work` are asked together. Raises `ConfigurationError` where no worker that is alive is called so.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def pause(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+        """Have these workers, or `all` of them, claim nothing until they are resumed. What runs goes on.
+
+        >>> app.fleet.pause(["mail-1"])  # doctest: +SKIP
+        """
+        return self._ask("pause", names, all)
+
+    def resume(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+        """Have these workers, or `all` of them, claim again."""
+        return self._ask("resume", names, all)
+
+    def stop(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+        """Have these workers, or `all` of them, end when what they run has ended, however long that takes.
+        Their `sqlq work` exits with 0, and nothing starts it again but a service manager."""
+        return self._ask("stop", names, all)
+
+    def restart(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+        """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
+        each when what it runs has ended. A worker in a program of its own ends."""
+        return self._ask("restart", names, all)
+
+    def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
+        if isinstance(names, str):
+            raise ConfigurationError(f"the workers are the text {names!r}: give a list, as in [{names!r}]")
+        if bool(names) == all:
+            raise ConfigurationError(f"say which workers to {word}: by name, or all of them, and not both")
+        self._database.require_tables()
+        return self._database.run(partial(self._asked, word=word, names=names, all=all))
+
+    def _asked(self, conn: Connection, *, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
+        alive = workerss.alive(conn, within_ms=ALIVE_MS)
+        chosen = alive if all else self._named(alive, names)
+        found = workerss.ask(conn, [row.id for row in chosen], word)
+        if found:
+            notify.wake_others(conn)
+        return [Asked(row.id, row.host, row.pid, row.name) for row in chosen if row.id in found]
+
+    def _named(self, alive: Sequence[WorkerRow], names: Sequence[str]) -> builtins.list[WorkerRow]:
+        """Return the workers of these names, and what belongs to the same `sqlq work`."""
+        for name in names:
+            if not any(_is_called(row, name) for row in alive):
+                lists = command("workers", self._database.engine.url)
+                raise ConfigurationError(
+                    f"no worker that is alive is called {name!r}: {lists} shows those there are; nobody was "
+                    "asked anything"
+                )
+        chosen = [row for row in alive if any(_is_called(row, name) for name in names)]
+        groups = {(row.host, row.supervisor_pid) for row in chosen if row.supervisor_pid is not None}
+        return [row for row in alive if row in chosen or (row.host, row.supervisor_pid) in groups]
+
+
+def _is_called(row: WorkerRow, name: str) -> bool:
+    return name in (row.name, row.host, row.id, f"{row.host}:{row.pid}", f"{row.host}:{row.supervisor_pid}")
+
+
+def forgotten_pauses(
+    pauses: Pauses, workers: Sequence[WorkerStatus], longer_than_s: float
+) -> Iterator[tuple[str, str]]:
+    """Say which pauses may have been forgotten, each with the command that ends it: one of all queues without
+    an end, and workers that were paused by themselves long ago."""
+    if pauses.all is not None and pauses.all.until is None:
+        yield f"all queues are paused, without an end, since {written(pauses.all.since)}", "resume --all"
+    if pauses.all is not None:
+        return  # workers are paused for that reason
+    for worker in workers:
+        since = paused_for(worker)
+        if since is not None and since > longer_than_s:
+            called = "" if worker.name is None else f"{worker.name} "
+            said = f"{called}on {worker.host}, pid {worker.pid}, has been paused for {readable(since * 1000)}"
+            name = worker.name or f"{worker.host}:{worker.pid}"
+            yield f"the worker {said}", f"workers resume {word(name)}"
+
+
+def paused_for(worker: WorkerStatus) -> float | None:
+    """Return for how many seconds a worker has been paused, by the database's clock; None where it is not."""
+    return since_it_said(worker) if worker.state == PAUSED else None
+
+
+def since_it_said(worker: WorkerStatus) -> float:
+    """Return how many seconds ago a worker said what it is at, by the database's clock."""
+    moment = worker.seen_at + timedelta(seconds=worker.silent_seconds)
+    return 0.0 if worker.state_at is None else max(0.0, (moment - worker.state_at).total_seconds())

@@ -1,0 +1,571 @@
+"""App: the one composition root. It knows the tasks, the database and the defaults, and puts the rooms
+together."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import URL, Engine
+
+from sqlq.admin.operate import Operates
+from sqlq.app.declare import Declares
+from sqlq.app.options import Defaults, retention_ms, seal_of
+from sqlq.config.constants import CONCURRENCY
+from sqlq.config.durations import Duration
+from sqlq.config.urls import (
+    DirectCalls,
+    Eager,
+    checked_calls,
+    checked_eager,
+    database_url,
+    schema_name,
+    shown,
+    supported,
+)
+from sqlq.config.urls import eager as is_eager
+from sqlq.config.urls import listen_url as url_to_listen_at
+from sqlq.database.caller.session import (
+    AnySession,
+    AnySessionToAwait,
+    SessionOfNow,
+    checked_session_of_now,
+    own,
+    session_of_now,
+)
+from sqlq.database.database import Address, Database, Gate
+from sqlq.enqueue.enqueue import Enqueuer, Enqueues, listed, spread_over
+from sqlq.enqueue.prepare import Additions, Stamps
+from sqlq.errors import ConfigurationError
+from sqlq.events import Events
+from sqlq.model.checks import checked_name
+from sqlq.model.flow import FLOWS, AnyFlow, Flow, Plan
+from sqlq.model.foreign_names import NameOfAnotherQueue
+from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
+from sqlq.model.limit import DeclaredLimits, Limit
+from sqlq.model.middleware import Scope
+from sqlq.model.schedule import Declarations
+from sqlq.model.task import Registry
+from sqlq.payload.encryption import How, Unsealed
+from sqlq.results.results import Waits
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from sqlq.admin.admin import Admin
+    from sqlq.admin.schedules import Schedules
+    from sqlq.admin.workers import Fleet
+    from sqlq.worker.ipc.parent import Unsupervised
+    from sqlq.worker.run.isolated import Isolates
+    from sqlq.worker.worker import Worker
+
+R = TypeVar("R")
+J = TypeVar("J")
+log = logging.getLogger("sqlq")
+
+
+class App(Declares, Operates, Waits):
+    """A job queue in one database, and the tasks its workers run.
+
+    `url` is a database URL; without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
+    [tool.sqlq], and then sqlite:///sqlq.db. (None is refused: it is what `os.environ.get` says of a variable
+    that is not set.) With `engine` (an Engine or AsyncEngine of yours) sqlq makes its
+    own connections the way that engine does, in a pool of its own. `schema` names the PostgreSQL schema of
+    the tables (else SQLQ_SCHEMA, else the connection's default one). `retention` (else SQLQ_RETENTION, else
+    `retention` in pyproject.toml) says how long finished jobs are kept: "0s" for not at all, None for ever.
+    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
+    is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
+    connection of the moment, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml) jobs run
+    where they are enqueued, or with "commit" when their transaction has committed, and nothing is written:
+    see `enqueue`.
+
+    `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
+    backoff, retention, expires, headers. `queues` maps names of queues to options that count for jobs in
+    them, above `defaults`; with `"order": "lifo"` workers of this App take the newest job of a priority
+    first. `carry` lists context variables whose values travel with a job: its handler sees
+    them as they were where the job was enqueued. `service` names the application among several on one
+    database: schedules that its code declares are its own, see `schedule`.
+
+    With `keys` (else SQLQ_KEYS), which `sqlq keys new` makes, payloads and results are sealed, by the first
+    of them: signed, or with `seal="encrypt"` (else SQLQ_SEAL) encrypted. What any of them has sealed is
+    opened; a row whose seal is bad fails as `bad_signature`, and so does a plain one, unless `unsealed` (else
+    SQLQ_UNSEALED) is "take", or lists its queue.
+
+    A task that is called, as in `send_receipt(7)`, runs its handler here and now. With `direct_calls="warn"`
+    such a call warns, and with "refuse" it raises `ConfigurationError`, except in a handler, in a process of
+    `sqlq work` and in tests: for code that comes from a queue where it would have enqueued.
+
+    Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
+    enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
+    `ConfigurationError` for a URL or option that cannot be used.
+
+    >>> app = App("sqlite:///shop.db")
+    """
+
+    def __init__(
+        self,
+        url: str | URL | Kept | None = KEPT,
+        *,
+        engine: Engine | AsyncEngine | None = None,
+        schema: str | None = None,
+        retention: Duration | Kept | None = KEPT,
+        listen_url: str | URL | None = None,
+        session: SessionOfNow | None = None,
+        eager: Eager | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        queues: Mapping[str, Mapping[str, Any]] | None = None,
+        carry: Sequence[ContextVar[Any]] = (),
+        service: str | None = None,
+        keys: Sequence[str] | None = None,
+        seal: How | None = None,
+        unsealed: Unsealed | None = None,
+        direct_calls: DirectCalls = "allow",
+    ) -> None:
+        self._gate = Gate()
+        self.seal = seal_of(keys, seal, unsealed)
+        """What payloads and results are sealed and opened with; None without keys."""
+        self._test_addresses: builtins.list[Address] = []
+        self._said: dict[str, Any] = {"url": url, "engine": engine}
+        self._said |= {"schema": schema, "listen_url": listen_url}
+        self._move_to(self._address(**self._said))
+        self._session = checked_session_of_now(session)
+        self._eager = is_eager(eager)
+        self.stand_in: Enqueues | None = None
+        """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
+        self.retention_ms = retention_ms(retention)
+        self._defaults = Defaults(defaults, queues)
+        self.direct_calls = checked_calls(direct_calls)
+        self._stamps = Stamps(carry)
+        self.tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
+        self._fair: Limit | None = None
+        self.limits = DeclaredLimits()
+        """The limits that its tasks, and calls of `limit`, have declared."""
+        self._additions = Additions(self.tasks, self.limits, self._stamps)
+        self.lifespan_scope: Scope | None = None
+        """What surrounds the life of each process that runs handlers."""
+        self._declarations = Declarations(
+            None if service is None else checked_name(service, "service", ConfigurationError)
+        )
+        self.events = Events()
+        """Those who listen to what becomes of jobs."""
+
+    def use(
+        self,
+        url: str | URL | Kept | None = KEPT,
+        *,
+        engine: Engine | AsyncEngine | None = None,
+        schema: str | Kept | None = KEPT,
+        listen_url: str | URL | Kept | None = KEPT,
+        session: SessionOfNow | None = None,
+    ) -> None:
+        """Point the App at another database, or give it another schema, URL to listen at, or session. What is
+        not said stays as it is, and so do its tasks.
+
+        For applications that read their configuration after their tasks are imported. A `schema` or
+        `listen_url` of None is taken away; a schema of before does not count on SQLite, nor a URL to listen
+        at that names another database. With a session alone the App stays where it is. Jobs enqueued through
+        a session go where the session goes. Closes the connections to the database before; raises as `App`
+        does, and where nothing is said. While a test database is open (`sqlq_app`,
+        `sqlq.testing.on_database`), the App stays there and goes to the new database afterwards: an
+        application factory needs no change to be tested.
+
+        >>> App().use("sqlite:///shop.db")
+        """
+        place = {} if isinstance(url, Kept) and engine is None else {"url": url, "engine": engine}
+        more = {"schema": schema, "listen_url": listen_url}
+        kept = {name for name, value in more.items() if isinstance(value, Kept)}
+        if not place and len(kept) == len(more) and session is None:  # guard: use-says-something
+            raise ConfigurationError(
+                "use() says nothing, and would change nothing: give it a url, an engine or a session, as in "
+                "app.use(engine=engine)"
+            )
+        session = checked_session_of_now(session) or self._session
+        if place or len(kept) < len(more):
+            # guard: what-is-not-said-stays
+            said = self._said | place | {name: more[name] for name in more.keys() - kept}
+            self._move_to(self._address(**said, kept=kept))
+            self._said = said
+        self._session = session
+
+    @contextmanager
+    def on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
+        """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`, which calls
+        this.
+
+        A worker, or anything else, that was made before of the App's own database refuses to connect
+        meanwhile. Of several blocks the newest counts.
+        """
+        if url is None:  # guard: a-test-database-is-named
+            raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
+        where = database_url(url)
+        of_sqlite = where.get_backend_name() == "sqlite" and schema is None  # SQLQ_SCHEMA is meant for others
+        schema = None if of_sqlite else schema_name(schema, on=where)
+        test = Address(where, None, schema, is_test=True, seal=self.seal)
+        self._test_addresses.append(test)
+        self._choose_address()
+        try:
+            yield
+        finally:
+            self._test_addresses = [other for other in self._test_addresses if other is not test]
+            self._choose_address()
+
+    def _move_to(self, address: Address) -> None:
+        """Make an address the App's own; where a test database is open, the App goes there afterwards."""
+        self._own_address = address
+        self._choose_address()  # guard: test-database-is-not-left
+        if self._test_addresses:
+            log.info("a test database is open: the App goes to another one when it is closed")
+
+    def _choose_address(self) -> None:
+        """Go to the newest test database that is open, else to the App's own."""
+        self.close()
+        for opened in ("database", "_enqueuer", "admin", "schedules", "waiting"):
+            self.__dict__.pop(opened, None)
+        self.address = self._test_addresses[-1] if self._test_addresses else self._own_address
+        self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
+
+    def _address(
+        self,
+        url: str | URL | Kept | None = KEPT,
+        engine: Engine | AsyncEngine | None = None,
+        schema: str | None = None,
+        listen_url: str | URL | None = None,
+        *,
+        kept: Set[str] = frozenset(),
+    ) -> Address:
+        """`kept` of what goes with a database counts where it can be meant for this one, too."""
+        if url is None and engine is None:  # guard: a-missing-variable-is-no-default
+            raise ConfigurationError(
+                "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "
+                "leave the argument out for SQLQ_DATABASE_URL, pyproject.toml or sqlite:///sqlq.db"
+            )
+        if not isinstance(url, Kept) and url is not None and engine is not None:
+            raise ConfigurationError("App got both a url and an engine: give one of them")
+        if engine is not None:
+            sync = getattr(engine, "sync_engine", engine)
+            if not isinstance(sync, Engine):
+                raise ConfigurationError(
+                    f"App(engine=…) takes an Engine or AsyncEngine, not {type(engine).__name__}; a URL is "
+                    "given as App(url)"
+                )
+            where = supported(sync.url)
+        else:
+            where = database_url(None if isinstance(url, Kept) else url)
+        if "schema" in kept and where.get_backend_name() == "sqlite":
+            schema = None
+        if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
+            listen_url = None  # guard: where-to-listen-goes-with-the-database
+        return Address(
+            where if engine is None else None,
+            engine,
+            schema_name(schema, on=where),
+            url_to_listen_at(listen_url),
+            gate=self._gate,
+            seal=self.seal,
+        )
+
+    @cached_property
+    def database(self) -> Database:
+        """sqlq's own connections to the database."""
+        return self.address.open()
+
+    @property
+    def enqueuer(self) -> Enqueues:
+        """What `enqueue` goes through."""
+        return self.stand_in or (self._eagerly if self._says_eager else self._enqueuer)
+
+    @property
+    def _says_eager(self) -> Eager:
+        """Whether jobs run where they are enqueued; on a test's database they are there to be looked at."""
+        return False if self._test_addresses else self._eager
+
+    @cached_property
+    def _eagerly(self) -> Enqueues:
+        from sqlq.app.inline import EagerEnqueuer
+
+        return EagerEnqueuer(self.tasks)
+
+    @cached_property
+    def _enqueuer(self) -> Enqueuer:
+        return Enqueuer(self.database, self.events)
+
+    @cached_property
+    def admin(self) -> Admin:
+        """What an operator may do."""
+        from sqlq.admin.admin import Admin
+
+        return Admin(self.database)
+
+    @property
+    def queue_names(self) -> frozenset[str]:
+        """The queues that its tasks and its options name."""
+        return self._defaults.queues | {task.queue for task in self.tasks.values()}
+
+    @property
+    def fleet(self) -> Fleet:
+        """The workers on this database, on whatever host: to pause, resume, stop and restart them."""
+        from sqlq.admin.workers import Fleet
+
+        return Fleet(self.database)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """The schedules in the database: to list, add, change, pause, resume, run, remove and backfill them,
+        at run time."""
+        from sqlq.admin.schedules import Schedules
+
+        return Schedules(self.database, self._enqueuer, self._additions.template)
+
+    # -- enqueue ---------------------------------------------------------------------------------------------
+
+    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: Eager | None = None) -> J:
+        """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
+        worker before.
+
+        `session` is a Session, scoped_session or Connection of SQLAlchemy, with whatever driver, or a
+        connection of psycopg, psycopg2, sqlite3 or Django; it is not committed, rolled back or closed.
+        Without one the App's `session` counts, and where that has none, or with `sqlq.own`, the job is
+        committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
+        errors of the database pass through.
+
+        With `eager="commit"` (else what the App says) nothing is written to the queue: the handler runs when
+        the session's transaction has committed, and not at all when it is rolled back; without a session
+        before this returns. It runs with its arguments by way of JSON, what surrounds it, and its attempts at
+        once after each other. What the last one raises is logged, since the commit has succeeded; without a
+        session it comes out here. With `eager=True` the handler runs before this returns in either case,
+        inside the caller's transaction. Delays, priorities, timeouts, `isolate` and the App's lifespan do not
+        count.
+
+        >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
+        ...     session.add(order); session.flush()
+        ...     app.enqueue(send_receipt.new(order.id), session=session)
+        """
+        enqueuer, joined = self._way(session, eager)
+        new: Any = job
+        done: Any = (
+            enqueuer.enqueue_flow(self.planned(new), joined)
+            if isinstance(new, FLOWS)
+            else enqueuer.enqueue(self._additions.to([new]), joined)[0]
+        )
+        return _answered(job, done)
+
+    def enqueue_many(
+        self,
+        jobs: Iterable[NewJob[R]],
+        session: AnySession = None,
+        *,
+        spread: Duration | None = None,
+        eager: Eager | None = None,
+    ) -> builtins.list[Job[R]]:
+        """Put many jobs into the queue, all or none, in few statements; the results are in the order of
+        `jobs`.
+
+        With `spread` they are due one after the other, evenly over that time, in their order: the first at
+        once, or when it says itself, each other so much later than it says itself. Raises `EnqueueError` for
+        what is no duration.
+
+        >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
+        """
+        enqueuer, joined = self._way(session, eager)
+        return enqueuer.enqueue(self._additions.to(spread_over(listed(jobs), spread)), joined)
+
+    async def aenqueue(
+        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
+    ) -> J:
+        """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
+        aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
+        cancelled, as `asyncio.wait_for` does. With `eager` an `async def` handler is awaited, and a `def` one
+        runs in a thread."""
+        enqueuer, joined = self._way(session, eager)
+        new: Any = job
+        done: Any = (
+            await enqueuer.aenqueue_flow(self.planned(new), joined)
+            if isinstance(new, FLOWS)
+            else (await enqueuer.aenqueue(self._additions.to([new]), joined))[0]
+        )
+        return _answered(job, done)
+
+    async def aenqueue_many(
+        self,
+        jobs: Iterable[NewJob[R]],
+        session: AnySessionToAwait = None,
+        *,
+        spread: Duration | None = None,
+        eager: Eager | None = None,
+    ) -> builtins.list[Job[R]]:
+        """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
+        enqueuer, joined = self._way(session, eager)
+        return await enqueuer.aenqueue(self._additions.to(spread_over(listed(jobs), spread)), joined)
+
+    def planned(self, job: AnyFlow) -> Plan:
+        """Return a flow as it is written, with what the App adds to its jobs."""
+        return self._additions.to_flow(job)
+
+    def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
+        """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
+
+        The statement is one INSERT. It returns the job's id, or no row where a live job holds the unique key.
+        `paramstyle` is the driver's, as PEP 249 names it ("qmark", "numeric", "named", "format", "pyformat")
+        or "numeric_dollar" for $1; without it "pyformat" for PostgreSQL and "qmark" for SQLite. By names the
+        parameters are a dict, else a tuple. The table is that of the App's `schema`, or else the first named
+        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within 1.25 s.
+        Raises `EnqueueError` as `enqueue`; whether the tables are there is for the database to say.
+
+        >>> app = App("sqlite:///shop.db")
+        >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
+        """
+        return self._enqueuer.statement(self._additions.to([job])[0], paramstyle)
+
+    def runs_eagerly(self, eager: Eager | None) -> Eager:
+        """Say whether a call with this `eager` runs its jobs at once, or when their transaction commits."""
+        says = self._says_eager if eager is None else checked_eager(eager)
+        return self.stand_in is None and says
+
+    def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
+        """Return what a job goes through, and the session whose transaction it joins; None for a transaction
+        of its own."""
+        says = self.runs_eagerly(eager)
+        if says is True:
+            return self._eagerly, None  # which writes nothing
+        if session is None:
+            session = session_of_now(self._session)
+        enqueuer = self._eagerly if says else self.stand_in or self._enqueuer
+        return enqueuer, None if session is own else session
+
+    @property
+    def is_in_a_test(self) -> bool:
+        """Whether a test runs its jobs inline, or keeps it on a database of its own."""
+        return self.stand_in is not None or bool(self._test_addresses)
+
+    def called(self, task: str) -> None:
+        """Hear of a call of a task, and warn of it or refuse it, as `direct_calls` says."""
+        if self.direct_calls == "allow" or self.is_in_a_test:
+            return
+        from sqlq.worker.attempt.context import current_job
+
+        if current_job(None) is not None:
+            return
+        said = (
+            f"{task} was called as a function, which runs it here and now: enqueue it with "
+            "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
+        )
+        if self.direct_calls == "refuse":
+            raise ConfigurationError(said)
+        warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    def migrate(self) -> str | None:
+        """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
+        were none).
+
+        Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Safe to call from
+        several processes at once, and while jobs are enqueued and worked on. Raises `SchemaVersionError` for
+        a database too new for this version, `UnsupportedDatabaseError` for one that is too old to run it,
+        `ConfigurationError` where tables of another program stand in the way.
+        """
+        from sqlq.database import migrate as migrating
+
+        with self.address.open(create=True) as database:
+            database.require_version()
+            return migrating.upgrade(database.engine, self.address.schema)
+
+    # -- work ------------------------------------------------------------------------------------------------
+
+    def worker(
+        self,
+        queues: Sequence[str] | Mapping[str, int] | None = None,
+        *,
+        concurrency: int = CONCURRENCY,
+        lease: Duration = "30s",
+        grace: Duration = "25s",
+        drain: bool = False,
+        max_jobs: int | None = None,
+        max_lifetime: Duration | None = None,
+        name: str | None = None,
+        max_rss: str | int | None = None,
+        max_idle: Duration | None = None,
+        isolate: bool = False,
+        supervision: Unsupervised | None = None,
+        isolates: Isolates | None = None,
+    ) -> Worker:
+        """Return a worker in this process; `.run()` blocks until it is stopped, and `with app.worker():` runs
+        it in a thread while the block runs. `sqlq work` is the usual way to run one, and promises more: here
+        no supervisor watches the process, so that its jobs wait for their leases to run out when it dies, a
+        `def` handler past its timeout keeps its slot, and `isolate=True` has no effect.
+
+        `queues` are served in the order given, or as a mapping to weights in turns, as in {"high": 3, "low":
+        1}; without it all in rotation. `concurrency` jobs run at a time.
+        A `lease` is renewed three times in its length. When stopped, running jobs have `grace` to finish;
+        then they are given back. With `drain` it stops when nothing is available, with `max_jobs` after that
+        many, with `max_lifetime` after that time, with `max_idle` when nothing has come for so long, with
+        `max_rss` ("400MB") when the process uses more memory. By its `name` operators call it. (`isolate`,
+        `supervision` and `isolates` are for `sqlq work`.)
+
+        >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
+        ...     serve_web()
+        """
+        from sqlq.worker.options import WorkerOptions
+        from sqlq.worker.worker import Worker
+
+        options = WorkerOptions.of(
+            queues=queues,
+            concurrency=concurrency,
+            lease=lease,
+            grace=grace,
+            drain=drain,
+            max_jobs=max_jobs,
+            max_lifetime=max_lifetime,
+            name=name,
+            max_rss=max_rss,
+            max_idle=max_idle,
+            isolate=isolate,
+            retention_ms=self.retention_ms,
+        )
+        return Worker(
+            self.database,
+            self.tasks,
+            options if supervision is None else options.jittered(),
+            supervision=supervision,
+            isolates=isolates,
+            lifespan=self.lifespan_scope,
+            events=self.events,
+            schedules=self._declarations,
+            has_limits=bool(self.limits),
+            newest_first=self._defaults.newest_first,
+        )
+
+    def __repr__(self) -> str:
+        return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.address.place)}>"
+
+    def close(self) -> None:
+        """Close sqlq's own connections. The App may be used again and then opens new ones."""
+        if "waiting" in self.__dict__:
+            self.waiting.close()
+        if "_enqueuer" in self.__dict__:
+            self._enqueuer.close()
+        if "database" in self.__dict__:
+            self.database.close()
+
+
+def _answered(new: JobOrFlow[J], done: Any) -> J:
+    """Return what `enqueue` answers for a job or flow that is enqueued by now."""
+    if isinstance(new, Flow):
+        new.is_enqueued = True
+    answer: J = done
+    return answer
+
+
+NameOfAnotherQueue.answer(
+    App,
+    {
+        **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
+        "AsyncResult": "app.get(id), or app.result(id)",
+        "add_periodic_task": '@app.task(schedule="0 3 * * *")',
+        "autodiscover_tasks": "import of the modules that define tasks, in the one that --app names",
+    },
+)

@@ -1,0 +1,154 @@
+"""A job, and a flow, that runs where it is enqueued: what it is, and what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Growth, Plan, When
+from sqlq.model.job import ClaimedJob, Job, JobDetails, NewJob, State
+from sqlq.model.retry import describe
+from sqlq.model.task import Task
+from sqlq.results.results import JobRunHere
+from sqlq.store.flows.flows import Before
+from sqlq.store.jobs.results import Seen
+from sqlq.worker.attempt.own_row import completion
+
+
+@dataclass
+class JobHere:
+    """A job that runs where it is enqueued: what it was, and what became of it. When it has `failed`, `error`
+    is the exception that reaches the caller."""
+
+    id: int
+    new: NewJob
+    state: State = State.AVAILABLE
+    attempts: int = 0
+    result: Any = None
+    error: BaseException | None = None
+    cursor: str | None = None
+    """What its checkpoints have saved, as JSON."""
+    replaced = False
+    """Whether the last one that was asked for with its unique key took its place."""
+    flow_id: int | None = None
+    before: list[Before] | None = None
+    """The steps before it, where it is one of a flow."""
+    grown: Growth | None = None
+    """What its handler has added to that flow."""
+    unmet: str | None = None
+    """Which of their results it takes and cannot have."""
+    known: Task[..., Any] | None = None
+    """Its task, once it has been run."""
+    enqueued_at: datetime = field(default_factory=lambda: datetime.now(UTC), repr=False)
+    attempted_at: list[datetime] = field(default_factory=list, repr=False)
+    """When each of its attempts has begun."""
+    ended_at: datetime | None = field(default=None, repr=False)
+
+    def answer(self, *, created: bool) -> Job:
+        """Return what `enqueue` answers."""
+        replaced = self.replaced and not created
+        what = (self.id, self.new.queue, self.new.task, self.state)
+        return JobRunHere(*what, created=created, replaced=replaced, look=self.seen)
+
+    def seen(self) -> Seen:
+        """Return what became of it, as its row would have it."""
+        what = (self.id, self.state, self.new.queue, self.new.task, self.attempts)
+        if self.state is State.FAILED and self.error is not None:
+            error = describe(self.error)
+            return Seen(*what, None, "error", error.exception, error.message, error.traceback)
+        if self.state is not State.FINISHED or self.known is None:
+            return Seen(*what)
+        done = completion(self.result, claimed_here(self, self.known), self.known)
+        return Seen(*what, done.result, done.note)
+
+    def details(self) -> JobDetails:
+        """Return what `App.get` answers."""
+        due = self.new.available_at or self.enqueued_at + timedelta(milliseconds=self.new.delay_ms)
+        found = vars(self.new) | self.seen()._asdict()
+        found |= {name: json.loads(found[name]) for name in ("payload", "result") if found[name] is not None}
+        found |= {"headers": dict(self.new.headers), "available_at": due, "created_at": self.enqueued_at}
+        found |= {"reserved_at": self.attempted_at[-1] if self.attempted_at else None, "reserved_by": None}
+        found |= {"ended_at": self.ended_at, "flow_id": self.flow_id, "errors": [], "releases": 0}
+        known = {each.name for each in fields(JobDetails)}
+        return JobDetails(
+            lease_token=self.attempts, **{name: value for name, value in found.items() if name in known}
+        )
+
+
+@dataclass
+class FlowHere:
+    """A flow that runs where it is enqueued: its jobs, in the order in which their steps were added."""
+
+    id: int
+    name: str | None
+    jobs: list[JobHere]
+    edges: list[list[tuple[JobHere, When]]]
+    """Of each job those that it waits for, in the order in which they were named."""
+    ends: tuple[int, ...] = ()
+    is_list: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan, id: int, make: Callable[[NewJob], JobHere]) -> FlowHere:
+        flow = cls(id, plan.name, [], [], plan.ends, plan.is_list)
+        flow.extend(plan, make)
+        return flow
+
+    def extend(
+        self, plan: Plan, make: Callable[[NewJob], JobHere], grown_from: JobHere | None = None
+    ) -> None:
+        """Add what a plan says; `grown_from` is the job whose handler has added it."""
+        new = [make(job) for job in plan.jobs]
+        waits: list[list[tuple[JobHere, When]]] = [[] for _ in new]
+        for edge in plan.edges:
+            before = grown_from if edge.after == GROWN_FROM else new[edge.after]
+            assert before is not None
+            waits[edge.step].append((before, edge.when))
+        for job, edges in zip(new, waits, strict=True):
+            job.flow_id = self.id
+            job.state = State.BLOCKED if edges else State.AVAILABLE
+        self.jobs += new
+        self.edges += waits
+
+    def answer(self) -> EnqueuedFlow:
+        """Return what `enqueue` answers."""
+        jobs = tuple(job.answer(created=True) for job in self.jobs)
+        return EnqueuedFlow(self.id, self.name, jobs, self.ends, self.is_list)
+
+
+def claimed_here(job: JobHere, task: Task[..., Any]) -> ClaimedJob:
+    """Return a job as a worker would hold it in the attempt that has begun."""
+    return ClaimedJob(
+        id=job.id,
+        lease_token=job.attempts,
+        queue=job.new.queue,
+        task=job.new.task,
+        payload=job.new.payload,
+        attempts=job.attempts,
+        max_attempts=job.new.max_attempts or task.max_attempts,
+        on_success=job.new.on_success,
+        on_failure=job.new.on_failure,
+        label=job.new.label,
+        headers=job.new.headers_text,
+        cursor=job.cursor,
+        flow_id=job.flow_id,
+    )
+
+
+def judged(edges: Sequence[tuple[JobHere, When]]) -> State:
+    """Return the state of a step whose turn it is, by how those before it ended."""
+    states = [(before.state, when) for before, when in edges]
+    if any(
+        (state is State.CANCELLED and when != "ended") or (state is State.FINISHED and when == "failure")
+        for state, when in states
+    ):
+        return State.CANCELLED
+    if any(
+        state not in (State.FINISHED, State.CANCELLED, State.FAILED)
+        or (state is State.FAILED and when == "success")
+        for state, when in states
+    ):
+        return State.BLOCKED
+    return State.AVAILABLE

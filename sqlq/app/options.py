@@ -1,0 +1,225 @@
+"""Options in layers: what a call says counts, then the task, the queue, the App, and what is built in.
+
+The App's layer is its argument `defaults`, then the environment (SQLQ_TIMEOUT and the like), then
+`[tool.sqlq.defaults]` in pyproject.toml. A queue's is the argument `queues`, then `[tool.sqlq.queues.NAME]`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlq.config import pyproject
+from sqlq.config.constants import DEFAULT_QUEUE
+from sqlq.config.durations import Duration, milliseconds
+from sqlq.errors import ConfigurationError
+from sqlq.model.backoff import backoff_from
+from sqlq.model.checks import (
+    checked_expires,
+    checked_max_attempts,
+    checked_priority,
+    checked_queue,
+    checked_retention,
+    checked_timeout,
+    checked_word,
+)
+from sqlq.model.job import Kept
+from sqlq.payload import headers
+from sqlq.payload.encryption import MOST_KEYS, How, Key, Seal, Unsealed
+
+Check = Callable[[Any], object]
+
+
+def _or_none(text: str) -> str | None:
+    return None if text.strip().lower() == "none" else text
+
+
+OPTIONS: Final[Mapping[str, Check]] = {
+    "queue": lambda value: checked_queue(value, ConfigurationError),
+    "priority": lambda value: checked_priority(value, ConfigurationError),
+    "max_attempts": lambda value: checked_max_attempts(value, ConfigurationError),
+    "timeout": lambda value: None if value is None else checked_timeout(value, ConfigurationError),
+    "backoff": lambda value: backoff_from(value, ConfigurationError),
+    "retention": lambda value: checked_retention(value, ConfigurationError),
+    "expires": lambda value: None if value is None else checked_expires(value, ConfigurationError),
+    "headers": lambda value: headers.encode(
+        headers.checked(value, "headers", ConfigurationError), "the headers", ConfigurationError
+    ),
+}
+"""The options that have defaults, each with what refuses a wrong value."""
+
+VARIABLES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "max_attempts": lambda text: int(text) if text.strip().isdigit() else text,
+    "timeout": _or_none,
+    "backoff": lambda text: [part.strip() for part in text.split(",")] if "," in text else text,
+}
+"""Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
+
+RETENTION: Final = "7d"
+ORDER, ORDERS = "order", ("fifo", "lifo")
+"""What a queue says, and no task: how workers of this App claim from it."""
+
+
+class Defaults:
+    """What an App says of the options of jobs and tasks that do not say them."""
+
+    def __init__(
+        self,
+        defaults: Mapping[str, Any] | None = None,
+        queues: Mapping[str, Mapping[str, Any]] | None = None,
+        called: str = "{}",
+    ) -> None:
+        """Raises `ConfigurationError` for an option that is not known, or a value out of range, and names
+        `defaults` and `queues` as they are `called`."""
+        said = pyproject.find()
+        self._app: dict[str, Any] = {}
+        if said is not None:
+            self._app |= _checked(said.defaults, f"{said.file}: {pyproject.DEFAULTS}")
+        for option, read in VARIABLES.items():
+            name = f"SQLQ_{option.upper()}"
+            if text := os.environ.get(name):
+                self._app |= _checked({option: read(text)}, name)
+        self._app |= _checked({} if defaults is None else defaults, called.format("defaults"))
+        self._queues: dict[str, dict[str, Any]] = {}
+        self._orders: dict[str, str] = {}
+        if said is not None:
+            for name, options in said.queues.items():
+                self._add_queue(name, options, f"{said.file}: {pyproject.QUEUES}.{name}")
+        if queues is not None and not isinstance(queues, Mapping):
+            raise ConfigurationError(
+                f"{called.format('queues')} is {queues!r}: it maps names of queues to their options, as in "
+                "{'mail': {'timeout': '30s'}}"
+            )
+        for name, options in (queues or {}).items():
+            self._add_queue(name, options, f"{called.format('queues')}[{name!r}]")
+
+    def _add_queue(self, name: Any, options: Any, what: str) -> None:
+        if isinstance(options, Mapping) and ORDER in options:
+            options = dict(options)
+            self._orders[checked_queue(name, ConfigurationError)] = _checked_order(options.pop(ORDER), what)
+        found = _checked(options, what)
+        if "queue" in found:
+            raise ConfigurationError(f"{what} has the option queue: a queue cannot say another one")
+        known = self._queues.setdefault(checked_queue(name, ConfigurationError), {})
+        known |= found
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues that say something."""
+        return frozenset(self._queues)
+
+    @property
+    def newest_first(self) -> frozenset[str]:
+        """The queues whose newest job comes first, within a priority."""
+        return frozenset(name for name, order in self._orders.items() if order == "lifo")
+
+    def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
+        """Return what a task says, and below it what its queue and the App say; with `queue` as if that were
+        its queue."""
+        home = queue or said.get("queue") or self._app.get("queue") or DEFAULT_QUEUE
+        layers = (self._app, self._queues.get(home, {}), said)
+        found: dict[str, Any] = {}
+        for layer in layers:
+            found |= layer
+        if any("headers" in layer for layer in layers):
+            # they come together, and each name is looked for from the top
+            found["headers"] = {
+                name: value for layer in layers for name, value in (layer.get("headers") or {}).items()
+            }
+        if queue is not None:
+            found["queue"] = queue
+        return found
+
+
+def _checked(options: Any, what: str) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"{what} is {options!r}: it maps options to values, as in {{'timeout': '5m'}}"
+        )
+    for option, value in options.items():
+        if option not in OPTIONS:
+            raise ConfigurationError(f"{what} has no option {option!r}; it has {', '.join(OPTIONS)}")
+        try:
+            OPTIONS[option](value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{what}: {error}") from None
+    return dict(options)
+
+
+def _checked_order(order: Any, what: str) -> str:
+    if order not in ORDERS:
+        raise ConfigurationError(
+            f'{what}: order is {order!r}: it is "fifo", where what is due first comes first, or "lifo"'
+        )
+    return str(order)
+
+
+def retention_ms(argument: Duration | Kept | None) -> int | None:
+    """Return how long finished jobs are kept that do not say it: the argument, else SQLQ_RETENTION, else
+    `retention` in [tool.sqlq], else 7 days. None is for ever, which a text says as "none"."""
+    if not isinstance(argument, Kept):
+        return None if argument is None else milliseconds(argument, "retention")
+    what, text = "SQLQ_RETENTION", os.environ.get("SQLQ_RETENTION") or None
+    if text is None and (said := pyproject.find()) is not None and said.retention is not None:
+        what, text = f"retention in {said.file}", said.retention
+    kept = RETENTION if text is None else _or_none(text)
+    return None if kept is None else milliseconds(kept, what)
+
+
+def seal_of(keys: Any = None, how: Any = None, unsealed: Any = None, *, called: str = "{}") -> Seal | None:
+    """Return what an App seals with, by its arguments or else SQLQ_KEYS, SQLQ_SEAL and SQLQ_UNSEALED; None
+    without keys. `called` is how messages name an argument, by its name in the braces. Raises
+    `ConfigurationError` for what cannot be, and repeats nothing of a key."""
+    what = names = argument = called.format("keys")
+    if keys is None and (text := os.environ.get("SQLQ_KEYS")):
+        keys, what, names = text.replace(",", " ").split(), "SQLQ_KEYS", "SQLQ_KEYS"
+    place = "App(keys=[…])" if called == "{}" else argument
+    said_how = _said(called.format("seal"), "SQLQ_SEAL", how)
+    said_unsealed = _said(called.format("unsealed"), "SQLQ_UNSEALED", unsealed)
+    if keys is not None and not isinstance(keys, (list, tuple)):
+        raise ConfigurationError(
+            f"{argument} is no list: give the keys in one, the one that seals first, as in [new, old]"
+        )
+    if not keys:
+        for name, value in (said_how, said_unsealed):
+            if value is not None:  # guard: no-seal-without-a-key
+                raise ConfigurationError(
+                    f"{name} is set, but there is no key: give {place} or SQLQ_KEYS what "
+                    "`sqlq keys new` prints"
+                )
+        return None
+    if len(keys) > MOST_KEYS:
+        raise ConfigurationError(f"{names} has {len(keys)} keys: at most {MOST_KEYS} are possible")
+    found: dict[str, Key] = {}
+    for i, text in enumerate(keys):
+        key = Key(text, f"{what}[{i}]")
+        if key.id in found:
+            raise ConfigurationError(f"{names} has the key {key.id} twice: leave one of the two out")
+        found[key.id] = key
+    option, given = said_how
+    how = "sign" if given is None else checked_word(given, option, How, ConfigurationError)
+    taken = _checked_unsealed(*said_unsealed)
+    if how == "read" and said_unsealed[1] not in (None, "take"):
+        raise ConfigurationError(
+            f'{said_unsealed[0]} is {said_unsealed[1]!r}, but with seal="read" this App itself writes plain '
+            "rows: leave it out"
+        )
+    return Seal(list(found.values()), how, "take" if how == "read" else taken)
+
+
+def _said(option: str, variable: str, argument: Any) -> tuple[str, Any]:
+    return (option, argument) if argument is not None else (variable, os.environ.get(variable) or None)
+
+
+def _checked_unsealed(name: str, value: Any) -> Unsealed:
+    if value is None or value == "refuse":
+        return "refuse"
+    if value == "take":
+        return "take"
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigurationError(
+            f'{name} is {value!r}: it is "take", "refuse", or in the App a list of the queues whose plain '
+            "rows are taken"
+        )
+    return tuple(checked_queue(queue, ConfigurationError) for queue in value)

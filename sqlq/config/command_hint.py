@@ -1,0 +1,126 @@
+"""A command of sqlq as messages quote it: pasted, it acts on the App and database the message is about."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+
+class CommandLine(Protocol):
+    """The command line that runs, and how it names its App and database."""
+
+    @property
+    def name(self) -> str:
+        """The word, or words, that it is started with."""
+
+    def url(self) -> URL | None:
+        """Return where its database is; None while that is not known."""
+
+    def options(self, *, needs_app: bool) -> list[str]:
+        """Return the options that name the same App and database in another command."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of role that may do what it does, one of `KINDS`."""
+
+
+KINDS = (
+    *("producer", "untrusted-producer", "replacing-producer"),
+    *("worker", "operator", "reader", "keys"),
+)
+"""The kinds of roles of PostgreSQL, each by what it does; `store.rights` has their rights."""
+OWNER = "owner"
+"""The kind that no GRANT makes: the role that has migrated."""
+
+current: CommandLine | None = None
+"""None in programs other than `sqlq`."""
+
+
+def _same(known: URL | None, url: URL) -> bool:
+    """Whether a message about the database at `url` is about the command line's own, as far as is known: a
+    driver's connection does not tell all that the App was told, a password for example."""
+    if known is None:
+        return True
+    one, other = ((at.get_backend_name(), at.host, at.port, at.database) for at in (known, url))
+    return one == other
+
+
+def command(words: str, url: URL | None = None, *, schema: str | None = None, needs_app: bool = False) -> str:
+    """Return `sqlq WORDS` with the options that name the App and the database.
+
+    On the command line these are the ones that were typed. In other programs, and in a message about another
+    database than the command line's, `url` and `schema` say where; a password is masked there, as in all
+    messages, and the variable named that can hold it.
+    """
+    from sqlq.config.urls import has_secret, shown
+
+    if current is not None and (url is None or _same(current.url(), url)):
+        schema = os.environ.get("SQLQ_SCHEMA")
+        options, variables = current.options(needs_app=needs_app), {}
+        name = current.name
+    else:
+        name = "sqlq"
+        named = None if url is None else shown(url)
+        hidden = url is not None and has_secret(url)
+        options = ["-a", "module:attribute"] if needs_app else []
+        options += [] if named is None or hidden else ["-d", shlex.quote(named)]
+        variables = {"SQLQ_DATABASE_URL": named} if hidden else {}
+    variables |= {"SQLQ_SCHEMA": schema} if schema else {}
+    before = [f"{variable}={shlex.quote(value or '')}" for variable, value in variables.items()]
+    return " ".join([*before, name, words, *options])
+
+
+def granting(role: str, url: URL | None, *, schema: str | None = None, kind: str | None = None) -> str:
+    """Return what mends that a role lacks rights: one command, whichever of them it lacks."""
+    kind = kind or ("producer" if current is None else current.kind)
+    if kind == OWNER:
+        return "connect as the role that owns the tables, or may create them"
+    grants = command(f"grants {word(role)} --as {kind}", url, schema=schema)
+    return f"the owner of the tables mends it by what `{grants}` prints"
+
+
+# Also what turns the direction of text around, ends a line, or has no UTF-8.
+STEERS = r"\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # guard: nothing-steers-a-terminal
+"""What could steer a terminal, for a class of a regular expression; without what stands below a space."""
+_STEERING = re.compile(rf"[\x00-\x08\x0a-\x1f{STEERS}]")
+
+
+def escaped(text: str) -> str:
+    r"""Return text whose characters steer no terminal and end no line: escaped as in JSON, so that two names
+    stay two. Tabs stay.
+
+    >>> escaped("mail\x1b[2J") == r"mail\u001b[2J"
+    True
+    """
+    return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], str(text))  # SQLite lets in bytes
+
+
+def escaped_lines(text: str) -> str:
+    """The same, keeping line ends."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def word(name: str) -> str:
+    """Return a name as a word of a command to paste: quoted where a shell wants that, and with escapes that
+    bash and zsh read where it could steer the terminal that shows it.
+
+    >>> word("mail"), word("my mail"), word("mail\\n")
+    ('mail', "'my mail'", "$'mail\\\\u000a'")
+    """
+    text = str(name)  # SQLite lets in bytes
+    if text.isprintable():  # guard: words-steer-no-terminal
+        return shlex.quote(text)
+    return f"$'{''.join(map(_in_a_word, text))}'"
+
+
+def _in_a_word(letter: str) -> str:
+    if letter.isprintable():
+        return f"\\{letter}" if letter in "\\'" else letter
+    code = ord(letter)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

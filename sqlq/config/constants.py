@@ -1,0 +1,57 @@
+"""Defaults, limits, and where the database is found.
+
+A change to a default changes how running installations behave: it is a decision, recorded in docs/decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+VERSION: Final = "0.1.0"
+DEFAULT_QUEUE: Final = "default"
+
+MAX_ATTEMPTS: Final = 5
+MAX_RELEASES: Final = 1_000
+"""How often a job may be snoozed or given back without the attempt counting; G3 bounds its claims by it."""
+
+LEASE_MS: Final = 30_000
+HEARTBEAT_MS: Final = 10_000
+"""The longest time between two heartbeats, which are a worker's sign of life, too; short leases have three in
+their length."""
+HEARTBEATS_PER_LEASE: Final = 3
+LEASE_MARGIN_MS: Final = 2_000
+"""How long before the lease runs out by its own clock a worker stops trusting it."""
+RESCUE_MS: Final = 7_000
+POLL_MS: Final = 1_000
+LOOKOUT_MS: Final = 1_250
+"""An idle host looks so often. With its heartbeats and chores that is one statement a second."""
+CONCURRENCY: Final = 10
+CONNECT_SECONDS: Final = 10
+ANSWER_SECONDS: Final = 30.0
+"""How long connecting, and one answer of PostgreSQL, may take where no loop tries again: an enqueue, an
+operator's command."""
+LOOP_CONNECT_SECONDS: Final = 3
+LOOP_ANSWER_SECONDS: Final = 4.0
+"""The same in a worker's loops, which try again: with the waits between tries they go on within five seconds
+after a network that swallowed packets works again."""
+LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
+LISTEN_ANSWER_SECONDS: Final = 5.0
+UNKNOWN_TASK_MS: Final = 24 * 3_600_000
+"""How long a task that no worker knows is put back before it fails: a rolling deploy is over by then."""
+
+LONGEST_NAME: Final = 255
+PAYLOAD_BYTES: Final = 1024 * 1024
+RESULT_BYTES: Final = 1024 * 1024
+ERROR_BYTES: Final = 64 * 1024
+NOTES_BYTES: Final = 16 * 1024
+"""Up to so many characters of a job's history an attempt that did not count leaves a line."""
+HEADERS_BYTES: Final = 16 * 1024
+CURSOR_BYTES: Final = 64 * 1024
+NOTE_CHARACTERS: Final = 255
+"""Of the note beside a job's progress; a longer one is cut."""
+PRIORITIES: Final = range(-100, 101)
+ASK_SECONDS = 5.0
+"""How often workers are told again for what somebody waits: some may have started since."""
+
+
+IDS = range(1, 2**63)

@@ -1,0 +1,250 @@
+"""Defaults, limits, and where the database is found.
+
+A change to a default changes how running installations behave: it is a decision, recorded in docs/decisions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+from urllib.parse import quote_plus
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from sqlq.config import pyproject
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+
+DEFAULT_URL: Final = "sqlite:///sqlq.db"
+
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "postgresql+asyncpg": "postgresql+psycopg",
+    "postgresql+psycopg_async": "postgresql+psycopg",
+    "sqlite+aiosqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+}
+"""sqlq's own connections are synchronous, and on PostgreSQL psycopg unless the URL names another synchronous
+driver."""
+
+_ASYNCPG_ONLY = (
+    "async_fallback",
+    "command_timeout",
+    "direct_tls",
+    "max_cacheable_statement_size",
+    "max_cached_statement_lifetime",
+    "prepared_statement_cache_size",
+    "prepared_statement_name_func",
+    "statement_cache_size",
+    "timeout",
+)
+"""Parameters in a URL that psycopg would refuse to connect with."""
+
+
+def database_url(argument: str | URL | None = None) -> URL:
+    """Return the URL of the database: the argument, else SQLQ_DATABASE_URL, else that of [tool.sqlq] in
+    pyproject.toml, else sqlite:///sqlq.db.
+
+    Raises `ConfigurationError` for text that is no URL, and `UnsupportedDatabaseError` for a database sqlq
+    does not run on.
+    """
+    given = argument if argument is not None else os.environ.get("SQLQ_DATABASE_URL") or None
+    if given is not None:
+        return supported(_read(given, "the database URL"))
+    found = pyproject.find()
+    if found is None or found.database_url is None:
+        return supported(make_url(DEFAULT_URL))
+    url = _read(found.database_url, f"database-url in {found.file}")
+    return supported(
+        url.set(database=str(found.file.parent / (url.database or ""))) if _is_file(url) else url
+    )
+
+
+def _read(given: str | URL, what: str) -> URL:
+    if not isinstance(given, str | URL):
+        raise ConfigurationError(
+            f"{what} is text, or a URL of SQLAlchemy, not {type(given).__name__}; an engine is given as "
+            "engine="
+        )
+    try:
+        return make_url(given)
+    except (ArgumentError, ValueError):  # ValueError: the port is no number
+        raise ConfigurationError(
+            f"{what} cannot be read: it has the form postgresql://user:password@host/database or "
+            "sqlite:///path/to/file.db"
+        ) from None
+
+
+def _is_file(url: URL) -> bool:
+    """Whether this is an SQLite database named by a path."""
+    return (
+        url.get_backend_name() == "sqlite"
+        and not in_memory(url)
+        and not (url.database or "").startswith("file:")
+    )
+
+
+def supported(url: URL) -> URL:
+    """Return the URL with the driver sqlq's own connections use, or say why this database cannot serve."""
+    if url.drivername == "postgresql+asyncpg":
+        url = url.set(
+            query={
+                "sslmode" if name == "ssl" else name: value
+                for name, value in url.query.items()
+                if name not in _ASYNCPG_ONLY
+            }
+        )
+    if isinstance(password := url.query.get("password"), str):  # where drivers mask it, and let it count
+        url = url.set(password=password).difference_update_query(["password"])
+    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    backend = url.get_backend_name()
+    if backend not in ("postgresql", "sqlite"):
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL and SQLite, not on {backend!r} ({masked(url)})"
+        )
+    try:
+        dialect = url.get_dialect()
+    except NoSuchModuleError:
+        raise UnsupportedDatabaseError(
+            f"SQLAlchemy knows no driver {url.drivername!r}: use postgresql+psycopg:// or sqlite:///"
+        ) from None
+    if backend == "postgresql" and dialect.driver not in ("psycopg", "psycopg2"):
+        raise UnsupportedDatabaseError(
+            f"sqlq connects to PostgreSQL by psycopg or psycopg2, not by {url.drivername!r}: "
+            "give the App postgresql+psycopg://"
+        )
+    if getattr(dialect, "is_async", False):
+        raise UnsupportedDatabaseError(
+            f"{url.drivername!r} is an asynchronous driver: give the App postgresql+psycopg:// or sqlite:///"
+        )
+    return url
+
+
+def in_memory(url: URL) -> bool:
+    """Whether this is an SQLite database in memory, which only the connection that made it sees."""
+    return url.get_backend_name() == "sqlite" and (
+        not url.database or ":memory:" in url.database or "mode=memory" in str(url)
+    )
+
+
+IN_MEMORY: Final = (
+    "an SQLite database in memory is seen by one connection only, so sqlq cannot open it, nor a worker run "
+    "its jobs: name a file, as in sqlite:///sqlq.db (in a test, see sqlq.testing.create_tables)"
+)
+"""What is said when a connection of sqlq's own to one is needed."""
+
+
+def listen_url(argument: str | URL | None = None) -> URL | None:
+    """Return the URL to LISTEN at, where that is another than the database's: the argument, else
+    SQLQ_LISTEN_URL, else None.
+
+    Raises `ConfigurationError` for anything but a URL of PostgreSQL with the driver psycopg, the one that can
+    LISTEN.
+    """
+    given = argument if argument is not None else os.environ.get("SQLQ_LISTEN_URL") or None
+    if given is None:
+        return None
+    url = database_url(given)
+    if url.drivername != "postgresql+psycopg":
+        raise ConfigurationError(
+            f"the URL to listen at is {masked(url)}: LISTEN is PostgreSQL's, so it has the form "
+            "postgresql://…"
+        )
+    return url
+
+
+def masked(url: URL) -> str:
+    """Return the URL as it may be shown: without its password, nor secrets among its parameters."""
+    for name in filter(_SECRET.search, url.query):  # guard: secrets-among-parameters-are-masked
+        url = url.update_query_dict({name: _MASK})
+    return url.render_as_string(hide_password=True).replace(quote_plus(_MASK), _MASK)
+
+
+def has_secret(url: URL) -> bool:
+    """Whether what `masked` returns is not the whole URL."""
+    return masked(url) != url.render_as_string(hide_password=False)
+
+
+_SECRET = re.compile("pass|secret|token|scram", re.IGNORECASE)
+"""Parameters of drivers: password, sslpassword, passfile, oauth_client_secret, scram_client_key."""
+_MASK = "***"
+
+
+def shown(url: URL) -> str:
+    """Return the URL as it may be shown to a person in another directory: without its password, an SQLite
+    file with its whole path."""
+    return f"sqlite:///{Path(url.database or '').absolute()}" if _is_file(url) else masked(url)
+
+
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+
+
+def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | None:
+    """Return the PostgreSQL schema the tables live in: the argument, else SQLQ_SCHEMA, else None for the
+    default one.
+
+    Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters, and for an
+    argument where the database is one of SQLite.
+    """
+    what = "SQLQ_SCHEMA" if argument is None else "schema"
+    name = argument if argument is not None else os.environ.get("SQLQ_SCHEMA") or None
+    if name is not None and not _IDENTIFIER.fullmatch(name):
+        raise ConfigurationError(
+            f"{what} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
+        )
+    if argument is not None and on is not None and on.get_backend_name() == "sqlite":
+        raise ConfigurationError(no_schemas(what, argument, on))
+    return name
+
+
+def no_schemas(what: str, name: str, url: URL) -> str:
+    """Return the sentence about a schema that was named for a database of SQLite; `what` named it."""
+    mend = "leave it out" if what == "schema" else "unset it, or name the PostgreSQL database it is meant for"
+    return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"
+
+
+Eager = bool | Literal["commit"]
+"""Whether jobs run where they are enqueued; with "commit", when the transaction has committed."""
+
+
+def eager(argument: Eager | None = None) -> Eager:
+    """Return whether jobs run where they are enqueued: the argument, else SQLQ_EAGER, else `eager` in
+    [tool.sqlq], else not. Raises `ConfigurationError` for what says none of these."""
+    if argument is not None:
+        return checked_eager(argument)
+    said = os.environ.get("SQLQ_EAGER", "").strip().lower()
+    if said not in _SAID:
+        raise ConfigurationError(f"SQLQ_EAGER is {said!r}: it is 1, 0 or commit")
+    if not said and (found := pyproject.find()) is not None and found.eager is not None:
+        return checked_eager(found.eager, f"eager in {found.file}")
+    return _SAID[said]
+
+
+DirectCalls = Literal["allow", "warn", "refuse"]
+"""What becomes of a call of a task as a function."""
+
+
+def checked_eager(value: Any, what: str = "eager") -> Eager:
+    """Return what `eager` may be. Raises `ConfigurationError` for anything else."""
+    if value is True or value is False or value == "commit":  # guard: eager-is-no-text
+        return cast("Eager", value)
+    raise ConfigurationError(
+        f'{what} is {value!r}: it is True, False, or "commit", where jobs run when their transaction commits'
+    )
+
+
+def checked_calls(value: Any, what: str = "direct_calls") -> DirectCalls:
+    """Return what `direct_calls` may be. Raises `ConfigurationError` for anything else."""
+    if value not in get_args(DirectCalls):
+        raise ConfigurationError(f'{what} is {value!r}: it is "allow", "warn" or "refuse"')
+    return cast("DirectCalls", value)
+
+
+_SAID: dict[str, Eager] = {
+    **dict.fromkeys(("", "0", "false", "no", "off"), False),
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    "commit": "commit",
+}

@@ -1,0 +1,194 @@
+"""A caller's connection of a driver, in the place of a Connection of SQLAlchemy: what the store asks of that,
+it does by the driver.
+
+A statement of the store is compiled for the driver, and run on the driver's own connection. Nothing of
+SQLAlchemy ever holds that connection: no pool, which would reset it, and no transaction, which would begin
+where the caller has begun, and roll back where the caller has not. So the only words about transactions that
+are sent are those for savepoints, and for a transaction of the job's own where the caller has none and the
+driver commits each statement by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import URL, Dialect
+from sqlalchemy.engine import IteratorResult, Result
+from sqlalchemy.engine.result import SimpleResultMetaData
+
+from sqlq.database.caller.drivers import Answer, DriverConnection, Server
+from sqlq.schema.qualify import qualified
+from sqlq.schema.tables import TOKEN_SCHEMA
+
+T = TypeVar("T")
+
+
+class Place:
+    """A database that callers' connections lead to; what an Engine is to connections of SQLAlchemy."""
+
+    def __init__(self, driver: str, server: Server) -> None:
+        self.url: URL = server.url
+        dialect: Any = server.url.get_dialect()()
+        dialect.server_version_info = server.version
+        dialect.default_schema_name = server.default_schema
+        self.dialect: Dialect = qualified(dialect)
+
+
+_PLACES: dict[Hashable, Place] = {}
+
+
+def _place_of(driver: DriverConnection) -> Place:
+    known = driver.identity()
+    if known is not None and known in _PLACES:
+        return _PLACES[known]
+    place = Place(driver.driver, driver.look())
+    if known is not None and place.dialect.default_schema_name is not None:
+        _PLACES[known] = place
+    return place
+
+
+class Borrowed:
+    """A connection of a driver, on which statements written with SQLAlchemy are run."""
+
+    def __init__(self, driver: DriverConnection) -> None:
+        self.driver = driver
+        self._savepoints = 0
+        self._place: Place | None = None
+
+    @property
+    def engine(self) -> Place:
+        """The database it leads to; asked at most once for each place and user."""
+        if self._place is None:
+            self._place = _place_of(self.driver)
+        return self._place
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.engine.dialect
+
+    def write(self, work: Callable[[], T]) -> tuple[T, bool]:
+        """Do `work` in the transaction that is open, or that the driver would begin for it; where the driver
+        begins none, in one of its own. Return what it returns, and whether it is committed."""
+        if not self.driver.commits_at_once():
+            return work(), False
+        self.driver.say("BEGIN IMMEDIATE" if self.driver.database == "sqlite" else "BEGIN")
+        try:
+            done = work()
+            self.driver.say("COMMIT")
+        except BaseException:
+            with suppress(Exception):  # the connection may be gone, and its transaction with it
+                self.driver.say("ROLLBACK")
+            raise
+        return done, True
+
+    # -- as a Connection -------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        statement: Any,
+        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        execution_options: Mapping[str, Any] | None = None,
+    ) -> Result[Any]:
+        translate = (execution_options or {}).get("schema_translate_map") or {}
+        each = [parameters or {}] if parameters is None or isinstance(parameters, Mapping) else parameters
+        names: Sequence[str] = ()
+        rows: list[Sequence[Any]] = []
+        for one in each:
+            written = _compiled(statement, self.dialect, translate.get(TOKEN_SCHEMA), tuple(one))
+            answer = self.driver.run(*written.filled(one))
+            names = answer.names or names
+            rows += answer.rows
+        return _result(Answer(names, rows))
+
+    def exec_driver_sql(self, statement: str, parameters: Any = ()) -> Result[Any]:
+        return _result(self.driver.run(statement, parameters))
+
+    def scalar(self, statement: Any) -> Any:
+        return self.execute(statement).scalar()
+
+    def scalars(self, statement: Any) -> Any:
+        return self.execute(statement).scalars()
+
+    @contextmanager
+    def begin_nested(self) -> Iterator[Savepoint]:
+        self._savepoints += 1
+        savepoint = Savepoint(self.driver, f"sqlq_{self._savepoints}")
+        self.driver.say(f"SAVEPOINT {savepoint.name}")
+        try:
+            yield savepoint
+        except BaseException:
+            with suppress(Exception):  # as above
+                savepoint.rollback()
+            raise
+        if savepoint.is_open:
+            self.driver.say(f"RELEASE SAVEPOINT {savepoint.name}")
+
+
+class Savepoint:
+    """A savepoint that is released at the end of its block, unless it was rolled back before."""
+
+    def __init__(self, driver: DriverConnection, name: str) -> None:
+        self._driver = driver
+        self.name = name
+        self.is_open = True
+
+    def rollback(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._driver.say(f"ROLLBACK TO SAVEPOINT {self.name}")
+            self._driver.say(f"RELEASE SAVEPOINT {self.name}")
+
+
+class _Written(NamedTuple):
+    """A statement compiled for a driver, and how each of its parameters is turned into what the driver
+    takes."""
+
+    compiled: Any
+    statement: str | None
+    """None where it depends on the parameters, of which one is a list."""
+    constants: Mapping[str, Any]
+    turns: Mapping[str, Any]
+
+    def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
+        """Return the statement and its parameters, by name or in order, whichever the driver takes."""
+        if self.statement is not None:
+            given = {**self.constants, **parameters}
+            for name, turn in self.turns.items():
+                given[name] = turn(given[name])
+            order = self.compiled.positiontup
+            return self.statement, given if order is None else tuple(given[name] for name in order)
+        state = self.compiled.construct_expanded_state(parameters)
+        turns = {**self.turns, **state.processors}
+        values = {
+            name: value if (turn := turns.get(name)) is None else turn(value)
+            for name, value in state.parameters.items()
+        }
+        order = state.positiontup
+        return state.statement, values if order is None else tuple(values[name] for name in order)
+
+
+@lru_cache(500)
+def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str, ...]) -> _Written:
+    compiled = statement.compile(
+        dialect=dialect,
+        column_keys=list(keys),
+        schema_translate_map={TOKEN_SCHEMA: schema},
+        render_schema_translate=True,
+    )
+    names = compiled.bind_names.items()
+    turns = {
+        name: turn
+        for bound, name in names
+        if not bound.expanding and (turn := bound.type.dialect_impl(dialect).bind_processor(dialect))
+    }
+    constants = {name: value for name, value in compiled.params.items() if name not in keys}
+    depends = any(bound.expanding or bound.literal_execute for bound, _ in names)
+    return _Written(compiled, None if depends else str(compiled), constants, turns)
+
+
+def _result(answer: Answer) -> Result[Any]:
+    return IteratorResult(SimpleResultMetaData(answer.names), iter([tuple(row) for row in answer.rows]))

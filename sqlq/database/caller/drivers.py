@@ -1,0 +1,510 @@
+"""Connections that a caller made without SQLAlchemy: with psycopg, psycopg2, asyncpg, sqlite3 or aiosqlite,
+or that Django made.
+
+Such a connection is borrowed. It is told what to run, and what it gives back is read past the caller's own
+settings for rows; the settings stay as they are. Its driver was imported by the caller, and is looked up
+among the loaded modules: nothing is imported here for a kind of connection that is not in use.
+
+What runs on an asynchronous connection is awaited on the caller's own event loop, by way of greenlets, as
+SQLAlchemy's asynchronous sessions do it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import URL
+from sqlalchemy.util import await_only
+
+from sqlq.database.sqlite.dialect import autocommit_of, commits_at_once
+from sqlq.errors import UnsupportedDatabaseError
+from sqlq.schema.qualify import in_catalog
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """The rows of a statement, and the names of their columns; both empty for one that returns none."""
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+_NOTHING = Answer((), ())
+
+
+class Server(NamedTuple):
+    """What has to be known of a database before a statement is written for it."""
+
+    url: URL
+    version: tuple[int, ...]
+    default_schema: str | None
+
+
+class DriverConnection:
+    """A caller's connection, as its driver has it."""
+
+    database: str
+    """The kind of database, by SQLAlchemy's name for it."""
+    driver: str
+    """SQLAlchemy's name of the driver, whose parameters a statement is written with."""
+    is_async = False
+    is_each_threads_own = False
+    """Whether each thread that uses the object uses a connection of its own by it."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    @property
+    def errors(self) -> Any:
+        """The class, or classes, of what the driver raises."""
+        raise NotImplementedError
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        """Run a statement, written as the driver takes it, and return all of its rows as tuples."""
+        raise NotImplementedError
+
+    def say(self, command: str) -> None:
+        """Run a command, which returns no rows."""
+        self.run(command, ())
+
+    def identity(self) -> Hashable | None:
+        """Return what tells the database, and the caller's rights in it, from others without asking it; None
+        where that cannot be told."""
+        raise NotImplementedError
+
+    def look(self) -> Server:
+        """Ask the database what has to be known of it, in statements that cannot fail."""
+        raise NotImplementedError
+
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        raise NotImplementedError
+
+    def has_begun(self) -> bool:
+        """Whether a transaction is open that the caller began, or a statement of theirs."""
+        return self.in_transaction()
+
+    def commits_at_once(self) -> bool:
+        """Whether a statement outside any transaction is a transaction by itself, because the driver begins
+        none."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Begin a transaction that the caller will end, where the driver would begin one before a write of
+        its own making, and may not see that ours is a write."""
+
+    def transaction(self) -> Any:
+        """Return a context manager, asynchronous where the connection is, that surrounds a transaction:
+        committed at the end of its block, rolled back if that raises."""
+        return self.connection.transaction()
+
+    def on_commit(self, callback: Callable[[], object]) -> bool:
+        """Have `callback` called after the commit of the transaction that is open; False where nobody can
+        tell of it."""
+        return False
+
+    def refuse_broken(self) -> None:
+        """Raise what the library over the driver raises where its transaction can only be rolled back."""
+
+
+def _wait(awaitable: Awaitable[T]) -> T:
+    return await_only(awaitable)
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------------
+
+_IDLE = 0
+"""The transaction status of libpq outside any transaction; also where nothing is known."""
+
+# The default schema is that of the connection's own search_path, not of what a SET has made of it: a tenant's
+# SET sends no job elsewhere.
+_LOOK = in_catalog(
+    """
+SELECT current_database(), CAST(current_setting('server_version_num') AS integer),
+       (SELECT n.nspname
+          FROM pg_catalog.pg_settings s
+         CROSS JOIN LATERAL regexp_split_to_table(s.reset_val, '[[:space:]]*,[[:space:]]*')
+                    WITH ORDINALITY AS path (part, place)
+          JOIN pg_catalog.pg_namespace n
+            ON n.nspname = CASE WHEN path.part = ANY (ARRAY['"$user"', '$user'])
+                                THEN CAST(current_user AS varchar)
+                                WHEN path.part ~~ '"_%"' THEN btrim(path.part, '"')
+                                ELSE lower(path.part) END
+         WHERE s.name = 'search_path' AND has_schema_privilege(n.oid, 'USAGE')
+         ORDER BY path.place
+         LIMIT 1)
+"""
+)
+
+
+class _PostgreSQL(DriverConnection):
+    database = "postgresql"
+
+    def look(self) -> Server:
+        host, port, user = self.address()
+        ((name, number, schema),) = self.run(_LOOK, ()).rows
+        url = URL.create(f"postgresql+{self.driver}", user, host=host, port=port, database=name)
+        return Server(url, (number // 10_000, number % 10_000), schema)
+
+    def address(self) -> tuple[str | None, int | None, str | None]:
+        """Return host, port and user, as far as the driver knows them."""
+        info = self.connection.info
+        return info.host or None, info.port, info.user
+
+    def identity(self) -> Hashable | None:
+        info = self.connection.info
+        return self.driver, info.host, info.port, info.dbname, info.user, info.options
+
+    def in_transaction(self) -> bool:
+        return bool(self.connection.info.transaction_status != _IDLE)
+
+    def commits_at_once(self) -> bool:
+        return bool(self.connection.autocommit) and not self.in_transaction()
+
+
+class Psycopg(_PostgreSQL):
+    """A `psycopg.Connection`."""
+
+    driver = "psycopg"
+
+    @property
+    def errors(self) -> Any:
+        return sys.modules["psycopg"].Error
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
+            cursor.execute(statement, parameters or None)
+            rows = cursor.fetchall()  # in a pipeline the answer comes now, and its description with it
+            return _answer(cursor.description, rows)
+
+    def say(self, command: str) -> None:
+        with self._cursor(sys.modules["psycopg"].Cursor) as cursor:
+            cursor.execute(command)
+
+    def _cursor(self, kind: Any) -> Any:
+        """Return a plain cursor: one of the caller's own kind may read rows as dicts, or want other
+        parameters."""
+        return kind(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
+
+
+class AsyncPsycopg(Psycopg):
+    """A `psycopg.AsyncConnection`."""
+
+    driver = "psycopg"
+    is_async = True
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        return _wait(self._run(statement, parameters))
+
+    async def _run(self, statement: str, parameters: Any) -> Answer:
+        async with self._cursor(sys.modules["psycopg"].AsyncCursor) as cursor:
+            await cursor.execute(statement, parameters or None)
+            rows = await cursor.fetchall()
+            return _answer(cursor.description, rows)
+
+    def say(self, command: str) -> None:
+        _wait(self._say(command))
+
+    async def _say(self, command: str) -> None:
+        async with self._cursor(sys.modules["psycopg"].AsyncCursor) as cursor:
+            await cursor.execute(command)
+
+
+class Psycopg2(_PostgreSQL):
+    """A connection of psycopg2."""
+
+    driver = "psycopg2"
+
+    @property
+    def errors(self) -> Any:
+        return sys.modules["psycopg2"].Error
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        plain = sys.modules["psycopg2.extensions"].cursor
+        with self.connection.cursor(cursor_factory=plain) as cursor:
+            cursor.execute(statement, parameters or None)
+            return _NOTHING if cursor.description is None else _answer(cursor.description, cursor.fetchall())
+
+    def commits_at_once(self) -> bool:
+        if self.connection.autocommit and not self.in_transaction():
+            # inside `with connection:` it begins a transaction even so; guard: psycopg2-may-begin
+            self.run("SELECT 1", ())
+        return super().commits_at_once()
+
+    def transaction(self) -> Any:
+        return self.connection
+
+
+class Asyncpg(_PostgreSQL):
+    """A connection of asyncpg, or one of its pool."""
+
+    driver = "asyncpg"
+    is_async = True
+
+    @property
+    def errors(self) -> Any:
+        asyncpg: Any = sys.modules["asyncpg"]
+        return asyncpg.PostgresError, asyncpg.InterfaceError
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        return _wait(self._run(statement, parameters))
+
+    async def _run(self, statement: str, parameters: Any) -> Answer:
+        rows = await self.connection.fetch(statement, *parameters)
+        return Answer(list(rows[0].keys()), list(map(tuple, map(_values, rows)))) if rows else _NOTHING
+
+    def address(self) -> tuple[str | None, int | None, str | None]:
+        host, port, _, user = self._known() or (None, None, None, None)
+        return host, port, user
+
+    def identity(self) -> Hashable | None:
+        known = self._known()
+        return None if known is None else (self.driver, *known)
+
+    def _known(self) -> tuple[str | None, int | None, str, str] | None:
+        """Return host, port, database and user. asyncpg keeps them to itself: where it keeps them elsewhere
+        one day, each connection is asked."""
+        address, given = getattr(self.connection, "_addr", None), getattr(self.connection, "_params", None)
+        if given is None or getattr(given, "server_settings", None):
+            return None
+        host, port = address if isinstance(address, tuple) else (address, None)
+        return host, port, given.database, given.user
+
+    def in_transaction(self) -> bool:
+        return bool(self.connection.is_in_transaction())
+
+    def commits_at_once(self) -> bool:
+        return not self.in_transaction()
+
+
+def _values(record: Any) -> Any:
+    return record.values()
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------
+
+
+class Sqlite3(DriverConnection):
+    """A `sqlite3.Connection`."""
+
+    database = "sqlite"
+    driver = "pysqlite"
+
+    @property
+    def errors(self) -> Any:
+        return sys.modules["sqlite3"].Error
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        cursor = sys.modules["sqlite3"].Cursor(self.connection)  # which knows nothing of a row_factory
+        try:
+            cursor.execute(statement, parameters)
+            return _texts(cursor.description, cursor.fetchall())
+        finally:
+            cursor.close()
+
+    def identity(self) -> Hashable | None:
+        return self._file() or None
+
+    def look(self) -> Server:
+        url = URL.create(f"sqlite+{self.driver}", database=self._file() or ":memory:")
+        return Server(url, sys.modules["sqlite3"].sqlite_version_info, "main")
+
+    def _file(self) -> str:
+        """Return the path of the file; empty for a database in memory."""
+        return next((str(file) for _, name, file in self.run(_FILES, ()).rows if name == "main"), "")
+
+    def in_transaction(self) -> bool:
+        return bool(self.connection.in_transaction)
+
+    def has_begun(self) -> bool:
+        # with autocommit=False one is always open
+        return self.in_transaction() and autocommit_of(self.connection) is not False
+
+    def commits_at_once(self) -> bool:
+        return commits_at_once(self.connection)
+
+    def begin(self) -> None:
+        if not self.in_transaction():
+            self.run(f"BEGIN {self.connection.isolation_level}", ())
+
+    def transaction(self) -> Any:
+        # its commit and rollback do nothing with autocommit=True
+        return self._transaction(by_statement=autocommit_of(self.connection) is True)
+
+    @contextmanager
+    def _transaction(self, *, by_statement: bool) -> Iterator[None]:
+        conn = self.connection
+        if not conn.in_transaction:  # else it is always in one, as by autocommit=False
+            conn.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            conn.execute("COMMIT") if by_statement else conn.commit()
+        except BaseException:
+            conn.execute("ROLLBACK") if by_statement else conn.rollback()
+            raise
+
+
+class Aiosqlite(Sqlite3):
+    """A connection of aiosqlite, whose own thread does what there is to do."""
+
+    driver = "aiosqlite"
+    is_async = True
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        return _wait(self._run(statement, parameters))
+
+    async def _run(self, statement: str, parameters: Any) -> Answer:
+        async with self.connection.cursor() as cursor:
+            cursor.row_factory = None
+            await cursor.execute(statement, parameters)
+            return _texts(cursor.description, await cursor.fetchall())
+
+    @asynccontextmanager
+    async def _transaction(  # type: ignore[override]  # as its connection
+        self, *, by_statement: bool
+    ) -> AsyncIterator[None]:
+        conn = self.connection
+        if not conn.in_transaction:  # as above
+            await conn.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            await (conn.execute("COMMIT") if by_statement else conn.commit())
+        except BaseException:
+            await (conn.execute("ROLLBACK") if by_statement else conn.rollback())
+            raise
+
+
+_FILES = "PRAGMA database_list"
+
+
+def _answer(description: Any, rows: Sequence[Sequence[Any]]) -> Answer:
+    return Answer([column[0] for column in description], rows)
+
+
+def _texts(description: Any, rows: Any) -> Answer:
+    """Return an answer of SQLite with its texts as such, though the caller's `text_factory` may be bytes."""
+    if description is None:
+        return _NOTHING
+    return _answer(
+        description,
+        [tuple(each.decode() if isinstance(each, bytes) else each for each in row) for row in rows],
+    )
+
+
+# -- Django --------------------------------------------------------------------------------------------------
+
+
+class Django(DriverConnection):
+    """A connection of Django's, `django.db.connection` or one of `connections`.
+
+    Statements go to the driver's connection in it, as Django's own cursors send theirs; errors come as
+    Django's, and mark its atomic block, as those of its ORM do.
+    """
+
+    is_each_threads_own = True
+
+    def __init__(self, wrapper: Any) -> None:
+        if not hasattr(wrapper, "validate_no_broken_transaction"):  # the proxy for the default connection
+            wrapper = sys.modules["django.db"].connections[wrapper.alias]
+        self.wrapper = wrapper
+        wrapper.ensure_connection()
+        wrapper.validate_thread_sharing()
+        inner = recognised(wrapper.connection)
+        if inner is None or inner.is_async:
+            raise UnsupportedDatabaseError(
+                f"sqlq runs on PostgreSQL and SQLite; Django's connection {wrapper.alias!r} leads to "
+                f"{wrapper.display_name}"
+            )
+        self._inner = inner
+        self.database, self.driver = inner.database, inner.driver
+        super().__init__(inner.connection)
+
+    @property
+    def errors(self) -> Any:
+        return self._inner.errors
+
+    def run(self, statement: str, parameters: Any) -> Answer:
+        try:
+            with self.wrapper.wrap_database_errors:
+                return self._inner.run(statement, parameters)
+        except sys.modules["django.db"].Error:
+            if self.wrapper.in_atomic_block:
+                self.wrapper.needs_rollback = True
+            raise
+
+    def identity(self) -> Hashable | None:
+        return self._inner.identity()
+
+    def look(self) -> Server:
+        return self._inner.look()
+
+    def in_transaction(self) -> bool:
+        return self._inner.in_transaction()
+
+    def has_begun(self) -> bool:
+        return False  # which its atomic() knows better: the one of a test case does not count
+
+    def commits_at_once(self) -> bool:
+        return self._inner.commits_at_once()
+
+    def begin(self) -> None:
+        self._inner.begin()
+
+    def say(self, command: str) -> None:
+        with self.wrapper.wrap_database_errors:
+            self._inner.say(command)
+
+    def transaction(self) -> Any:
+        return sys.modules["django.db.transaction"].atomic(using=self.wrapper.alias, durable=True)
+
+    def on_commit(self, callback: Callable[[], object]) -> bool:
+        if not self.wrapper.in_atomic_block:
+            return False
+        self.wrapper.on_commit(callback)
+        return True
+
+    def refuse_broken(self) -> None:
+        self.wrapper.validate_no_broken_transaction()
+
+
+# -- which one it is -----------------------------------------------------------------------------------------
+
+_KINDS: dict[tuple[str, str], type[DriverConnection]] = {
+    ("psycopg", "Connection"): Psycopg,
+    ("psycopg", "AsyncConnection"): AsyncPsycopg,
+    ("psycopg2", "connection"): Psycopg2,
+    ("asyncpg", "Connection"): Asyncpg,
+    ("asyncpg", "PoolConnectionProxy"): Asyncpg,
+    ("sqlite3", "Connection"): Sqlite3,
+    ("aiosqlite", "Connection"): Aiosqlite,
+    ("django", "BaseDatabaseWrapper"): Django,
+    ("django", "ConnectionProxy"): Django,
+}
+
+
+def kind_of_connection(session: Any) -> type[DriverConnection] | None:
+    """Return the class here for a caller's connection; None for anything else."""
+    return _kind(session.__class__)
+
+
+def recognised(session: Any) -> DriverConnection | None:
+    """Return a caller's connection by its driver's ways; None for anything else.
+
+    Told by the names of its classes, so that no driver has to be imported to ask. What wraps a connection to
+    trace it says that it is one, and has the connection as `__wrapped__`.
+    """
+    kind = kind_of_connection(session)
+    return None if kind is None else kind(getattr(session, "__wrapped__", session))
+
+
+@lru_cache
+def _kind(cls: type) -> type[DriverConnection] | None:
+    for each in cls.__mro__:
+        if kind := _KINDS.get((each.__module__.partition(".")[0], each.__name__)):
+            return kind
+    return None

@@ -1,0 +1,369 @@
+"""The caller's session: the connection it writes on, whether that has a transaction to join, and who has to
+hear of a write.
+
+Everything here is told without a question to the database.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.util import greenlet_spawn
+
+from sqlq.database.caller.adapter import Borrowed
+from sqlq.database.caller.drivers import DriverConnection, kind_of_connection, recognised
+from sqlq.database.dialects import DIALECTS
+from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
+from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
+from sqlq.schema.tables import jobs as jobs_table
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+T = TypeVar("T")
+
+
+class AnyDriverConnection(Protocol):
+    """A connection of psycopg, psycopg2 or sqlite3, or one of Django's."""
+
+    def cursor(self) -> Any: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+
+
+class AnyAsyncDriverConnection(Protocol):
+    """A connection of asyncpg or aiosqlite, or an AsyncConnection of psycopg."""
+
+    def execute(self, query: Any, /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
+    def close(self) -> Awaitable[Any]: ...
+
+
+SyncSession: TypeAlias = "Session | scoped_session[Any] | Connection | AnyDriverConnection"
+AnyAsyncSession: TypeAlias = (
+    "AsyncSession | AsyncConnection | async_scoped_session[Any] | AnyAsyncDriverConnection"
+)
+
+
+class Own(Enum):
+    """Stands for a transaction of the job's own."""
+
+    OWN = "own"
+
+
+own: Final = Own.OWN
+"""As `session`: the job gets a transaction of its own, though the App has a session for those without one."""
+
+AnySession: TypeAlias = "SyncSession | Literal[Own.OWN] | None"
+AnySessionToAwait: TypeAlias = "AnyAsyncSession | Literal[Own.OWN] | None"
+SessionOfNow: TypeAlias = (
+    "scoped_session[Any] | async_scoped_session[Any] "
+    "| Callable[[], SyncSession | AnyAsyncSession | Literal[Own.OWN] | None]"
+)
+"""What an App takes as `session`: what leads each thread, request or task to a session of its own."""
+
+
+def session_of_now(given: SessionOfNow | None) -> Any:
+    """Return the session that a job without one is enqueued through; None for a transaction of its own."""
+    session: Any = given
+    if session is None or hasattr(session, "registry") or not callable(session):
+        return session
+    found = session()
+    return None if found is own else found
+
+
+def checked_session_of_now(given: Any) -> Any:
+    """Return what an App may be given as `session`. Raises `ConfigurationError` for what leads all threads to
+    the same session, and for what leads to none."""
+    if given is None or hasattr(given, "registry"):
+        return given
+    driver = kind_of_connection(given)
+    if driver is not None and driver.is_each_threads_own:
+        return given
+    if driver is not None or not callable(given) or isinstance(given, type):
+        raise ConfigurationError(
+            f"App(session=…) is {_named(given)}: give a scoped_session, or a function that returns the "
+            "session or connection of the moment, or None"
+        )
+    return given
+
+
+def connection_to_write(session: Any) -> Connection:
+    """Return the connection on which a session writes a job or its end, in a transaction.
+
+    Raises `EnqueueError` where no rollback would take that back, or no commit keep it. After the write,
+    `note_write` is to be called.
+    """
+    conn = connection_of(session)
+    if isinstance(conn, Borrowed):
+        return conn
+    if conn.dialect.name not in DIALECTS:
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL and SQLite; this session is connected to {conn.dialect.name}"
+        )
+    if not conn.in_transaction():
+        conn.begin()  # as the write would
+    if conn.dialect.name == "sqlite" and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
+        raise EnqueueError(
+            "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer "
+            "rollback would not undo "
+            "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
+        )
+    if DIALECTS[conn.dialect.name].commits_at_once(conn.connection):  # guard: no-autocommit
+        raise EnqueueError(
+            "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
+            "or connection with another isolation_level (enqueue without a session commits at once, too)"
+        )
+    zope = _zope()
+    is_read_only = zope is not None and _joined(zope).get(itself(session)) == zope.STATUS_READONLY
+    if is_read_only:  # guard: zope-read-only
+        raise EnqueueError(
+            "zope.sqlalchemy has this session registered as read only, and rolls back what is written: use "
+            "another session"
+        )
+    return conn
+
+
+def connection_to_complete(
+    session: Any,
+    *,
+    alone: str = "the job would be completed",
+    instead: str = ", or write completing(connection)",
+) -> Connection:
+    """Return the connection on which a session writes the end of a job, in a transaction that the caller
+    commits. Otherwise as `connection_to_write`. `alone` says what would come of a write outside any
+    transaction, and `instead` what may be written but for beginning one."""
+    conn = connection_to_write(session)
+    if isinstance(conn, Borrowed):
+        conn.driver.refuse_broken()
+        if conn.driver.commits_at_once():  # guard: no-completing-in-autocommit
+            raise EnqueueError(
+                f"no transaction is open on this connection, and its driver begins none, so that {alone} at "
+                f"once, and alone: begin one, with what the handler writes in it{instead}"
+            )
+        conn.driver.begin()  # guard: driver-begins-as-for-its-own
+    elif conn.dialect.name == "sqlite":
+        begin_as_for_a_write(conn)
+    return conn
+
+
+def note_write(session: Any) -> None:
+    """Have the session's transaction committed with what was written past the ORM.
+
+    zope.sqlalchemy, where it ends the transaction, rolls back a session that it does not know to be changed.
+    """
+    zope = _zope()
+    session = itself(session)
+    if zope is None or not hasattr(session, "dispatch") or isinstance(session, Connection):
+        return
+    # the hooks know its transaction manager, and join a session that they were not told of yet
+    for listener in session.dispatch.after_flush:
+        hooks = getattr(listener, "__self__", None)
+        if isinstance(hooks, zope.ZopeTransactionEvents):
+            hooks.mark_changed(session)  # guard: zope-is-told
+            return
+    if session in _joined(zope):  # by hand
+        zope.mark_changed(session)
+
+
+def _zope() -> Any:
+    return sys.modules.get("zope.sqlalchemy.datamanager")
+
+
+def _joined(zope: Any) -> Mapping[Any, Any]:
+    """Return the sessions whose transactions zope.sqlalchemy ends, with what it knows of each."""
+    found: Mapping[Any, Any] = zope._SESSION_STATE  # noqa: SLF001 - it has no other place to look
+    return found
+
+
+def itself(session: Any) -> Any:
+    """Return the Session of a scoped_session, and anything else as it is."""
+    # Looked up among the loaded modules: callers without a Session never pay for importing the ORM.
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    return session() if orm is not None and isinstance(session, orm.scoped_session) else session
+
+
+def connection_of(session: Any) -> Connection:
+    """Return the connection a session reads and writes on. Raises `EnqueueError` for what is no session of
+    SQLAlchemy, or has no database."""
+    if isinstance(session, (Connection, Borrowed)):
+        return cast("Connection", session)
+    if (driver := driver_of(session)) is not None:
+        if driver.is_async:
+            raise EnqueueError(
+                f"this is {_named(session)}, which is asynchronous: write await app.aenqueue(…, session=…)"
+            )
+        # what the store asks of a Connection is what a Borrowed has
+        return cast("Connection", Borrowed(driver))
+    session = itself(session)
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    if orm is not None and isinstance(session, orm.Session):
+        try:
+            conn: Connection = session.connection(bind_arguments={"clause": jobs_table})
+        except UnboundExecutionError:
+            raise EnqueueError(
+                "this session has no bind for the jobs table: make it with Session(engine), or add "
+                "{sqlq.schema.tables.jobs: engine} to the binds of one with several, "
+                "or pass session.connection(bind_arguments=…) of the database that holds the jobs"
+            ) from None
+        return conn
+    if hasattr(session, "run_sync"):
+        raise EnqueueError(
+            f"this is {_named(session)}: write await app.aenqueue(…, session=session), "
+            "or await session.run_sync(…) of what takes a Session"
+        )
+    raise EnqueueError(f"session is {_misfit(session)}")
+
+
+def database_error(conn: Connection | Borrowed, error: BaseException) -> BaseException | None:
+    """Return what the database said on a caller's connection, whatever a hook of the caller's raised in its
+    place; None where it said nothing."""
+    if isinstance(error, DBAPIError):
+        return error
+    kind = conn.driver.errors if isinstance(conn, Borrowed) else conn.dialect.loaded_dbapi.Error
+    for found in (error, error.__cause__):
+        if isinstance(found, kind):
+            return found
+    return None
+
+
+class Asynchronous(Protocol):
+    """What runs synchronous work on an asynchronous session's connection, awaited on the caller's loop."""
+
+    async def run_sync(self, work: Callable[[Any], T], /) -> T: ...
+
+
+def asynchronous(session: Any) -> Asynchronous:
+    """Return what of an asynchronous session has `run_sync`. Raises `EnqueueError` for one that is not
+    asynchronous."""
+    if hasattr(session, "registry"):  # an async_scoped_session, which has no run_sync
+        session = session()
+    if hasattr(session, "run_sync"):
+        return cast("Asynchronous", session)
+    if (driver := driver_of(session)) is not None and driver.is_async:
+        return _OnLoop(driver)
+    if driver is None and _is_drivers(session):
+        raise EnqueueError(f"session is {_misfit(session)}")
+    raise EnqueueError(
+        f"aenqueue takes an AsyncSession, an AsyncConnection or an asynchronous driver's connection, not "
+        f"{_named(session)}: use enqueue for that"
+    )
+
+
+def awaited(session: Any, call: str, otherwise: str) -> Asynchronous:
+    """Return what `asynchronous` does, for a call of a handler's. Raises `ConfigurationError` for a session
+    that is not asynchronous, and takes `otherwise`."""
+    if driver_of(session) is None and not any(hasattr(session, name) for name in ("run_sync", "registry")):
+        raise ConfigurationError(
+            f"{call} takes an AsyncSession or AsyncConnection, not a {kind_of(session)}: use {otherwise} for "
+            "that"
+        )
+    return asynchronous(session)
+
+
+class _OnLoop:
+    """An asynchronous driver's connection; work that is written synchronously awaits it, on the caller's
+    loop."""
+
+    def __init__(self, driver: DriverConnection) -> None:
+        self._driver = driver
+
+    async def run_sync(self, work: Callable[[Any], T]) -> T:
+        if importlib.util.find_spec("greenlet") is None:
+            raise ConfigurationError(
+                "asynchronous connections need greenlet, which is not installed: pip install 'sqlq[async]'"
+            )
+        return await greenlet_spawn(work, Borrowed(self._driver))
+
+
+def transaction_of(driver: DriverConnection, block: str = "completing", call: str = "complete") -> Any:
+    """Return a context manager, asynchronous where the connection is, that surrounds a transaction on a
+    driver's connection. Raises `EnqueueError` where one is open, which this one would end; `block` names what
+    asks for it, and `call` what to call in the one that is open."""
+    if driver.has_begun():
+        raise EnqueueError(
+            f"a transaction is open on this connection, and {block}(connection) makes one of its own: end "
+            f"that one before, or write {call}(connection) in it"
+        )
+    return driver.transaction()
+
+
+@contextmanager
+def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
+    """Give the block a session of an engine or a factory, in a transaction that is committed at the block's
+    end, and rolled back if it raises. A driver's connection is given itself, in a transaction of its own; see
+    `transaction_of`."""
+    from sqlalchemy.orm import Session
+
+    if (driver := driver_of(sessions)) is not None:
+        with transaction_of(driver, block, call):
+            yield sessions
+        return
+    with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
+        yield session
+
+
+@asynccontextmanager
+async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator[Any]:
+    """`transaction_in` with an AsyncEngine, a factory of AsyncSessions or an asynchronous driver's
+    connection."""
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    if (driver := driver_of(sessions)) is not None:
+        async with await _OnLoop(driver).run_sync(lambda conn: transaction_of(conn.driver, block, call)):
+            yield sessions
+        return
+    async with (
+        AsyncSession(sessions) if not callable(sessions) else sessions() as session,
+        session.begin(),
+    ):
+        yield session
+
+
+def driver_of(session: Any) -> DriverConnection | None:
+    """Return a connection of a driver that sqlq knows; None for anything else."""
+    if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as engine.raw_connection() has it
+        session = session.driver_connection
+    return recognised(session)
+
+
+def kind_of(value: Any) -> str:
+    """Return the name of a value's class."""
+    return type(value).__name__
+
+
+def _named(session: Any) -> str:
+    """Name a session's class, with the library it is of where its name alone says nothing."""
+    kind = type(session)
+    library = kind.__module__.partition(".")[0]
+    name = kind.__name__ if library in ("builtins", "sqlalchemy") else f"{library}.{kind.__name__}"
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
+def _misfit(session: Any) -> str:
+    if hasattr(session, "fetchone"):
+        return f"{_named(session)}: pass the connection that it is of"
+    if _is_drivers(session):
+        return (
+            f"{_named(session)}, of a driver or library that sqlq does not know: run what "
+            "app.statement(task.new(…)) returns on it, or leave session out"
+        )
+    return (
+        f"{_named(session)}: pass a Session or Connection of SQLAlchemy, or a driver's connection, which has "
+        "a transaction to join, or leave it out"
+    )
+
+
+def _is_drivers(session: Any) -> bool:
+    """Whether this is a connection, or cursor, of a driver or another library."""
+    library = type(session).__module__.partition(".")[0]
+    return library != "sqlalchemy" and (
+        library == "asyncpg" or any(hasattr(session, name) for name in ("cursor", "executemany"))
+    )

@@ -1,0 +1,40 @@
+"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
+
+Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
+`store.endings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlq.schema.qualify import qualified
+from sqlq.schema.tables import TOKEN_SCHEMA
+
+
+class Compiled(NamedTuple):
+    """A statement as a driver takes it, compiled once: to compile it anew, or to find it again, costs about
+    what it costs the database to run it."""
+
+    statement: str
+    constants: dict[str, Any]
+    order: Sequence[str] | None
+
+    @classmethod
+    def of(cls, statement: Any, dialect: Any, schema: str | None, keys: Sequence[str]) -> Compiled:
+        """`keys` are the parameters that differ from job to job."""
+        translate = {TOKEN_SCHEMA: schema}
+        compiled = statement.compile(
+            dialect=qualified(dialect),
+            column_keys=list(keys),
+            schema_translate_map=translate,
+            render_schema_translate=True,
+        )
+        constants = {name: value for name, value in compiled.params.items() if name not in keys}
+        return cls(str(compiled), constants, compiled.positiontup)
+
+    def parameters(self, row: dict[str, Any]) -> Any:
+        """Return them by name or in order, whichever the driver takes."""
+        every = {**self.constants, **row} if self.constants else row
+        return every if self.order is None else tuple(every[name] for name in self.order)

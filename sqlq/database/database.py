@@ -1,0 +1,587 @@
+"""sqlq's own way to the database: its connections, its transactions, and running one again when it may be.
+
+Callers' connections never come from here. User code never sees a connection that does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
+
+from sqlq.config.command_hint import command
+from sqlq.config.constants import (
+    ANSWER_SECONDS,
+    CONNECT_SECONDS,
+    LISTEN_ANSWER_SECONDS,
+    LOOP_ANSWER_SECONDS,
+    LOOP_CONNECT_SECONDS,
+    LOOP_LONGEST_ANSWER_SECONDS,
+)
+from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
+from sqlq.database.dialect import Ask, Dialect
+from sqlq.database.dialects import DIALECTS
+from sqlq.database.raw import Driver
+from sqlq.database.sqlite.dialect import READ_ONLY
+from sqlq.database.timeouts import Patience, is_over
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
+from sqlq.payload.encryption import Seal
+from sqlq.schema import version
+from sqlq.schema.qualify import qualified, qualifying
+from sqlq.schema.tables import TOKEN_SCHEMA
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+log = logging.getLogger("sqlq")
+
+_RESTS = {"isolation_level": "AUTOCOMMIT"}
+"""Most statements are a transaction each, so PostgreSQL's connections rest in the mode for those."""
+_POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
+"""The connection used last is taken first, so that a thread stays with a server process that knows its
+statements. There is nothing to roll back: SQLAlchemy ends the transactions it began, and whatever goes past
+it is in autocommit."""
+
+OLDEST = {"postgresql": (15,), "sqlite": (3, 35)}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What connections are for, and so how long they may take."""
+
+    answer_seconds: float
+    longest_answer_seconds: float
+    connect_seconds: int
+    pre_ping: bool = False
+    """Whether a pooled connection is looked at before each use. Loops do without: they try again anyway."""
+    at_rest: int | None = None
+    """How many connections from a URL stay open when nobody uses them; None for as many as SQLAlchemy keeps,
+    which is 5."""
+    plan_once: bool = False
+    """Whether statements that are prepared are planned once, and by indexes alone."""
+
+
+ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
+LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+STANDS_IN = replace(LOOPS, at_rest=1)
+CLAIMS = replace(LOOPS, plan_once=True)
+LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
+
+
+@dataclass(slots=True)
+class Gate:
+    """Shut while a test keeps the App elsewhere: no connection to the App's own database is opened then."""
+
+    is_shut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an App's database is: a URL, or a caller's engine beside which to connect; the schema asked for;
+    and the URL for LISTEN, if it is another."""
+
+    url: URL | None = field(repr=False)
+    engine: Engine | AsyncEngine | None = field(repr=False)
+    schema: str | None
+    listen_url: URL | None = field(default=None, repr=False)
+    is_test: bool = False
+    """Whether the App is there for the length of a test."""
+    gate: Gate = field(default_factory=Gate, compare=False, repr=False)
+    seal: Seal | None = field(default=None, compare=False, repr=False)
+    """What payloads and results there are sealed and opened with."""
+
+    @property
+    def place(self) -> URL:
+        """The URL of the database, the engine's where there is one."""
+        if self.engine is None:
+            assert self.url is not None
+            return self.url
+        return supported(self.engine.url)
+
+    def open(self, *, create: bool = False, use: Use = ANY) -> Database:
+        """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
+        set for a database of SQLite."""
+        if self.schema is not None and self.place.get_backend_name() == "sqlite":
+            # not at once: that an App names no database yet is no mistake
+            raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
+        if self.engine is not None:
+            database = Database.beside(self.engine, self.schema, create=create, use=use)
+        else:
+            database = Database.open(self.place, self.schema, create=create, use=use)
+        database.address = self
+        database.seal = self.seal
+        return database
+
+
+class MissingFileError(ConfigurationError):
+    """There is no database file where the URL says. A worker that runs waits for it."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    """What SQLite would have said."""
+
+
+class Asked(threading.local):
+    """How often this thread was answered by a database: who has asked nothing does not take its own quiet for
+    an answer."""
+
+    times = 0
+    """How many transactions of sqlq's own have ended as they should."""
+    writing = 0
+    """How many of them may have written."""
+
+    def answered(self, *, reads: bool = False) -> None:
+        self.times += 1
+        self.writing += not reads
+
+
+asked = Asked()
+
+
+class Database:
+    """The database of an App: connections in READ COMMITTED (SQLite: BEGIN IMMEDIATE), opened when first
+    needed.
+
+    `create` allows an SQLite file to be made; without it a missing file is one sentence, since a worker that
+    quietly made an empty database would wait for ever for jobs that go elsewhere.
+    """
+
+    def __init__(
+        self, engine: Engine, schema: str | None, *, create: bool = False, patience: Patience | None = None
+    ) -> None:
+        self.engine = engine
+        self.patience = patience or Patience(ANSWER_SECONDS, ANSWER_SECONDS)
+        """How long an answer is waited for: in `begin`, `read` and `run`, and by callers that connect within
+        it."""
+        self.address: Address | None = None
+        self.seal: Seal | None = None
+        self._schema = schema
+        self._create = create
+        _FORKABLE.add(self)
+
+    @classmethod
+    def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
+        """Return the database at a URL that `settings.database_url` has accepted. Connects to nothing yet."""
+        options: dict[str, Any] = {}
+        if in_memory(url):
+            options = {"poolclass": NullPool}  # never used, and SQLAlchemy warns of some that it would choose
+        elif url.get_backend_name() != "sqlite":
+            options = {**_RESTS, **_POOL, "connect_args": ends(url, use.connect_seconds)}
+            if use.at_rest is not None:
+                options |= {"pool_size": use.at_rest, "max_overflow": 10}
+        try:
+            engine = create_engine(url, **options)
+        except ModuleNotFoundError as error:
+            raise UnsupportedDatabaseError(
+                f"{masked(url)} needs the driver {error.name!r}, which is not installed"
+            ) from None
+        return cls._prepared(engine, schema, create, use)
+
+    @classmethod
+    def beside(
+        cls, engine: Engine | AsyncEngine, schema: str | None = None, *, create: bool = False, use: Use = ANY
+    ) -> Database:
+        """Return the database of a caller's engine, with a pool of its own beside the caller's.
+
+        The pool makes connections the way the caller's does, so that certificates, passwords made on the fly
+        and other hooks keep working. An asynchronous driver's connections cannot serve, nor others to a file
+        that may only be read: there the URL is opened anew, with psycopg or sqlite3.
+        """
+        sync = engine if isinstance(engine, Engine) else engine.sync_engine
+        url = supported(sync.url)
+        if (
+            getattr(sync.dialect, "is_async", False)
+            or isinstance(sync.pool, StaticPool)
+            or in_memory(url)
+            or DIALECTS[sync.dialect.name].may_only_be_read(url)
+        ):
+            return cls.open(url, schema, create=create, use=use)
+        options = {} if sync.dialect.name == "sqlite" else _RESTS
+        return cls._prepared(
+            create_engine(sync.url, pool=sync.pool.recreate(), **options), schema, create, use
+        )
+
+    @classmethod
+    def _prepared(cls, engine: Engine, schema: str | None, create: bool, use: Use) -> Database:
+        patience = Patience(use.answer_seconds, use.longest_answer_seconds)
+        dialect = DIALECTS[engine.dialect.name]
+        _raise_what_sqlalchemy_raises(engine)
+        dialect.prepare(engine, patience)
+        if use.pre_ping:
+            dialect.look_at_idle_connections(engine)
+        if use.plan_once:  # guard: claims-are-planned-once
+            dialect.plan_once(engine)
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
+        return cls(engine, schema, create=create, patience=patience)
+
+    @cached_property
+    def for_loops(self) -> Database:
+        """The same database for loops that go on for ever and try again: with a pool that no user code has a
+        share in, short patience, and no sign of life before each use. Closed with this one."""
+        return self._for(LOOPS)
+
+    @cached_property
+    def for_claims(self) -> Database:
+        """The same for claims alone, whose connections plan what they prepare once and by indexes: for other
+        statements, with many rows at a time, such plans would be bad. Closed with this one."""
+        return self._for(CLAIMS)
+
+    def for_listening(self) -> Database:
+        """Return the same database, or the one at the App's `listen_url`, for a connection that stays open to
+        LISTEN. To be closed by who asked for it."""
+        url = None if self.address is None else self.address.listen_url
+        database = self._for(LISTENING) if url is None else Database.open(url, self._schema, use=LISTENING)
+        database.schema = self.schema  # asked once, and on a connection that is needed for more than that
+        return database
+
+    def for_looking(self, listening: Database) -> Database:
+        """Return where a connection can look for jobs that stays open: the one to LISTEN at, unless that has
+        a URL of its own. To be closed by who asked for it."""
+        if self.address is None or self.address.listen_url is None:
+            return listening
+        looking = self._for(CLAIMS)
+        looking.schema = self.schema
+        return looking
+
+    def _for(self, use: Use) -> Database:
+        if self.engine.dialect.name == "sqlite" or self.address is None:
+            return self
+        return self.address.open(create=self._create, use=use)
+
+    @property
+    def requested_schema(self) -> str | None:
+        """The schema that was asked for; None means the connection's default one."""
+        return self._schema
+
+    def require_tables(self) -> None:
+        """Raise `SchemaVersionError` unless the tables are at the revision this sqlq needs."""
+        with self.read() as conn:
+            version.require(conn, self.schema)
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.engine.dialect.name]
+
+    @property
+    def _turn(self) -> AbstractContextManager[object]:
+        """What to wait for before a transaction of its own that writes, where the database has one writer:
+        those of this process take turns, each as soon as the other has ended, and not when it looks again."""
+        return (
+            _turns(os.path.realpath(self.engine.url.database or "")) if self.dialect.one_writer else _NO_TURN
+        )
+
+    @cached_property
+    def _driver(self) -> Driver:
+        return Driver(self.engine, self.dialect)
+
+    @cached_property
+    def schema(self) -> str | None:
+        """The schema the tables are in, always named on PostgreSQL; asks the database once where none was
+        given."""
+        with self.patience, self._open() as conn:
+            self.require_version_of(conn)
+            found = self._schema or conn.dialect.default_schema_name
+        if self.engine.dialect.name == "sqlite":
+            return None
+        if not found:
+            raise ConfigurationError(
+                "the search_path of the database connection names no schema that exists: set SQLQ_SCHEMA"
+            )
+        return found
+
+    def schema_for(self, conn: Connection) -> str | None:
+        """Return the schema of the jobs as seen from a caller's connection, without asking a database.
+
+        It is the one that was given, or that sqlq's own connections are known to have, or else the default
+        one of the caller's engine.
+        """
+        if conn.dialect.name == "sqlite":
+            return None
+        known: str | None = self.__dict__.get("schema") or _only_schema(self.engine.url)
+        return version.effective_schema(conn, self._schema or known)  # guard: own-schema-first
+
+    def require_version(self) -> None:
+        """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on."""
+        with self.patience, self._open() as conn:
+            self.require_version_of(conn)
+
+    def require_version_of(self, conn: Connection) -> None:
+        """Do so for a connection, a caller's perhaps; asks nothing."""
+        version = conn.dialect.server_version_info or ()
+        oldest = OLDEST[conn.dialect.name]
+        if version < oldest:
+            say = ".".join(map(str, oldest))
+            raise UnsupportedDatabaseError(
+                f"sqlq needs {conn.dialect.name} {say} or newer; {masked(conn.engine.url)} is version "
+                f"{'.'.join(map(str, version))}"
+            )
+
+    def connect(self, **options: Any) -> Connection:
+        """Open a connection on which every statement goes to sqlq's own schema."""
+        schema = self.schema  # asked before, for the pool may have one connection only
+        return self._open().execution_options(schema_translate_map={TOKEN_SCHEMA: schema}, **options)
+
+    def _open(self) -> Connection:
+        self._may_connect()
+        self._driver.close()  # what one thread does needs one connection
+        conn = self.engine.connect()
+        conn.dialect = qualified(conn.dialect)  # guard: own-statements-are-qualified
+        return (
+            conn
+            if self.engine.dialect.name == "sqlite"
+            else conn.execution_options(isolation_level="READ COMMITTED")  # guard: read-committed
+        )
+
+    def _may_connect(self) -> None:
+        """Raise `ConfigurationError` where no connection is to be opened."""
+        if self.address is not None and self.address.gate.is_shut:
+            raise ConfigurationError(
+                f"a test database is open, and this worker or connection, made before, leads to "
+                f"{masked(self.engine.url)}: take it from the App again while the test database is open"
+            )
+        # a pool beside the caller's connects by the caller's engine, past our own events
+        if self.engine.dialect.name == "sqlite":
+            _mind_the_file(self.engine.url, self._create)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction of its own: committed at the end of the block, rolled back if it raises."""
+        with self.patience, self._turn, self.connect() as conn, conn.begin():
+            yield conn
+        asked.answered()
+
+    @contextmanager
+    def single_statements(self) -> Iterator[Connection]:
+        """A connection for one statement that is a transaction by itself: one round trip to PostgreSQL and
+        not three. Several statements are as many transactions there, and one on SQLite, where they cost no
+        round trips."""
+        if self.engine.dialect.name == "sqlite" or not self.takes_single_statements:
+            with self.begin() as conn:
+                yield conn
+        else:
+            self._may_connect()
+            with self.patience, self._single.connect() as conn, qualifying(conn):
+                yield conn
+            asked.answered()
+
+    @cached_property
+    def takes_single_statements(self) -> bool:
+        """Whether a statement may be a transaction by itself: not on PostgreSQL where the default isolation,
+        which such a statement cannot change, is stricter than READ COMMITTED."""
+        if self.engine.dialect.name == "sqlite":
+            return True
+        with self.read() as conn:
+            # guard: single-statements-are-read-committed
+            return conn.scalar(text("SHOW default_transaction_isolation")) in (
+                "read committed",
+                "read uncommitted",
+            )
+
+    @cached_property
+    def _single(self) -> Engine:
+        return self.engine.execution_options(schema_translate_map={TOKEN_SCHEMA: self.schema})
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads, and so waits for no writer."""
+        with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
+            yield conn
+        asked.answered(reads=True)
+
+    def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
+        """Run `work` in a transaction of its own, again when the database undid it whole, with jitter
+        between.
+
+        Again only where it is certain that nothing was written: the database said that it rolled back, or the
+        connection broke before COMMIT was sent. And only for as long as one answer may take: the caller
+        waits.
+        """
+        committing = False
+
+        def transaction() -> T:
+            nonlocal committing
+            committing = False
+            with self.patience, self._turn, self.connect() as conn, conn.begin() as transaction:
+                result = work(conn)
+                committing = True
+                transaction.commit()
+                return result
+
+        result = self._repeatedly(
+            transaction, lambda error: error.connection_invalidated and not committing, tries
+        )
+        asked.answered()
+        return result
+
+    def run_statement(self, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
+        Again when the database undid it; not when the connection broke, since it may be done."""
+        return self._on_driver(lambda ask: ask(statement, parameters))
+
+    def run_past_sqlalchemy(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+        """Run `work(ask)` in one transaction on a raw driver connection, and again if the database rolled it
+        back: one statement on PostgreSQL, where it may be several on SQLite. What only `reads` is one
+        statement everywhere, and waits for no writer."""
+        if reads:
+            return self._on_driver(work, reads=True)
+        with self._turn:
+            return self._on_driver(lambda ask: self.dialect.whole(ask, work))
+
+    def ask_alone(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+        """Run `work(ask)` as `run_past_sqlalchemy` does, and where a statement may be no transaction by
+        itself, in one that is begun."""
+        if self.takes_single_statements:
+            return self.run_past_sqlalchemy(work, reads=reads)
+        with self.begin() as conn:
+            return work(lambda statement, parameters: list(conn.exec_driver_sql(statement, parameters)))
+
+    def _on_driver(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+        def transaction() -> T:
+            with self.patience:
+                self._may_connect()
+                return self._driver.run(work)
+
+        result = self._repeatedly(transaction, lambda error: False, tries=5)
+        asked.answered(reads=reads)
+        return result
+
+    def _repeatedly(
+        self, attempt: Callable[[], T], was_not_done: Callable[[DBAPIError], bool], tries: int
+    ) -> T:
+        until = time.monotonic() + ANSWER_SECONDS
+        for number in range(1, tries + 1):
+            try:
+                return attempt()
+            except DBAPIError as error:
+                again = self.dialect.rolled_back(error) or was_not_done(error)
+                if not again or number == tries or time.monotonic() >= until or is_over():
+                    raise
+                log.debug("running a transaction again after %s", error)
+                time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)
+        raise AssertionError("unreachable")
+
+    def close_idle(self, *, more_than: int = 0) -> None:
+        """Close the pooled connections where there are more than so many, and nobody uses one; whoever needs
+        one opens it anew."""
+        pool = self.engine.pool
+        if isinstance(pool, QueuePool):
+            self._driver.close()
+            if pool.checkedin() > more_than and not pool.checkedout():  # guard: idle-connections-are-closed
+                self.engine.dispose()
+
+    def forget_connections(self) -> None:
+        """Leave the connections to the process that this one was forked from, and open: shared, they would
+        mix two conversations."""
+        self._driver.forget()  # guard: fork-forgets
+        self.engine.dispose(close=False)  # guard: fork-disposes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the pooled connections; the Database may be used again and then opens new ones."""
+        self._driver.close()
+        self.engine.dispose()
+        for name in ("for_loops", "for_claims"):
+            derived: Database | None = self.__dict__.get(name)
+            if derived is not None and derived is not self:
+                derived.close()
+
+
+def _raise_what_sqlalchemy_raises(engine: Engine) -> None:
+    """Have errors on an engine of sqlq's own come as SQLAlchemy's, whose class and code decide what is done.
+
+    A host's hook for `handle_error` on the class Engine may raise anything in their place, and the hook
+    counts for every engine there is.
+    """
+    event.listen(engine, "handle_error", lambda context: None)  # gives the engine a list of its own
+    hooks: Any = engine.dialect.dispatch.handle_error
+    hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
+
+
+def _mind_the_file(url: URL, create: bool) -> None:
+    """Say where the missing file was expected, instead of making an empty one or "unable to open database
+    file"."""
+    name = url.database or ""
+    if os.path.exists(name):  # noqa: PTH110 - at every enqueue, and a Path costs several times as much
+        return
+    if in_memory(url):  # guard: memory-is-never-opened
+        raise ConfigurationError(IN_MEMORY)
+    if name.startswith("file:"):
+        return
+    path = Path(name).absolute()
+    if not create:
+        raise MissingFileError(f"there is no database file {path}: create it with {command('migrate', url)}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(
+            f"there is no directory {path.parent} for the database file: create it first"
+        )
+
+
+def _only_schema(url: URL) -> str | None:
+    """Return the schema that is the whole search_path in a URL's options."""
+    found = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
+    return found and found[1]
+
+
+_TCP_ENDS = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""A host that is gone is noticed within 20 s when the connection is idle, within 10 s when something was
+sent. libpq leaves out what the operating system does not know."""
+
+
+def ends(url: URL, connect_seconds: int) -> dict[str, Any]:
+    """Return the arguments that give connecting and silence an end, without those that the URL or the
+    environment sets."""
+    if (
+        url.drivername not in ("postgresql+psycopg", "postgresql+psycopg2")
+        or "service" in url.query
+        or "PGSERVICE" in os.environ
+    ):
+        return {}
+    arguments: dict[str, Any] = {name: value for name, value in _TCP_ENDS.items() if name not in url.query}
+    if "connect_timeout" not in url.query and "PGCONNECT_TIMEOUT" not in os.environ:
+        arguments["connect_timeout"] = connect_seconds
+    return arguments
+
+
+_NO_TURN = nullcontext()
+_FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+@cache
+def _turns(file: str) -> threading.RLock:
+    return threading.RLock()
+
+
+def _forked() -> None:
+    _turns.cache_clear()  # a thread that is not in this process may have had its turn
+    for database in _FORKABLE:
+        database.forget_connections()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,512 @@
+"""What databases differ on, each a method with the portable default; `postgresql` and `sqlite` override what
+they must.
+
+The portable default asks for no more than RETURNING, UPDATE … FROM and common table expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from sqlalchemy import (
+    CTE,
+    URL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Insert,
+    Table,
+    and_,
+    case,
+    delete,
+    insert,
+    literal,
+    null,
+    select,
+    text,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.types import TypeEngine
+
+from sqlq.database.timeouts import Patience
+from sqlq.schema.tables import CARRIED, HOLDS_KEY, TOKEN_SCHEMA, attempts_allowed, jobs
+from sqlq.schema.types import epoch_ms, moment_after, since_ms
+
+Position: TypeAlias = tuple[str, int, int, int]
+"""A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
+and its id."""
+
+Place: TypeAlias = tuple[int, int]
+"""A flow, and a step of it, by their ids."""
+
+Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
+"""Runs a statement with its parameters, as the driver takes them, and returns its rows."""
+
+Right: TypeAlias = tuple[int, int]
+"""A job's id and the lease token under which a worker holds it."""
+
+
+T = TypeVar("T")
+
+
+class Verdict(NamedTuple):
+    """Of a portion of blocked steps: how many were `found`, and which are `free` now, or `cancelled`, since
+    they can never run."""
+
+    found: int
+    free: list[int]
+    cancelled: list[int]
+
+
+class Line(NamedTuple):
+    """The line of a limit, and what may be taken from it: `most` jobs, and no more than leaves `running` of
+    the key admitted. `in_order`: the one with the least id, and only if it is due; with `holds` none that
+    comes after one that has failed."""
+
+    key: str
+    running: int | None
+    most: int
+    in_order: bool
+    holds: bool
+
+
+def schema_of(conn: Connection) -> str | None:
+    """Return the schema to which a connection of sqlq's own sends its statements."""
+    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
+    return schema
+
+
+def rights(rows: Iterable[Any]) -> set[Right]:
+    """Return the rights in rows of id and lease token."""
+    return {(id, token) for id, token in rows}
+
+
+class Batch:
+    """The shape of a batch of rows given as parameters, and what all of its rows have in common."""
+
+    def __init__(
+        self, constants: Mapping[str, str] | None = None, /, **columns: type[TypeEngine[Any]]
+    ) -> None:
+        self.columns = columns
+        self.constants = constants or {}
+        self.given = tuple(name for name in columns if name not in ("id", "token"))
+        self.extra = (*self.given, *self.constants)
+        """What a statement carries beside the right to the job."""
+
+    def carried(self, source: FromClause) -> Iterator[ColumnElement[Any]]:
+        """Yield what a statement carries, from a source that has what was given."""
+        yield from (source.c[name] for name in self.given)
+        yield from (literal(value).label(name) for name, value in self.constants.items())
+
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+CLAIMED: tuple[ColumnElement[Any], ...] = (
+    jobs.c.id,
+    jobs.c.lease_token,
+    jobs.c.queue,
+    jobs.c.task,
+    jobs.c.payload,
+    jobs.c.attempts,
+    attempts_allowed.label("max_attempts"),
+    jobs.c.releases,
+    jobs.c.timeout_ms,
+    since_ms(jobs.c.unknown_since).label("unknown_ms"),
+    jobs.c.cancel_requested_at,
+    jobs.c.losses,
+    jobs.c.priority,
+    epoch_ms(jobs.c.available_at).label("due_ms"),
+    jobs.c.on_success,
+    jobs.c.on_failure,
+    jobs.c.label,
+    jobs.c.headers,
+    jobs.c.backoff,
+    jobs.c.retention_ms,
+    jobs.c.schedule,
+    epoch_ms(jobs.c.scheduled_for).label("scheduled_ms"),
+    jobs.c.cursor,
+    since_ms(jobs.c.start_by).label("late_ms"),
+    jobs.c.flow_id,
+    jobs.c.limit_key,
+)
+"""The fields of `ClaimedJob`, in their order."""
+
+_REPLACED = (
+    *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
+    *("headers", "label", "backoff", "retention_ms", "start_by"),
+)
+"""What a job says of itself that takes another's place; its queue and unique key are the other's."""
+_FORGOTTEN = (
+    *("errors", "cursor", "progress", "progress_of", "progress_note"),
+    *("unknown_since", "cancel_requested_at"),
+)
+"""What the other had come to."""
+_COUNTED = ("attempts", "releases", "losses")
+REPLACED = (*_REPLACED, *_COUNTED, *_FORGOTTEN, "available_at")
+"""What an enqueue writes into the row of a job that it replaces or postpones."""
+
+
+def claimed_columns(dialect: Any) -> str:
+    """Return `CLAIMED` as a list of SQL columns, for the claim that is written by hand."""
+    return ", ".join(
+        str(column.compile(dialect=dialect)).replace(f"{TOKEN_SCHEMA}.", "") for column in CLAIMED
+    )
+
+
+class Dialect:
+    """One database's way of saying things; stateless, found by its name in `jobs.DIALECTS`."""
+
+    name: str
+    one_writer = False
+    """Whether one transaction at a time may write, and keeps all others waiting."""
+    sees_commits = False
+    """Whether a connection sees without a statement that another has committed, so that nobody has to tell
+    it."""
+    changes_in_queries = False
+    """Whether one statement may change several tables, and return what it changed."""
+    claims_beyond = True
+    """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
+    most_unwritten = 2_000
+    """So many outcomes may wait to be written at a time before a worker starts no more jobs: after a crash
+    all of these run again."""
+    shortest_us = 1
+    """The shortest time, in microseconds, between two moments that it keeps apart."""
+    notifies = False
+    """Whether a hint to idle workers is a statement, since they do not see commits by themselves."""
+    insert: Callable[[Table], Any] = staticmethod(insert)
+
+    # -- enqueue ---------------------------------------------------------------------------------------------
+
+    def passing_over_live_keys(self, statement: Any) -> Any:
+        """Return an insert that leaves out rows whose unique key a live job holds, instead of failing on
+        them.
+
+        The arbiter repeats the predicate of the unique index: without it the database finds no index to go
+        by.
+        """
+        return statement.on_conflict_do_nothing(
+            index_elements=["queue", "unique_key"],
+            index_where=text(HOLDS_KEY),  # guard: unique-arbiter
+        )
+
+    is_new: ColumnElement[Any] = null()
+    """Says in the RETURNING of `replacing_waiting` whether a row was inserted; NULL where it takes a look
+    beforehand to know."""
+
+    def replacing_waiting(self, statement: Any, at_most_ms: int | None) -> Any:
+        """Return an insert that, where a job waits with its unique key, makes that job the new one: with all
+        that this says but for when it is due, and with no attempts. With `at_most_ms` it is due when the new
+        one is, if that is later, and no longer than this after it was first enqueued. What runs
+        or is blocked is left alone, and not returned.
+
+        The id, the token and the moment of its creation stay: a worker that held the job matches nothing.
+        """
+        values = {name: statement.excluded[name] for name in _REPLACED}
+        values |= {name: literal(0) for name in _COUNTED}
+        values |= {name: null() for name in _FORGOTTEN}
+        if at_most_ms is not None:
+            latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))
+            earlier = case(
+                (statement.excluded.available_at < latest, statement.excluded.available_at), else_=latest
+            )
+            # guard: postponed-to-a-limit
+            values["available_at"] = case((earlier > jobs.c.available_at, earlier), else_=jobs.c.available_at)
+        # guard: only-the-waiting-are-replaced
+        return statement.on_conflict_do_update(
+            index_elements=["queue", "unique_key"],
+            index_where=text(HOLDS_KEY),
+            set_=values,
+            # what is in line, or waits for others, is nobody's to move
+            where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
+        )
+
+    def for_parameters(self, style: Any) -> Any:
+        """Return a dialect of SQLAlchemy's that writes statements with parameters in a style, for any
+        driver."""
+        raise NotImplementedError
+
+    # -- claim -----------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+        follow_ups: str | None = None,
+        *,
+        newest_first: bool = False,
+        evenly: bool = False,
+    ) -> list[Sequence[Any]]:
+        """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
+        order.
+
+        `max_attempts` is JSON, what each task says. It is written into the rows that do not say it, so that
+        a rescue judges by it, and the views show it. So are `follow_ups`, where a task has some: an object
+        with `on_success` and `on_failure` for each such task.
+
+        Queues are served in the order given. `evenly` says that there is no strict order between them, so
+        that a claim may take some of each: of jobs that were enqueued in turn these lie together, and SQLite
+        writes whole pages. Within one, each priority is one range of the claim index, so that rows scheduled
+        at a higher priority are stepped over as a whole instead of read. No other worker claims a row
+        meanwhile: the rows are locked, or (where there are no row locks) the transaction has the database's
+        write lock.
+        """
+        raise NotImplementedError
+
+    def claim_beyond(
+        self,
+        ask: Ask,
+        schema: str | None,
+        positions: Sequence[Position],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+        follow_ups: str | None = None,
+    ) -> list[Sequence[Any]]:
+        """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
+        raise NotImplementedError
+
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        """Return each queue that holds jobs that no worker has reserved, and in how many milliseconds its
+        next job is due; of the queues named, or of all, without those that are paused.
+
+        The first row of each priority in the claim index is the one that is due next in it, so that one row
+        is read for each queue and priority.
+        """
+        raise NotImplementedError
+
+    def look(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str] | None,
+        channel: str,
+        hosts_within_ms: int | None,
+        chores: bool,
+        workers: Sequence[str] = (),
+    ) -> list[Sequence[Any]]:
+        """Return what `due_in` does, as `(queue, ms)` and Nones, and one row more: `(None, ms, listens,
+        hosts, expired, late, limited, asked, all_paused, pause_ms)`.
+
+        That says in how many milliseconds the next schedule is due, None where there is none; whether this
+        connection LISTENs to the channel, and how many hosts have sent a heartbeat within this time. With
+        `chores` it says whether a lease has run out, whether a job was not started in time, and whether any
+        job is under a limit. The rest is what operators ask, as `store.control.wanted` reads it: of these
+        workers, as JSON; whether all queues are paused; and in how many milliseconds the next pause is over.
+        """
+        raise NotImplementedError
+
+    # -- settle ----------------------------------------------------------------------------------------------
+
+    def rows(self, batch: Batch) -> FromClause:
+        """Return a table of the rows given as parameters, so that one statement serves a batch of any
+        size."""
+        raise NotImplementedError
+
+    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Return the parameters that fill `rows(batch)`."""
+        raise NotImplementedError
+
+    def texts(self) -> FromClause:
+        """Return a table of the texts given as the parameter `texts`: `value`, and `place` in their order."""
+        raise NotImplementedError
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        """Return the parameter that fills `texts()`; None where these texts cannot be sent so."""
+        raise NotImplementedError
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: Sequence[Sequence[Any]],
+        target: Table,
+        *,
+        skip_locked: bool = True,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> set[Right]:
+        """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns;
+        return the rights to them. Without `skip_locked` a row that another transaction has locked is waited
+        for."""
+        parameters = self.parameters(batch, rows)
+        moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
+        if moved:
+            conn.execute(_delete_held(self, batch), parameters, execution_options=options)
+        return moved
+
+    def refuse_standby(self, conn: Connection) -> None:
+        """Raise where this is a copy that may lag behind: what it knows of a job may be out of date."""
+
+    def stricter_isolation(self, conn: Connection) -> str | None:
+        """Return the transaction's isolation level where a write since its snapshot would make its own
+        fail."""
+        return None
+
+    def commits_at_once(self, pooled: Any) -> bool:
+        """Whether a write on this connection, as the pool has it, is committed as it is made: its driver has
+        no transaction open, and begins none."""
+        return False
+
+    # -- unblock ---------------------------------------------------------------------------------------------
+
+    def unblock(
+        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
+    ) -> Verdict:
+        """Judge at most `most` of the blocked steps that wait for these jobs, or with `are_steps` these steps
+        themselves, by what is committed: make those available whose edges all hold, and cancel those of which
+        one never can.
+
+        A step waits as long as a job before it is live, or has failed and may be retried where a success is
+        wanted. What stands in no table has ended, and nothing more is known of it. A step that another
+        transaction has locked is passed over.
+        """
+        raise NotImplementedError
+
+    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+        """Return the blocked steps that wait for these jobs."""
+        raise NotImplementedError
+
+    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+        """Return the blocked steps that wait for jobs that ended within this time."""
+        raise NotImplementedError
+
+    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
+        """Return flow, id, and whether it is blocked, of the next live steps after a place, in their
+        order."""
+        raise NotImplementedError
+
+    def has_flows(self, ask: Ask, schema: str | None) -> bool:
+        """Whether there is a flow."""
+        raise NotImplementedError
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+    ) -> Iterable[tuple[int, str]]:
+        """Return the jobs that may run of these lines, each with its key, and lock them where rows can be
+        locked; the locks on the keys are held. What is in a paused queue, or in one that is not `served`
+        where that is known, keeps its place."""
+        raise NotImplementedError
+
+    # -- past SQLAlchemy -------------------------------------------------------------------------------------
+
+    def is_cut_off(self, driver: Any) -> bool:
+        """Whether a driver's idle connection is closed by the other end, as far as can be told without asking
+        it."""
+        return False
+
+    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
+        """Do `work`, which is one statement where it can be one, as one transaction."""
+        return work(ask)
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        """Run a statement on a driver's connection and return its rows."""
+        raise NotImplementedError
+
+    # -- trouble ---------------------------------------------------------------------------------------------
+
+    def rolled_back(self, error: DBAPIError) -> bool:
+        """Whether the database undid the whole transaction for a reason that may be gone when it is run
+        again."""
+        return False
+
+    def refusal(self, error: BaseException) -> str | None:
+        """Return a sentence that says why the database refused a write, and how to mend it; None where its
+        own words do."""
+        return None
+
+    def takes_no_writes(self, error: BaseException) -> bool:
+        """Whether the database answers, but takes no writes for the moment: it only reads, or its disk is
+        full."""
+        return False
+
+    def has_no_room(self, error: DBAPIError) -> bool:
+        """Whether the database undid the whole transaction for want of room, which may be that for
+        notifications."""
+        return False
+
+    def is_useless(self, error: BaseException) -> bool:
+        """Whether a connection that met this error of its driver's is of no use any more, beside those that
+        SQLAlchemy knows."""
+        return False
+
+    def is_away(self, error: DBAPIError) -> bool:
+        """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
+        return error.connection_invalidated
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether the database answers, and refuses this one statement: for want of a right, for example. It
+        will say the same again until somebody mends it."""
+        return False
+
+    def may_only_be_read(self, url: URL) -> bool:
+        """Whether it can be told without connecting that nothing can be written there."""
+        return False
+
+    def look_at_idle_connections(self, engine: Engine) -> None:
+        """Have a pooled connection that died while it was idle replaced before it is used.
+
+        What a server or a proxy has closed can be told without asking it. Only after a longer rest, in which
+        a firewall may have forgotten the connection, it is asked for a sign of life, which costs a round
+        trip.
+        """
+
+    def plan_once(self, engine: Engine) -> None:
+        """Have what is prepared on connections of this engine planned once, and such that the plan holds for
+        tables of any size.
+
+        Planning a claim takes as long as running it. A plan made while a table is empty stays when there are
+        a million rows in it, until it is analysed; so the plan may only go by indexes, whose order
+        makes sorting needless, as it has to for a full table.
+        """
+
+    def prepare(self, engine: Engine, patience: Patience) -> None:
+        """Set up an engine of sqlq's own: how its transactions begin, how long they wait."""
+
+
+def held(dialect: Dialect, batch: Batch, *, skip_locked: bool = True) -> CTE:
+    """Return the jobs of a batch that their owner still holds, locked, with the batch's own columns.
+
+    This is the fence of every owner's write: the row is reserved, and under the owner's token. A row locked
+    by another transaction is skipped, so that one row's trouble (an open `complete()`, say) never blocks
+    another's; skipped means not known, never lost. Ascending ids, so that two batches cannot deadlock.
+    Materialized, so that the rows are locked once whatever plan the rest gets.
+    """
+    rows = dialect.rows(batch)
+    return (
+        select(jobs.c.id, *(rows.c[name] for name in batch.given))
+        .join_from(rows, jobs, jobs.c.id == rows.c.id)
+        .where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
+        .order_by(jobs.c.id)
+        .with_for_update(of=jobs, skip_locked=skip_locked)  # guard: locked-rows-are-skipped
+        .cte("held")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+@cache
+def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> Insert:
+    found = held(dialect, batch)
+    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(
+        found, jobs, jobs.c.id == found.c.id
+    )
+    return (
+        insert(target)
+        .from_select([*CARRIED, *batch.extra], source)
+        .returning(target.c.id, target.c.lease_token)
+    )
+
+
+@cache
+def _delete_held(dialect: Dialect, batch: Batch) -> Delete:
+    return delete(jobs).where(jobs.c.id.in_(select(held(dialect, batch).c.id)))

@@ -1,0 +1,35 @@
+"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
+
+Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
+`store.endings`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from sqlq.database.dialect import Dialect
+from sqlq.database.postgresql.dialect import PostgreSQL
+from sqlq.database.sqlite.dialect import SQLite
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite())}
+
+
+def takes_no_writes(error: BaseException) -> bool:
+    """Whether a database, of whatever kind, answers but takes no writes for the moment."""
+    return any(dialect.takes_no_writes(error) for dialect in DIALECTS.values())
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether a database, of whatever kind, answers and refuses this one statement."""
+    return any(dialect.refuses(error) for dialect in DIALECTS.values())
+
+
+def _dialect(conn: Connection) -> Dialect:
+    return DIALECTS[conn.dialect.name]
+
+
+def stricter_isolation(conn: Connection) -> str | None:
+    """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has
+    one snapshot for all its statements; None where that does not matter."""
+    return _dialect(conn).stricter_isolation(conn)

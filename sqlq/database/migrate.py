@@ -1,0 +1,520 @@
+"""Building, raising and taking back the tables. The only module that imports Alembic, which costs 60 MB and
+0.4 s.
+
+A migration is one transaction on one connection: a lock first, then a look at what is there, then the
+revisions and the version number. It happens as a whole or not at all, and leaves nothing behind when its
+process is killed. An empty database goes the whole way in one. One with tables in it goes revision by
+revision, so that no lock is held for longer than one revision needs, and each revision is a state that
+workers can live with.
+
+A revision that changes a view names it in `views = ("queue_stats",)`, and drops no other: what users have
+built on it would be in the way.
+
+A revision that builds an index says so by `concurrently = ("jobs", "jobs_by_task")`, its table and its name,
+and does nothing else. Where it can, the index is built beside the traffic, outside transactions; the number
+moves when it is whole.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO
+
+from sqlalchemy import Connection, Dialect, Engine, make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from sqlq.config import urls
+from sqlq.database.postgresql import online
+from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
+from sqlq.schema import tables, version, views
+from sqlq.schema.qualify import in_catalog
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Alembic's progress out of the log of an application that shows INFO."""
+
+    def matters(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    loggers = [logging.getLogger(f"alembic.runtime.{name}") for name in ("migration", "plugins")]
+    for logger in loggers:
+        logger.addFilter(matters)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(matters)
+
+
+with _quiet():
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import Script, ScriptDirectory
+    from alembic.util import CommandError
+
+log = logging.getLogger(__name__)
+
+OWN_NAMES = frozenset({table.name for table in tables.metadata.tables.values()} | set(views.NAMES))
+"""The tables and views of sqlq, without the version table: where one of them stands alone, it is not
+sqlq's."""
+
+Direction = Literal["up", "down"]
+
+
+class Standing(enum.StrEnum):
+    """How the tables of a database relate to this sqlq."""
+
+    UP_TO_DATE = "up to date"
+    BEHIND = "behind"
+    MISSING = "missing"
+    AHEAD = "ahead"
+    """Newer, and this sqlq works with them: another release has migrated them in a rolling deploy."""
+    DIFFERENT = "different"
+    """Of a revision that this sqlq works with, but without columns that these have."""
+    NEWER = "newer"
+    """Too new for this sqlq."""
+    FOREIGN = "foreign"
+
+
+class Check(NamedTuple):
+    """What `check` found: the standing, the revision found, the one needed, and a sentence that says so."""
+
+    standing: Standing
+    found: str | None
+    needed: str
+    message: str
+
+
+def upgrade(engine: Engine, schema: str | None) -> str | None:
+    """Bring the tables of a database to the newest revision, and return the one they had before (None: there
+    were none).
+
+    Creates the SQLite file and the PostgreSQL schema where they are missing. Of several processes one
+    migrates; the others wait and find nothing to do. May run while jobs are enqueued and worked on: it waits
+    for no lock for longer than `live.LOCK_TIMEOUT_MS`, but tries again. Newer tables that this sqlq works
+    with are left as they are. After a kill or an error at whatever point, running it again goes on.
+
+    Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it, and
+    `ConfigurationError` when a table that is not sqlq's has one of its names, another migration does not end,
+    or the tables are never free; that step is not made then.
+    """
+    before = found = online.patiently(engine, partial(_step_up, engine, schema))
+    while found is not None and found < version.HEAD:
+        found = online.patiently(engine, partial(_step_up, engine, schema))
+    with engine.connect() as connection:
+        version.require(connection, schema)
+    return before
+
+
+def _step_up(engine: Engine, schema: str | None) -> str | None:
+    """Raise the tables by one revision, or an empty database to the newest; return the revision they had
+    before."""
+    with transaction(engine, schema) as connection:
+        found = version.read(connection, schema)
+        if found is None:
+            run(connection, schema, "up", "head")
+        elif found < version.HEAD:
+            following = _following(found)
+            if following is None:
+                raise SchemaVersionError(
+                    f"{version.database(connection, schema)} holds sqlq's tables at revision {found!r}, "
+                    f"which no release has: correct the number in {version.TABLE}, or drop the tables, where "
+                    "no job in them is wanted, and migrate anew"
+                )
+            if hasattr(following.module, "concurrently") and connection.dialect.name != "sqlite":
+                _build_index(engine, connection, schema, following)
+            else:
+                online.wait_briefly(connection)
+                run(connection, schema, "up", following.revision)
+        return found
+
+
+def _following(revision: str) -> Script | None:
+    """Return the revision after one, None where no release has that one; the history is a line."""
+    scripts = ScriptDirectory(str(location())).walk_revisions()
+    return next((script for script in scripts if script.down_revision == revision), None)
+
+
+def _build_index(engine: Engine, connection: Connection, schema: str | None, revision: Script) -> None:
+    """Carry out a revision that builds an index, on a connection beside this one.
+
+    This one's transaction keeps other migrators out meanwhile, and then moves the number. It is idle for as
+    long as the build takes, and must hold no snapshot then, or the build waits for it for ever. So its last
+    statement before is one without parameters: measured, after one with parameters the protocol keeps it
+    open, and its snapshot with it.
+    """
+    name = version.effective_schema(connection, schema)
+    assert name is not None
+    table, index = revision.module.concurrently
+    connection.detach()  # a pool of one connection has room for the other now
+    connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+
+    def create(beside: Connection) -> None:
+        context = MigrationContext.configure(beside, opts=options(name) | {"live": True})
+        revision.module.upgrade(op=Operations(context), schema=name)
+
+    with _quiet():
+        online.build_index(engine, name, table, index, create)
+        MigrationContext.configure(connection, opts=options(name)).stamp(
+            ScriptDirectory(str(location())), revision.revision
+        )
+
+
+def downgrade(
+    engine: Engine, schema: str | None, revision: str, *, force: bool = False
+) -> tuple[str | None, str | None]:
+    """Take the tables back to an older revision; "base" removes them. Return the revision they were at, and
+    the one they are at now: None where there are none any more.
+
+    Unless `force`, raises `ConfigurationError` when a job is in any of the tables, for a revision may drop
+    what holds it. Also raises it for an unknown revision, and `SchemaVersionError` for tables that are
+    missing or newer than this sqlq.
+    """
+    # `transaction` refuses the rest
+    if (standing := check(engine, schema)).standing in (Standing.MISSING, Standing.FOREIGN):
+        raise SchemaVersionError(standing.message)
+    try:
+        with transaction(engine, schema) as connection:
+            _lock_tables(connection, schema)
+            if not force:
+                _refuse_jobs(connection, schema)
+            run(connection, schema, "down", revision)
+            return standing.found, version.read(connection, schema)
+    except OperationalError as error:
+        if online.sqlstate(error) != online.LOCK_NOT_AVAILABLE:
+            raise
+        where = urls.masked(engine.url)
+        raise ConfigurationError(
+            f"the tables in {where} are in use: stop the workers and whatever enqueues, then try again"
+        ) from None
+
+
+def check(engine: Engine, schema: str | None) -> Check:
+    """Say how the tables of a database stand; changes nothing and creates no file."""
+    file = _sqlite_file(engine)
+    if file and not file.exists():
+        return Check(Standing.MISSING, None, version.HEAD, version.complaint(engine, None, None))
+    with engine.connect() as connection:
+        where = version.database(connection, schema)
+        found = version.find(connection, schema)
+        if found is None:
+            if taken := _taken(connection, schema):
+                return Check(Standing.FOREIGN, None, version.HEAD, _foreign(connection, schema, taken))
+            return Check(Standing.MISSING, None, version.HEAD, version.complaint(connection, schema, None))
+        revision = found.revision
+        if found.usable and (said := version.difference(connection, schema)):
+            return Check(Standing.DIFFERENT, revision, version.HEAD, said)
+        holds = f"{where} holds sqlq's tables at revision {revision}"
+        if revision == version.HEAD:
+            return Check(Standing.UP_TO_DATE, revision, version.HEAD, f"{holds}, the one needed")
+        if found.usable:
+            message = f"{holds}, newer than the {version.HEAD} of this sqlq, which works with them"
+            return Check(Standing.AHEAD, revision, version.HEAD, message)
+        standing = Standing.NEWER if revision > version.HEAD else Standing.BEHIND
+        return Check(standing, revision, version.HEAD, version.complaint(connection, schema, revision))
+
+
+def render_sql(dialect_name: str, schema: str | None) -> str:
+    """Return the SQL of the whole upgrade of an empty database, as psql or `sqlite3 -bail` runs it.
+
+    Raises `UnsupportedDatabaseError` for anything but "postgresql" and "sqlite".
+    """
+    if dialect_name not in ("postgresql", "sqlite"):
+        raise UnsupportedDatabaseError(f"sqlq runs on PostgreSQL and SQLite, not on {dialect_name!r}")
+    sqlite = dialect_name == "sqlite"
+    script = io.StringIO()
+    script.write(
+        f"-- sqlq's tables at revision {version.HEAD}, for {'sqlite3 -bail' if sqlite else 'psql'} and an "
+        "empty database\n\n"
+    )
+    script.write("BEGIN IMMEDIATE;\n\n" if sqlite else f"BEGIN;\n\n{_OWN_PATH};\n\n")
+    write(
+        make_url(f"{dialect_name}://").get_dialect()(), script, None if sqlite else schema, "up", None, "head"
+    )
+    script.write("COMMIT;\n")
+    return script.getvalue()
+
+
+_OWN_PATH = (
+    "SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(pg_catalog.current_schema()), true)"
+)
+"""What is found is in pg_catalog, or in the one schema that the tables go into."""
+
+
+# ── One migration, on whatever connection ───────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
+    """Open the transaction of a migration: no other migrator is in one, and what stands in the database is
+    sqlq's."""
+    file = _sqlite_file(engine)
+    if file and not file.parent.is_dir():
+        raise ConfigurationError(
+            f"{urls.masked(engine.url)} cannot be created: there is no directory {file.parent.absolute()}"
+        )
+    level = {"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {}
+    with engine.connect().execution_options(**level) as connection:
+        _wait(partial(_begin_locked, connection), connection)
+        with online.looking_nowhere_else(connection):
+            prepare(connection, schema)
+            yield connection
+        connection.commit()
+
+
+def _begin_locked(connection: Connection) -> bool:
+    """Begin a transaction that has the lock, or none: CREATE INDEX CONCURRENTLY of who has it may wait for
+    any that is open."""
+    connection.begin()
+    if connection.dialect.name == "sqlite" and _in_transaction(connection):
+        # A hook begins this engine's transactions, perhaps as a mere reader's; this one has read nothing yet.
+        connection.exec_driver_sql("ROLLBACK")
+    if _lock(connection):
+        return True
+    connection.rollback()
+    return False
+
+
+def prepare(connection: Connection, schema: str | None) -> None:
+    """Lock other migrators out until the transaction ends, refuse what cannot be migrated, and create the
+    schema.
+
+    Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for tables that are
+    not sqlq's.
+    """
+    _wait(partial(_lock, connection), connection)
+    found = version.find(connection, schema)
+    if found is not None and found.revision > version.HEAD and not found.usable:
+        raise SchemaVersionError(version.complaint(connection, schema, found.revision))
+    if found is None and (taken := _taken(connection, schema)):
+        raise ConfigurationError(_foreign(connection, schema, taken))
+    name = version.effective_schema(connection, schema)
+    # Asked first, since CREATE SCHEMA IF NOT EXISTS wants the right to create even where there is nothing to
+    # create.
+    if name and not connection.execute(_SCHEMA, {"name": name}).scalar():
+        connection.exec_driver_sql(
+            f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
+        )
+
+
+_SCHEMA = text(in_catalog("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :name"))
+
+
+def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
+    """Run the revisions up or down to one, in the transaction of a connection that went through `prepare`.
+
+    Raises `ConfigurationError` for a revision that is unknown, or not in that direction, and where something
+    of the user's depends on what a revision drops; `SchemaVersionError` for tables newer than this sqlq,
+    whose revisions it does not have.
+    """
+    found = version.read(connection, schema)
+    if found is not None and found > version.HEAD:
+        raise SchemaVersionError(version.complaint(connection, schema, found))
+    with (
+        _quiet(),
+        _sentences(direction, revision),
+        online.looking_nowhere_else(connection),
+        online.keeping_grants(connection, schema, views.NAMES),
+    ):
+        steps = {"fn": _steps(direction, revision)}
+        run_in(
+            MigrationContext.configure(
+                connection, opts=options(version.effective_schema(connection, schema)) | steps
+            )
+        )
+
+
+def write(
+    dialect: Dialect,
+    script: TextIO,
+    schema: str | None,
+    direction: Direction,
+    start: str | None,
+    revision: str,
+) -> None:
+    """Write the revisions from `start` (None: from nothing) to another one as SQL, without BEGIN and
+    COMMIT."""
+    with _quiet(), _sentences(direction, revision):
+        offline = {
+            "fn": _steps(direction, revision),
+            "as_sql": True,
+            "output_buffer": script,
+            "starting_rev": start,
+        }
+        run_in(MigrationContext.configure(dialect=dialect, opts=options(schema) | offline))
+
+
+def options(schema: str | None) -> dict[str, Any]:
+    """Return what an Alembic context of sqlq's history is configured with.
+
+    `live` is for revisions that build an index: whether to do it with CONCURRENTLY, outside transactions.
+    """
+    return {"version_table": version.TABLE, "version_table_schema": schema, "live": False}
+
+
+def run_in(context: MigrationContext) -> None:
+    """Run an Alembic context's revisions; they are handed their `op`, so that the global one stays the host
+    project's."""
+    schema = context.version_table_schema
+    if context.as_sql and schema:
+        context.execute(
+            f"CREATE SCHEMA IF NOT EXISTS {context.dialect.identifier_preparer.quote_schema(schema)}"
+        )
+    context.run_migrations(op=Operations(context), schema=schema)
+
+
+def location() -> Path:
+    """Return the directory of the history: in the package when installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    for directory in (package / "migrations", package.parent / "migrations"):
+        if any(directory.glob(f"versions/{version.HEAD}_*.py")):
+            return directory
+    raise ConfigurationError(f"this installation of sqlq has no migrations in {package}: install it again")
+
+
+def _steps(direction: Direction, revision: str) -> Callable[[Any, MigrationContext], Any]:
+    scripts = ScriptDirectory(str(location()))
+    plan = scripts._upgrade_revs if direction == "up" else scripts._downgrade_revs  # noqa: SLF001 - as Alembic's own commands, and no public way
+    return lambda heads, context: plan(revision, heads)
+
+
+@contextmanager
+def _sentences(direction: Direction, revision: str) -> Iterator[None]:
+    begin = f"sqlq's tables cannot be taken {direction} to revision {revision!r}"
+    try:
+        yield
+    except CommandError as error:
+        raise ConfigurationError(f"{begin}: {error}") from None
+    except (AssertionError, ValueError):  # Alembic's, of what has not the form of a revision
+        said = f'{begin}: give the number of a revision, or "base"'
+        raise ConfigurationError(said) from None  # guard: no-revision-is-a-sentence
+    except DBAPIError as error:
+        if online.sqlstate(error) != online.DEPENDENT_OBJECTS_STILL_EXIST:
+            raise
+        driver: Any = error.orig
+        depends = str(driver.diag.message_detail).splitlines()[0]
+        raise ConfigurationError(f"{begin}, for {depends}: drop that first") from None
+
+
+# ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _lock(connection: Connection) -> bool:
+    """Try to keep other migrators out until the transaction ends.
+
+    The lock belongs to the transaction, so that a pooler can share out the session and a killed process
+    leaves none. It is tried again instead of waited for, since a statement that waits holds a snapshot, and
+    CREATE INDEX CONCURRENTLY of the migration that has the lock would wait for that.
+    """
+    if connection.dialect.name != "sqlite":
+        return bool(
+            connection.exec_driver_sql(f"SELECT pg_catalog.pg_try_advisory_xact_lock({_LOCK_KEY})").scalar()
+        )
+    # a host's transaction is locked as the host sees fit
+    return _in_transaction(connection) or _begin_immediate(connection)
+
+
+_LOCK_KEY = int.from_bytes(b"sqlq")
+
+
+def _begin_immediate(connection: Connection) -> bool:
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except OperationalError as error:
+        if "locked" not in str(error.orig):
+            raise
+        return False
+    return True
+
+
+def _wait(attempt: Callable[[], bool], connection: Connection) -> None:
+    deadline = time.monotonic() + online.PATIENCE_S
+    waited = False
+    while not attempt():
+        where = urls.masked(connection.engine.url)
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(
+                f"{where} has been locked for {online.PATIENCE_S:.0f} s, perhaps by another migration: try "
+                "again when that has ended"
+            )
+        if not waited:
+            log.info("waiting for another migration of %s", where)
+            waited = True
+        time.sleep(0.1)
+
+
+def _in_transaction(connection: Connection) -> bool:
+    """Ask the driver: SQLAlchemy counts a transaction as begun before SQLite has heard of it."""
+    driver: Any = connection.connection.driver_connection
+    return bool(driver.in_transaction)
+
+
+def _taken(connection: Connection, schema: str | None) -> list[str]:
+    """Return which names of sqlq's relations something in the database has."""
+    if connection.dialect.name == "sqlite":
+        query = "SELECT lower(name) FROM sqlite_master"
+    else:
+        query = in_catalog("""
+            SELECT c.relname
+              FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+             WHERE n.nspname = :schema""")
+    values = {"schema": version.effective_schema(connection, schema)}
+    return sorted(OWN_NAMES.intersection(connection.execute(text(query), values).scalars()))
+
+
+def _foreign(connection: Connection, schema: str | None, taken: list[str]) -> str:
+    sqlite = connection.dialect.name == "sqlite"
+    way_out = (
+        "name another file with -d or SQLQ_DATABASE_URL"
+        if sqlite
+        else "give sqlq a schema of its own, as in SQLQ_SCHEMA=sqlq"
+    )
+    where = version.database(connection, version.effective_schema(connection, schema))
+    return f"{where} holds {' and '.join(taken)} already, not made by sqlq: nothing was changed; {way_out}"
+
+
+def _lock_tables(connection: Connection, schema: str | None) -> None:
+    """Let no session add a job between the count and the drop."""
+    if connection.dialect.name != "sqlite":  # where BEGIN IMMEDIATE has done so
+        online.wait_briefly(connection)
+        connection.exec_driver_sql(
+            f"LOCK TABLE {', '.join(_job_tables(connection, schema))} IN ACCESS EXCLUSIVE MODE"
+        )
+
+
+def _refuse_jobs(connection: Connection, schema: str | None) -> None:
+    counts = {
+        table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
+        for table in _job_tables(connection, schema)
+    }
+    held = [f"{count} in {table}" for table, count in counts.items() if count]
+    if held:
+        where = version.database(connection, schema)
+        raise ConfigurationError(
+            f"{where} still holds jobs, which going down may lose: {', '.join(held)}; forget them first, or "
+            "add --force"
+        )
+
+
+def _job_tables(connection: Connection, schema: str | None) -> list[str]:
+    schema = version.effective_schema(connection, schema)
+    return [
+        version.qualified(connection, schema, table) for table in ("jobs", "finished_jobs", "failed_jobs")
+    ]
+
+
+def _sqlite_file(engine: Engine) -> Path | None:
+    name = engine.url.database
+    return (
+        Path(name)
+        if engine.dialect.name == "sqlite" and name and name != ":memory:" and not name.startswith("file:")
+        else None
+    )

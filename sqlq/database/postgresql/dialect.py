@@ -1,0 +1,415 @@
+"""PostgreSQL: one statement where the portable form takes several, and its own words for trouble."""
+
+from __future__ import annotations
+
+import select as select_module
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    event,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+)
+from sqlalchemy import column as sql_column
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.selectable import FromClause
+
+from sqlq.database.dialect import (
+    NO_OPTIONS,
+    Ask,
+    Batch,
+    Dialect,
+    Line,
+    Place,
+    Position,
+    Right,
+    Verdict,
+    held,
+    rights,
+    schema_of,
+)
+from sqlq.database.postgresql import sql
+from sqlq.database.raw import RESTS_SINCE
+from sqlq.database.timeouts import Patience, bound
+from sqlq.schema.qualify import in_catalog, qualified
+from sqlq.schema.tables import CARRIED, jobs
+
+_ROLLED_BACK = {"40001", "40P01", "55P03"}
+"""serialization_failure, deadlock_detected, lock_not_available"""
+
+_LIMIT_EXCEEDED = "54000"
+"""program_limit_exceeded: so says NOTIFY, when a listener in a transaction without end keeps the
+notifications from going"""
+
+_AWAY_CLASSES = ("08", "53", "57P", "58")
+"""connection exceptions, insufficient resources, operator intervention (57P: shutdown, crash), system
+errors"""
+
+_READ_ONLY = "25006"
+"""A standby: the primary is elsewhere, or about to be here."""
+
+_DISK_FULL = "53100"
+
+_USELESS = ("08", "57P", _READ_ONLY, "0A000")  # guard: useless-connections
+"""A connection that says so is of no use any more: its server goes, or it leads to a standby, where a new one
+may lead to the primary, or (feature_not_supported) a migration has changed a column that a statement prepared
+on it returns."""
+
+
+_SEPARATOR = "\x1f"
+"""Stands in no JSON: within its strings control characters are escaped. An array of texts takes a driver
+twice as long."""
+
+
+class PostgreSQL(Dialect):
+    name = "postgresql"
+    notifies = True
+    changes_in_queries = True
+    insert = staticmethod(postgresql.insert)
+    # of a row that a statement has met and updated it is its transaction
+    is_new = literal_column(in_catalog("xmax = 0"))
+
+    def for_parameters(self, style: Any) -> Any:
+        # psycopg's, because it says the type of each parameter, which the server may not find out by itself
+        dialect = PGDialect_psycopg(paramstyle=style)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+        return qualified(dialect)
+
+    def claim(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+        follow_ups: str | None = None,
+        *,
+        newest_first: bool = False,
+        evenly: bool = False,
+    ) -> list[Sequence[Any]]:
+        wanted = {"names": list(names), "most": limit}
+        given = _given(owner, lease_ms, max_attempts, follow_ups)
+        return ask(sql.claim(schema, follow_ups is not None, newest_first), {**wanted, **given})
+
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        return ask(sql.due_in(schema, names is None), {} if names is None else {"names": list(names)})
+
+    def look(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str] | None,
+        channel: str,
+        hosts_within_ms: int | None,
+        chores: bool,
+        workers: Sequence[str] = (),
+    ) -> list[Sequence[Any]]:
+        asked: dict[str, Any] = {
+            "channel": channel,
+            "hosts_within_ms": hosts_within_ms,
+            "chores": chores,
+            "workers": list(workers),
+        }
+        return ask(
+            sql.look(schema, names is None), asked if names is None else {**asked, "names": list(names)}
+        )
+
+    def claim_beyond(
+        self,
+        ask: Ask,
+        schema: str | None,
+        positions: Sequence[Position],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+        follow_ups: str | None = None,
+    ) -> list[Sequence[Any]]:
+        queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
+        wanted = {
+            "queues": queues,
+            "priorities": _numbers(priorities),
+            "moments": _numbers(moments),
+            "ids": _numbers(ids),
+            "most": limit,
+        }
+        given = _given(owner, lease_ms, max_attempts, follow_ups)
+        return ask(sql.claim_beyond(schema, follow_ups is not None), {**wanted, **given})
+
+    def rows(self, batch: Batch) -> FromClause:
+        arrays = (
+            cast(bindparam(f"batch_{name}", type_=Text), postgresql.ARRAY(kind))
+            if issubclass(kind, Integer)
+            else bindparam(f"batch_{name}", type_=postgresql.ARRAY(kind))
+            for name, kind in batch.columns.items()
+        )
+        columns = (sql_column(name, kind) for name, kind in batch.columns.items())
+        return func.unnest(*arrays).table_valued(*columns, name="batch").render_derived()
+
+    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        columns = zip(batch.columns.items(), zip(*rows, strict=True), strict=True)
+        return {
+            f"batch_{name}": _numbers(values) if issubclass(kind, Integer) else list(values)
+            for (name, kind), values in columns
+        }
+
+    def texts(self) -> FromClause:
+        parts = func.string_to_array(bindparam("texts", type_=Text), func.chr(ord(_SEPARATOR)))
+        return (
+            func.unnest(parts).table_valued("value", with_ordinality="place", name="texts").render_derived()
+        )
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        text = _SEPARATOR.join(texts)
+        return text if text.count(_SEPARATOR) == len(texts) - 1 and text else None
+
+    def move(
+        self,
+        conn: Connection,
+        batch: Batch,
+        rows: Sequence[Sequence[Any]],
+        target: Table,
+        *,
+        skip_locked: bool = True,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> set[Right]:
+        parameters = self.parameters(batch, rows)
+        return rights(
+            conn.execute(_move(self, batch, target, skip_locked), parameters, execution_options=options)
+        )
+
+    def refuse_standby(self, conn: Connection) -> None:
+        conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
+
+    def stricter_isolation(self, conn: Connection) -> str | None:
+        level = str(conn.scalar(text("SELECT pg_catalog.current_setting('transaction_isolation')")))
+        return None if level in ("read committed", "read uncommitted") else level.upper()
+
+    def commits_at_once(self, pooled: Any) -> bool:
+        automatic = getattr(pooled.dbapi_connection, "autocommit", False)
+        return bool(automatic) and not is_in_transaction(pooled.driver_connection)
+
+    def rolled_back(self, error: DBAPIError) -> bool:
+        return _state(error) in _ROLLED_BACK
+
+    def is_away(self, error: DBAPIError) -> bool:
+        state = _state(error)
+        if state is None:  # the client's own words: it could not connect, or the connection broke
+            return error.connection_invalidated or type(error.orig).__name__ in (
+                "OperationalError",
+                "InterfaceError",
+                "ConnectionTimeout",
+            )
+        return state.startswith(_AWAY_CLASSES) or state == _READ_ONLY or error.connection_invalidated
+
+    def takes_no_writes(self, error: BaseException) -> bool:
+        return is_read_only(error) or _state_of(getattr(error, "orig", error)) == _DISK_FULL
+
+    def refuses(self, error: BaseException) -> bool:
+        state = _state_of(getattr(error, "orig", error))
+        goes_on = state.startswith(_AWAY_CLASSES) or state in (_READ_ONLY, *_ROLLED_BACK)
+        return bool(state) and not goes_on
+
+    def has_no_room(self, error: DBAPIError) -> bool:
+        return _state(error) == _LIMIT_EXCEEDED
+
+    def is_useless(self, error: BaseException) -> bool:
+        return _state_of(error).startswith(_USELESS)
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        with driver.cursor() as cursor:
+            cursor.execute(
+                statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {})
+            )
+            rows: list[Sequence[Any]] = cursor.fetchall()
+            return rows
+
+    def unblock(
+        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
+    ) -> Verdict:
+        given: dict[str, Any] = {"ids": _numbers(ids), "reason": reason}
+        rows = ask(sql.unblock(schema, are_steps), given if are_steps else {**given, "most": most})
+        found = {what: [id for id, kind in rows if kind == what] for what in ("found", "free", "cancelled")}
+        return Verdict(found["found"][0], found["free"], found["cancelled"])
+
+    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+        return [id for (id,) in ask(sql.waiting_for(schema), {"ids": _numbers(ended)})]
+
+    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+        return [id for (id,) in ask(sql.waiting_for_recent(schema), {"ms": within_ms})]
+
+    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
+        return ask(sql.steps_beyond(schema), {"flow": place[0], "id": place[1], "most": most})
+
+    def has_flows(self, ask: Ask, schema: str | None) -> bool:
+        return bool(ask(f"SELECT EXISTS (SELECT 1 FROM {sql.quoted(schema)}.sqlq_flows)", {})[0][0])
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+    ) -> Iterable[tuple[int, str]]:
+        schema = schema_of(conn)
+        for in_order in (False, True):
+            if some := [line for line in lines if line.in_order is in_order]:
+                given = {
+                    "keys": [line.key for line in some],
+                    "running": _numbers([line.running for line in some]),
+                    "most": _numbers([line.most for line in some]),
+                    "holds": [line.holds for line in some],
+                    "served": None if served is None else list(served),
+                }
+                yield from conn.exec_driver_sql(sql.pick(schema, in_order), given)
+
+    def is_cut_off(self, driver: Any) -> bool:
+        looker = select_module.poll()
+        looker.register(driver.fileno(), select_module.POLLIN)
+        return bool(looker.poll(0))  # readable, though nothing was asked
+
+    def look_at_idle_connections(self, engine: Engine) -> None:
+        @event.listens_for(engine, "checkin")
+        def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
+            record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
+
+        @event.listens_for(engine, "checkout")
+        def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
+            since = record.info.pop(RESTS_SINCE, None)
+            if since is None:
+                return
+            try:
+                fresh = time.monotonic() - since < IDLE_SECONDS
+                sound = not self.is_cut_off(dbapi_connection) and (
+                    fresh or engine.dialect.do_ping(dbapi_connection)
+                )
+            except Exception as error:  # the driver's, whose class depends on it
+                raise DisconnectionError from error
+            if not sound:
+                raise DisconnectionError
+
+    def plan_once(self, engine: Engine) -> None:
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
+                _at_once(dbapi_connection, _PLAN_ONCE)
+
+    def prepare(self, engine: Engine, patience: Patience) -> None:
+        # before SQLAlchemy asks a first connection for its version
+        @event.listens_for(engine, "connect", insert=True)
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            bound(dbapi_connection, patience)  # guard: every-wait-has-an-end
+            # psycopg 3, and its user has nothing against it
+            if getattr(dbapi_connection, "prepare_threshold", None) is not None:
+                # guard: nothing-prepared-through-a-pooler
+                dbapi_connection.prepare_threshold = (
+                    ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None
+                )
+
+        @event.listens_for(engine, "handle_error")
+        def _failed(context: ExceptionContext) -> None:
+            if context.connection is None:
+                patience.start_over()
+            elif self.is_useless(context.original_exception):
+                context.is_disconnect = True
+
+
+IDLE_SECONDS = 10.0
+"""After so long a connection is asked for a sign of life before it is used."""
+ONLY_ON_REQUEST = sys.maxsize
+"""How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_once`."""
+
+
+def leads_to_one_server(driver: Any) -> bool:
+    """Whether a psycopg connection ends at the server process that takes its statements.
+
+    A pooler such as PgBouncer in transaction mode hands statements to processes that never saw them prepared,
+    or saw another of the same name. It gives its clients a process number of its own, so that it can find out
+    whom a cancel request means.
+    """
+    return bool(_at_once(driver, in_catalog("SELECT pg_backend_pid()")) == driver.info.backend_pid)
+
+
+def _at_once(driver: Any, statement: str) -> Any:
+    """Run a statement outside any transaction, and return the value it has."""
+    autocommit, driver.autocommit = driver.autocommit, True
+    (value,) = driver.execute(statement).fetchone()
+    driver.autocommit = autocommit
+    return value
+
+
+_PLAN_ONCE = in_catalog(
+    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false) || "
+    + " || ".join(
+        f"set_config('{setting}', 'off', false)"
+        # a plan for any LIMIT is one for many rows, which would be dear enough to be compiled each time
+        for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
+    )
+)
+
+
+def _numbers(values: Sequence[int | None]) -> str:
+    """Return an array of numbers as text, which costs a driver a hundredth of what a list does."""
+    return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
+
+
+def _given(owner: str, lease_ms: int, max_attempts: str, follow_ups: str | None) -> dict[str, Any]:
+    given = {"owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
+    return given if follow_ups is None else {**given, "follow_ups": follow_ups}
+
+
+def is_in_transaction(driver: Any) -> bool:
+    """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
+    where it cannot be told."""
+    try:
+        return bool(driver.info.transaction_status if hasattr(driver, "info") else driver.is_in_transaction())
+    except Exception:  # closed meanwhile, or another driver's
+        return False
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Whether a database refused to write because it is a standby."""
+    return _state_of(getattr(error, "orig", error)) == _READ_ONLY
+
+
+_TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
+
+
+def _state(error: DBAPIError) -> str | None:
+    return _state_of(error.orig) or None
+
+
+def _state_of(error: BaseException | None) -> str:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+
+
+@cache
+def _move(dialect: Dialect, batch: Batch, target: Table, skip_locked: bool) -> Insert:
+    found = held(dialect, batch, skip_locked=skip_locked)
+    # all that the row takes along is returned by the DELETE itself: joining its rows to `held` again costs
+    # the square of a batch
+    carried = (*(jobs.c[name] for name in CARRIED), *batch.carried(found))
+    gone = delete(jobs).where(jobs.c.id == found.c.id).returning(*carried).cte("gone")
+    source = select(*(gone.c[name] for name in (*CARRIED, *batch.extra)))
+    return (
+        insert(target)
+        .from_select([*CARRIED, *batch.extra], source)
+        .returning(target.c.id, target.c.lease_token)
+    )

@@ -1,0 +1,232 @@
+"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes
+nothing.
+
+Each function is one question, so that a role that may not ask one of them is still answered the others.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import URL, Connection, CursorResult, text
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config.command_hint import granting
+from sqlq.database.dialect import schema_of
+from sqlq.schema.qualify import in_catalog
+from sqlq.schema.tables import metadata
+
+
+def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple[Any, ...]]:
+    """Ask PostgreSQL."""
+    return conn.execute(text(in_catalog(question)), given)
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------------------
+
+
+def setting(conn: Connection, name: str) -> str:
+    """Return a setting as it is for this connection."""
+    return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
+
+
+def is_standby(conn: Connection) -> bool:
+    return bool(_asked(conn, "SELECT pg_is_in_recovery()").scalar())
+
+
+class Connections(NamedTuple):
+    """How many connections clients have, and how many this role may have at most beside others'."""
+
+    used: int
+    limit: int
+
+
+def connections(conn: Connection) -> Connections:
+    row = _asked(
+        conn,
+        "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
+        "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int",
+    ).one()
+    return Connections(*row)
+
+
+def creators(conn: Connection) -> list[tuple[str, str]]:
+    """Return the schemas of the search_path, and of our tables, in which others than their owners and
+    superusers may create, each with the role (or PUBLIC) that may."""
+    rows = _asked(
+        conn,
+        "SELECT quote_ident(n.nspname), coalesce(quote_ident(r.rolname), 'PUBLIC') "
+        "FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a "
+        "LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee "
+        "WHERE (n.nspname = :schema OR n.nspname = ANY (current_schemas(false))) "
+        "AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE "
+        "ORDER BY 1, 2",
+        schema=schema_of(conn),
+    )
+    return [(schema, role) for schema, role in rows]
+
+
+class Session(NamedTuple):
+    """A session whose open transaction keeps dead rows from being removed."""
+
+    pid: int
+    program: str
+    state: str
+    seconds: float
+
+
+def old_transactions(conn: Connection, *, older_than_s: float) -> list[Session]:
+    """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
+    first."""
+    rows = _asked(
+        conn,
+        "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
+        "clock_timestamp() - xact_start) "
+        "FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) "
+        "AND xact_start < (clock_timestamp() - (:seconds * interval '1 second')) "
+        "ORDER BY xact_start LIMIT 5",
+        seconds=older_than_s,
+    )
+    return [Session(row[0], row[1], row[2], float(row[3])) for row in rows]
+
+
+def hidden_sessions(conn: Connection) -> int:
+    """Return how many sessions of this database the role may not look into."""
+    hidden = (
+        "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
+        "'<insufficient privilege>'"
+    )
+    return int(_asked(conn, hidden).scalar() or 0)
+
+
+def prepared_transactions(conn: Connection, *, older_than_s: float) -> list[tuple[str, float]]:
+    """Return the prepared transactions of this database that wait for their COMMIT PREPARED, and for how many
+    seconds."""
+    rows = _asked(
+        conn,
+        "SELECT gid, EXTRACT(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts "
+        "WHERE database = current_database() "
+        "AND prepared < (clock_timestamp() - (:seconds * interval '1 second')) ORDER BY prepared LIMIT 5",
+        seconds=older_than_s,
+    )
+    return [(row[0], float(row[1])) for row in rows]
+
+
+def idle_slots(conn: Connection) -> list[tuple[str, int]]:
+    """Return the replication slots without a user that hold back vacuum, and by how many transactions."""
+    rows = _asked(
+        conn,
+        "SELECT slot_name, greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
+        "WHERE NOT active AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL) ORDER BY 2 DESC LIMIT 5",
+    )
+    return [(row[0], int(row[1])) for row in rows]
+
+
+class Rows(NamedTuple):
+    """The rows of the table jobs by PostgreSQL's own estimate, and when they were vacuumed last."""
+
+    live: int
+    dead: int
+    vacuumed_at: datetime | None
+
+
+def dead_rows(conn: Connection) -> Rows | None:
+    """Return the estimate for the table jobs; None where statistics know nothing of it."""
+    row = _asked(
+        conn,
+        "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
+        "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'",
+        schema=schema_of(conn),
+    ).one_or_none()
+    return None if row is None else Rows(*row)
+
+
+def without_autovacuum(conn: Connection) -> list[str]:
+    """Return those of our tables for which autovacuum was turned off by an option of the table."""
+    rows = _asked(
+        conn,
+        "SELECT c.relname FROM pg_catalog.pg_class c "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = :schema AND c.relname = ANY(:names) "
+        "AND EXISTS (SELECT 1 FROM pg_options_to_table(c.reloptions) o "
+        "WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) ORDER BY 1",
+        schema=schema_of(conn),
+        names=_TABLES,
+    )
+    return list(rows.scalars())
+
+
+# -- both ----------------------------------------------------------------------------------------------------
+
+
+class Indexes(NamedTuple):
+    """Which of our indexes are not there, and which are there but cannot be used."""
+
+    missing: list[str]
+    invalid: list[str]
+
+
+def indexes(conn: Connection) -> Indexes:
+    """Compare the indexes of our tables with what a migration makes."""
+    wanted = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
+    if conn.dialect.name == "sqlite":
+        found = {
+            row[0]: True for row in conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'index'"))
+        }
+    else:
+        rows = _asked(
+            conn,
+            "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
+            "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
+            "JOIN pg_catalog.pg_class t ON t.oid = i.indrelid "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
+            "WHERE n.nspname = :schema AND t.relname = ANY(:names)",
+            schema=schema_of(conn),
+            names=_TABLES,
+        )
+        found = {row[0]: bool(row[1]) for row in rows}
+    return Indexes(sorted(wanted - found.keys()), sorted(name for name, valid in found.items() if not valid))
+
+
+_DENIED = re.compile(r"permission denied for (?:schema|relation|table|view) ")
+_TAKES_ROLE = re.compile(r"-c\s*role=((?:\\.|\S)+)")
+"""As libpq reads options, which escapes spaces."""
+
+
+def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
+    """Return what gives the role in a URL the rights that PostgreSQL denied it; None for any other error.
+
+    That is all that a role of its kind needs: else each command would name one right after the other.
+    """
+    if not isinstance(error, DBAPIError) or not _DENIED.search(str(error.orig)):
+        return None
+    if kind == "producer" and "DO UPDATE" in (error.statement or ""):
+        kind = "replacing-producer"
+    return granting("ROLE" if url is None else role_in(url), url, kind=kind)
+
+
+def role_in(url: URL) -> str:
+    """Return the role that a URL connects as; "ROLE" where neither it nor the environment names one."""
+    given = {name: value for name, value in url.query.items() if isinstance(value, str)}
+    taken = _TAKES_ROLE.findall(given.get("options", ""))  # guard: a-role-that-is-taken-is-granted
+    role = taken[-1].replace("\\ ", " ").replace("\\\\", "\\") if taken else None
+    role = role or given.get("user") or url.username or os.environ.get("PGUSER")
+    try:
+        return role or getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return "ROLE"
+
+
+def refusal(error: BaseException) -> str:
+    """Say in a few words why a question was not answered."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    return (said or type(error).__name__).splitlines()[0]
+
+
+_TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]

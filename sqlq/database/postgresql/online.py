@@ -1,0 +1,251 @@
+"""Migrating while jobs come and go: patience with locks, and indexes built beside the traffic. PostgreSQL
+only.
+
+A statement that waits for ACCESS EXCLUSIVE on a table makes all others wait behind it, readers too. So
+none waits for long: it gives up, lets through what has piled up, and is tried again. An index is built by
+CREATE INDEX CONCURRENTLY, which blocks no other session, but cannot be part of a transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config import urls
+from sqlq.errors import ConfigurationError
+from sqlq.schema import version
+from sqlq.schema.qualify import in_catalog
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOCK_TIMEOUT_MS = 2_000
+"""How long a migration waits for a lock at a time. More than the second after which PostgreSQL sends an
+autovacuum away."""
+PATIENCE_S = 120.0
+"""How long a migration waits for another one to end, and how long it keeps trying to get its locks."""
+INDEX_PATIENCE_MS = 3_600_000
+"""How long an index that is being built waits for a transaction that began earlier; only vacuums and other
+builds wait along."""
+
+LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED = "55P03", "40P01"
+DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """Return PostgreSQL's code of an error, from psycopg or psycopg2."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+
+def wait_briefly(connection: Connection) -> None:
+    """Let no statement of this transaction wait long for a lock."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+
+
+@contextmanager
+def looking_nowhere_else(connection: Connection) -> Iterator[None]:
+    """Have the block find functions, operators and types in pg_catalog alone, until it or the transaction
+    ends: rules, defaults and views keep for ever what was found when they were made."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    before = connection.exec_driver_sql("SELECT pg_catalog.current_setting('search_path')").scalar()
+    connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")  # guard: a-migration-looks-nowhere-else
+    try:
+        yield
+    finally:
+        with suppress(DBAPIError):  # the transaction may be broken, and the setting ends with it
+            connection.execute(_SET_PATH, {"path": before})
+
+
+_SET_PATH = text("SELECT pg_catalog.set_config('search_path', :path, true)")
+
+
+def patiently(engine: Engine, step: Callable[[], T]) -> T:
+    """Run `step`, a whole transaction, again while it does not get its locks.
+
+    Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
+    Raises `ConfigurationError` when its patience ends.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    said = False
+    while True:
+        try:
+            return step()
+        except DBAPIError as error:
+            if sqlstate(error) not in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):  # guard: migration-patience
+                raise
+        where = urls.masked(engine.url)
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(
+                f"the tables in {where} were in use whenever the migration tried, for {PATIENCE_S:.0f} s; "
+                "this step of it was not made: "
+                "end the oldest transactions in pg_stat_activity (by xact_start), then try again"
+            )
+        if not said:
+            log.info("waiting for a moment in which no session uses the tables in %s", where)
+            said = True
+        time.sleep(random.uniform(1.0, 2.0) * LOCK_TIMEOUT_MS / 1000)
+
+
+def build_index(
+    engine: Engine, schema: str, table: str, index: str, create: Callable[[Connection], None]
+) -> None:
+    """Build an index by `create`, which runs CREATE INDEX CONCURRENTLY IF NOT EXISTS; repeatable, wherever it
+    was broken off.
+
+    A build that was broken off leaves an index that is not valid: it slows every write, enforces what it can
+    if it is unique, serves no query, and IF NOT EXISTS takes it for the index. It is dropped first. But the
+    build of a migrator that was killed may still go on in the server, so whatever builds on the table is
+    waited for before looking.
+
+    To be called while no other migrator can be in here, on behalf of a transaction that holds no lock on the
+    table. Raises `ConfigurationError` when a transaction from before the build does not end, and what the
+    database raises.
+    """
+    name = f"{_quoted(engine, schema)}.{_quoted(engine, index)}"
+    with _outside_transactions(engine) as connection:
+        _await_builds(connection, f"{_quoted(engine, schema)}.{_quoted(engine, table)}")
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        if is_valid(connection, schema, index) is False:  # guard: broken-index-is-dropped
+            log.info("dropping the index %s, whose build was broken off", index)
+            connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+        try:
+            create(connection)
+        except DBAPIError as error:
+            _drop_leftover(connection, name)
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            raise ConfigurationError(
+                f"the index {index} in {urls.masked(engine.url)} was not built, for transactions from "
+                "before its build did not end: "
+                "end the oldest ones in pg_stat_activity (by xact_start), then try again"
+            ) from None
+        if not is_valid(connection, schema, index):
+            raise AssertionError(f"the revision did not build {name}")
+
+
+def is_valid(connection: Connection, schema: str, index: str) -> bool | None:
+    """Whether queries can use an index; None where there is none of that name."""
+    found: bool | None = connection.execute(text(_VALID), {"schema": schema, "index": index}).scalar()
+    return found
+
+
+_VALID = in_catalog(
+    """
+SELECT i.indisvalid AND i.indisready AND i.indislive
+  FROM pg_catalog.pg_index i
+  JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = :schema AND c.relname = :index
+"""
+)
+
+
+@contextmanager
+def _outside_transactions(engine: Engine) -> Iterator[Connection]:
+    """A connection that does not go back into its pool, since its settings are the session's and not a
+    transaction's."""
+    # An engine whose connections rest in autocommit begins no transaction.
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+        with connection.begin():
+            connection.exec_driver_sql("SET search_path = pg_catalog")
+            # A role's own timeouts are made for statements that take no minutes.
+            connection.exec_driver_sql("SET statement_timeout = 0")
+            connection.exec_driver_sql(f"SET lock_timeout = {INDEX_PATIENCE_MS}")
+        try:
+            yield connection
+        finally:
+            connection.invalidate()
+
+
+def _await_builds(connection: Connection, table: str) -> None:
+    """Wait until no session builds an index on a table; asking for the lock of a build disturbs no reader or
+    writer.
+
+    It is asked for again and again, in transactions of their own: a build waits for transactions that are
+    open, so one that waited for the build would be waited for.
+    """
+    deadline = time.monotonic() + INDEX_PATIENCE_MS / 1000
+    said = False
+    while True:
+        try:
+            with connection.begin():
+                connection.exec_driver_sql(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT")
+            return
+        except DBAPIError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            if time.monotonic() >= deadline:
+                raise ConfigurationError(
+                    f"on {table} another session has been building an index, or vacuuming, for "
+                    f"{INDEX_PATIENCE_MS / 1000:.0f} s: "
+                    "look for it in pg_stat_activity, then try again"
+                ) from None
+        if not said:
+            log.info("waiting for another build or a vacuum of %s", table)
+            said = True
+        time.sleep(0.5)
+
+
+def _drop_leftover(connection: Connection, name: str) -> None:
+    """Try to drop what a failed build left, so that writes do not pay for it until the next try; that drops
+    it in any case."""
+    try:
+        connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+        connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+    except DBAPIError as error:
+        log.info("could not drop the index %s, whose build failed: %s", name, error.orig)
+
+
+def _quoted(engine: Engine, name: str) -> str:
+    return engine.dialect.identifier_preparer.quote(name)
+
+
+# ── Grants on the views ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def keeping_grants(connection: Connection, schema: str | None, names: tuple[str, ...]) -> Iterator[None]:
+    """Grant again, at the end of the block, what was granted on views that it may drop and recreate."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    schema = version.effective_schema(connection, schema)
+    before = _grants(connection, schema, names)
+    yield
+    for view, right, role, grantable in sorted(before - _grants(connection, schema, names)):
+        if connection.execute(text(_IS_THERE), {"schema": schema, "view": view}).scalar():
+            target = version.qualified(connection, schema, view)
+            option = " WITH GRANT OPTION" if grantable else ""
+            connection.exec_driver_sql(f"GRANT {right} ON {target} TO {role}{option}")
+
+
+def _grants(
+    connection: Connection, schema: str | None, names: tuple[str, ...]
+) -> set[tuple[str, str, str, bool]]:
+    statement = text(_GRANTS).bindparams(bindparam("names", expanding=True))
+    return {tuple(row) for row in connection.execute(statement, {"schema": schema, "names": names})}
+
+
+_GRANTS = """
+SELECT c.relname, a.privilege_type,
+       CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, a.is_grantable
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL aclexplode(c.relacl) a
+ WHERE n.nspname = :schema AND c.relname IN :names AND a.grantee <> c.relowner
+"""
+_IS_THERE = """
+SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = :schema AND c.relname = :view
+"""

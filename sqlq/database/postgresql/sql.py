@@ -1,0 +1,340 @@
+"""What PostgreSQL is asked in statements written as text, each made once for a schema: to claim, to look, to
+judge what is blocked."""
+
+from __future__ import annotations
+
+from sqlalchemy.dialects import postgresql
+
+from sqlq.database.dialect import claimed_columns
+from sqlq.schema.qualify import written
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import CARRIED, IN_TIME_ONLY
+
+
+def quoted(schema: str | None) -> str:
+    """Return the schema as statements name it."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    name: str = dialect.identifier_preparer.quote_schema(str(schema))  # doubles %, as drivers want it
+    return name
+
+
+@written
+def claim(schema: str | None, follow_ups: bool, newest_first: bool = False) -> str:
+    """Claim from the queues named, in their order and whatever priorities are in them.
+
+    Queues, and the priorities found in one, stepping from each to the next lower by the claim index, are
+    nested loops: what is not claimed is not read.
+    """
+    prefix = quoted(schema)
+    # guard: pause-postgresql
+    levels = f"""unnest(CAST(%(names)s AS varchar[])) WITH ORDINALITY AS wanted (queue, place)
+      CROSS JOIN LATERAL (
+            WITH RECURSIVE levels (priority) AS (
+                  (SELECT priority FROM {prefix}.jobs
+                    WHERE queue = wanted.queue AND reserved_at IS NULL
+                      AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                                       WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)
+                    ORDER BY priority DESC LIMIT 1)
+                  UNION ALL
+                  SELECT (SELECT j.priority FROM {prefix}.jobs j
+                           WHERE j.queue = wanted.queue AND j.reserved_at IS NULL
+                             AND j.priority < levels.priority
+                           ORDER BY j.priority DESC LIMIT 1)
+                    FROM levels WHERE levels.priority IS NOT NULL)
+            SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
+    order = "available_at DESC, id DESC" if newest_first else "available_at, id"
+    return _claim_from(prefix, levels, follow_ups=follow_ups, order=order)
+
+
+@written
+def claim_beyond(schema: str | None, follow_ups: bool) -> str:
+    """Claim from known queues and priorities, in each from a place on: nothing before it is read."""
+    prefix = quoted(schema)
+    levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
+                       unnest(CAST(%(moments)s AS bigint[])), unnest(CAST(%(ids)s AS bigint[])))
+      WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
+    # guard: claim-beyond-a-place
+    beyond = f"""
+               AND (available_at, id)
+                   > (TIMESTAMP WITH TIME ZONE 'epoch' + (level.moment * interval '1 microsecond'), level.id)
+               AND NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                                WHERE q.queue = level.queue AND q.paused_at IS NOT NULL)"""
+    return _claim_from(prefix, levels, beyond, follow_ups=follow_ups)
+
+
+@written
+def due_in(schema: str | None, all_queues: bool) -> str:
+    """Step through queues and priorities as a claim does, and read the first row of each."""
+    prefix = quoted(schema)
+    each = f"""
+      SELECT min(queue)::varchar FROM {prefix}.jobs WHERE reserved_at IS NULL
+      UNION ALL
+      SELECT (SELECT min(j.queue)::varchar FROM {prefix}.jobs j
+               WHERE j.reserved_at IS NULL AND j.queue > names.queue)
+        FROM names WHERE names.queue IS NOT NULL"""
+    first = f"""
+           SELECT queue, priority, available_at FROM {prefix}.jobs
+            WHERE queue = {{name}} AND reserved_at IS NULL {{lower}}
+            ORDER BY priority DESC, available_at, id LIMIT 1"""
+    return f"""
+WITH RECURSIVE names (queue) AS (
+      {each if all_queues else "SELECT unnest(CAST(%(names)s AS varchar[]))"}),
+levels (queue, priority, available_at) AS (
+      SELECT found.* FROM names CROSS JOIN LATERAL ({first.format(name="names.queue", lower="")}) AS found
+      UNION ALL
+      SELECT found.* FROM levels CROSS JOIN LATERAL (
+           {first.format(name="levels.queue", lower="AND priority < levels.priority")}) AS found)
+SELECT queue, CAST(EXTRACT(EPOCH FROM min(available_at) - statement_timestamp()) * 1000 AS double precision)
+  FROM levels
+ WHERE NOT EXISTS (SELECT 1 FROM {prefix}.sqlq_queues q
+                    WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
+ GROUP BY queue
+"""
+
+
+_FOLLOW_UPS = "".join(
+    f""",
+       {column}=coalesce({column}, CAST(%(follow_ups)s AS pg_catalog.json) -> task ->> '{column}')"""
+    for column in ("on_success", "on_failure")
+)
+
+
+@written
+def look(schema: str | None, all_queues: bool) -> str:
+    """Ask all that a host asks about once a second at once: one statement costs as much as the other."""
+    prefix = quoted(schema)
+    # guard: the-look-sees-what-a-rescue-takes
+    return f"""
+SELECT queue, ms, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
+       NULL::boolean AS late, NULL::boolean AS limited, NULL::varchar AS asked,
+       NULL::boolean AS all_paused, NULL::double precision AS pause_ms
+  FROM ({due_in(schema, all_queues)}) AS due (queue, ms)
+ UNION ALL
+SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp()) * 1000 AS double precision)
+                FROM {prefix}.sqlq_schedules WHERE next_at IS NOT NULL),
+       %(channel)s = ANY (SELECT pg_listening_channels()),
+       CASE WHEN CAST(%(hosts_within_ms)s AS bigint) IS NOT NULL THEN (
+            SELECT count(DISTINCT (host, coalesce(supervisor_pid, pid))) FROM {prefix}.sqlq_workers
+             WHERE seen_at > (statement_timestamp()
+                             - (CAST(%(hosts_within_ms)s AS bigint) * interval '1 millisecond'))) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+            SELECT 1 FROM {prefix}.jobs
+             WHERE reserved_at IS NOT NULL
+               AND coalesce(lease_expires_at, reserved_at) <= statement_timestamp()) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN EXISTS (
+            SELECT 1 FROM {prefix}.jobs WHERE {IN_TIME_ONLY} AND start_by <= statement_timestamp()) END,
+       CASE WHEN CAST(%(chores)s AS boolean) THEN
+            EXISTS (SELECT 1 FROM {prefix}.jobs WHERE blocked_by = 'limit')
+            OR EXISTS (SELECT 1 FROM {prefix}.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+       (SELECT json_agg(json_build_array(
+                 id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
+          FROM {prefix}.sqlq_workers
+         WHERE id = ANY(CAST(%(workers)s AS varchar[]))
+           AND (asked_at IS NOT NULL OR cancels_at IS NOT NULL))::varchar,
+       EXISTS (SELECT 1 FROM {prefix}.sqlq_queues WHERE queue = '' AND paused_at IS NOT NULL),
+       (SELECT CAST(EXTRACT(EPOCH FROM min(paused_until) - statement_timestamp()) * 1000 AS double precision)
+          FROM {prefix}.sqlq_queues)
+"""
+
+
+def _microseconds(column: str) -> str:
+    return f"CAST(EXTRACT(EPOCH FROM {column}) * 1000000 AS bigint)"
+
+
+def _claim_from(
+    prefix: str, levels: str, beyond: str = "", *, follow_ups: bool, order: str = "available_at, id"
+) -> str:
+    """Choose, lock and reserve in one statement, level by level under one LIMIT, so that what is not claimed
+    is not locked.
+
+    MATERIALIZED, because a plan may run a plain subquery again, lock other rows, and claim more than the
+    limit; and an array, for which each row is found by its primary key, where a join would read the whole
+    table for a large batch.
+    """
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    also = _FOLLOW_UPS if follow_ups else ""
+    # guard: claim-postgresql
+    return f"""
+WITH due AS MATERIALIZED (
+     SELECT ready.id
+       FROM {levels}
+      CROSS JOIN LATERAL (
+            SELECT id FROM {prefix}.jobs
+             WHERE queue = level.queue AND priority = level.priority
+               AND reserved_at IS NULL AND available_at <= statement_timestamp(){beyond}
+             ORDER BY {order}
+             LIMIT %(most)s
+               FOR UPDATE SKIP LOCKED) AS ready
+      LIMIT %(most)s)
+UPDATE {prefix}.jobs
+   SET reserved_at=statement_timestamp(),
+       reserved_by=%(owner)s,
+       lease_expires_at=statement_timestamp() + (CAST(%(lease_ms)s AS bigint) * interval '1 millisecond'),
+       lease_token=CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
+       attempts=least(attempts + 1, {MOST_COUNTED}),
+       max_attempts=coalesce(max_attempts,
+                             CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer)){also}
+ WHERE id = ANY(ARRAY(SELECT id FROM due))
+RETURNING {claimed_columns(dialect)}
+"""
+
+
+@written
+def unblock(schema: str | None, are_steps: bool) -> str:
+    """Judge steps in one statement, and so by one snapshot, in which a job before them is in one table and
+    not between two.
+
+    The steps before one are looked at from the youngest on: of a wide join one that is live is found at once.
+    Every row is found by a key in hand, by an array or a subquery of its own: a join of tables would be
+    planned without knowing how few there are, and could read an index from end to end.
+    """
+    prefix = quoted(schema)
+    carried = ", ".join(CARRIED)
+    given = "CAST(%(ids)s AS bigint[])"
+    wanted = f"SELECT unnest({given}) AS id" if are_steps else f"{waiting_for(schema)} LIMIT %(most)s"
+    live = f"SELECT id FROM {prefix}.jobs WHERE id = edge.depends_on"  # guard: live-is-waited-for-postgresql
+    return f"""
+WITH step AS MATERIALIZED ({wanted}),
+quiet AS MATERIALIZED (
+     SELECT step.id FROM step
+      WHERE NOT EXISTS (
+            SELECT 1
+              FROM (SELECT depends_on FROM {prefix}.sqlq_edges
+                     WHERE job_id = step.id ORDER BY depends_on DESC OFFSET 0) AS edge
+             WHERE ({live}) IS NOT NULL)),
+verdict AS MATERIALIZED (
+     SELECT quiet.id,
+            bool_or(failed IS NULL AND on_outcome <> 'ended'
+                    AND (on_outcome = 'failure' OR finished IS NULL OR finished <> 'completed')) AS never,
+            bool_or(failed IS NOT NULL AND on_outcome = 'success') AS waits
+       FROM quiet
+      CROSS JOIN LATERAL (
+            SELECT edge.on_outcome,
+                   (SELECT outcome FROM {prefix}.finished_jobs WHERE id = edge.depends_on) AS finished,
+                   (SELECT id FROM {prefix}.failed_jobs WHERE id = edge.depends_on) AS failed
+              FROM {prefix}.sqlq_edges AS edge WHERE edge.job_id = quiet.id OFFSET 0) AS before
+      GROUP BY quiet.id),
+locked AS MATERIALIZED (
+     SELECT id FROM {prefix}.jobs
+      WHERE id = ANY(ARRAY(SELECT id FROM verdict WHERE never OR NOT waits))
+        AND blocked_by = 'flow' AND reserved_at IS NULL
+        FOR UPDATE SKIP LOCKED),
+free AS (
+     UPDATE {prefix}.jobs
+        SET available_at=CASE WHEN limit_key IS NULL THEN greatest(statement_timestamp(), due_at)
+                                ELSE available_at END,
+            blocked_by=CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
+            due_at=CASE WHEN limit_key IS NOT NULL THEN greatest(statement_timestamp(), due_at) END
+      WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
+                            WHERE NOT never))
+  RETURNING id, limit_key),
+woken AS (
+     INSERT INTO {prefix}.sqlq_wakes (limit_key)
+     SELECT DISTINCT limit_key FROM free WHERE limit_key IS NOT NULL),
+gone AS (
+     DELETE FROM {prefix}.jobs
+      WHERE id = ANY(ARRAY(SELECT locked.id FROM locked JOIN verdict ON verdict.id = locked.id
+                            WHERE never))
+  RETURNING {carried}),
+cancelled AS (
+     INSERT INTO {prefix}.finished_jobs ({carried}, outcome, reason)
+     SELECT {carried}, 'cancelled', %(reason)s FROM gone
+  RETURNING id)
+SELECT id, 'free' FROM free
+ UNION ALL
+SELECT id, 'cancelled' FROM cancelled
+ UNION ALL
+SELECT count(*), 'found' FROM step
+"""
+
+
+def _blocked_among(prefix: str, ended: str) -> str:
+    """Choose the blocked steps that wait for the jobs of a FROM clause that names them `ended`.
+
+    What waits for the success of one that has failed waits on, and is not looked at: there may be many.
+    """
+    return f"""
+     SELECT id FROM {prefix}.jobs
+      WHERE id = ANY(ARRAY(
+            SELECT edge.job_id
+              FROM {ended}
+             CROSS JOIN LATERAL (SELECT job_id FROM {prefix}.sqlq_edges
+                                  WHERE depends_on = ended.id
+                                    AND (on_outcome <> 'success' OR (
+                                         SELECT id FROM {prefix}.failed_jobs WHERE id = ended.id) IS NULL)
+                                 OFFSET 0) AS edge))
+        AND blocked_by = 'flow'"""
+
+
+@written
+def waiting_for(schema: str | None) -> str:
+    """Choose the blocked steps that wait for jobs that have ended."""
+    return _blocked_among(quoted(schema), "unnest(CAST(%(ids)s AS bigint[])) AS ended (id)")
+
+
+@written
+def waiting_for_recent(schema: str | None) -> str:
+    """Choose the blocked steps that wait for jobs that have ended of late."""
+    prefix = quoted(schema)
+    return " UNION ".join(
+        _blocked_among(
+            prefix,
+            f"""(SELECT id FROM {prefix}.{table}
+                     WHERE {ended_at} > (statement_timestamp()
+                                        - (CAST(%(ms)s AS bigint) * interval '1 millisecond'))
+                       AND (flow_id IS NOT NULL OR limit_key IS NOT NULL) OFFSET 0) AS ended""",
+        )
+        for table, ended_at in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at"))
+    )
+
+
+@written
+def steps_beyond(schema: str | None) -> str:
+    """Read steps of flows in the order of their ids, from a place on."""
+    return f"""
+SELECT flow_id, id, blocked_by = 'flow' FROM {quoted(schema)}.jobs
+ WHERE flow_id IS NOT NULL AND (flow_id, id) > (CAST(%(flow)s AS bigint), CAST(%(id)s AS bigint))
+ ORDER BY flow_id, id
+ LIMIT %(most)s
+"""
+
+
+@written
+def pick(schema: str | None, in_order: bool) -> str:
+    """Choose from each line what may run. Counted is here and now, and so by a snapshot that is younger than
+    the locks on the keys."""
+    prefix = quoted(schema)
+    # guard: only-what-is-served-is-admitted-postgresql
+    served = "(CAST(%(served)s AS varchar[]) IS NULL OR queue = ANY(CAST(%(served)s AS varchar[])))"
+    is_open = f"""NOT (queue = ANY (SELECT queue FROM {prefix}.sqlq_queues WHERE paused_at IS NOT NULL))
+               AND {served}"""
+    first = f"""
+            SELECT id FROM {prefix}.jobs
+             WHERE limit_key = free.limit_key AND blocked_by = 'limit' AND due_at <= statement_timestamp()
+               AND {is_open}
+             ORDER BY priority DESC, due_at, id
+             LIMIT greatest(free.number, 0)
+               FOR UPDATE SKIP LOCKED"""
+    # guard: the-head-of-a-line-postgresql
+    head = f"""
+            SELECT head.id
+              FROM (SELECT id, queue, due_at FROM {prefix}.jobs
+                     WHERE limit_key = free.limit_key AND blocked_by = 'limit'
+                     ORDER BY id LIMIT 1) AS head
+             WHERE free.number > 0 AND head.due_at <= statement_timestamp()
+               AND {is_open}
+               AND NOT (free.holds AND EXISTS (SELECT 1 FROM {prefix}.failed_jobs
+                                                WHERE limit_key = free.limit_key AND id < head.id))"""
+    # guard: slots-are-counted-postgresql
+    admitted = f"""SELECT 1 FROM {prefix}.jobs
+                WHERE limit_key = line.limit_key AND blocked_by IS NULL LIMIT coalesce(line.running, 0)"""
+    return f"""
+WITH free AS MATERIALIZED (
+     SELECT line.limit_key, line.holds,
+            least(line.most, line.running - (SELECT count(*) FROM ({admitted}) AS admitted)) AS number
+       FROM ROWS FROM (unnest(CAST(%(keys)s AS varchar[])), unnest(CAST(%(running)s AS integer[])),
+                       unnest(CAST(%(most)s AS integer[])), unnest(CAST(%(holds)s AS boolean[])))
+            AS line (limit_key, running, most, holds))
+SELECT picked.id, free.limit_key
+  FROM free CROSS JOIN LATERAL ({head if in_order else first}) AS picked
+"""

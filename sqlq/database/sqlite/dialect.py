@@ -1,0 +1,587 @@
+"""SQLite: one writer at a time, so a write transaction takes the lock when it begins and waits for it there.
+
+A transaction that reads first and writes later can be refused at once, whatever the busy timeout, because
+another one wrote in between. BEGIN IMMEDIATE cannot: it waits before it has read anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import URL, Connection, Engine, bindparam, cast, column, event, func, select
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.types import Text
+from sqlalchemy.util import await_only
+
+from sqlq.database.dialect import Ask, Batch, Dialect, Line, Place, Verdict, claimed_columns
+from sqlq.database.timeouts import Patience
+from sqlq.errors import ConfigurationError
+from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import CARRIED
+from sqlq.schema.types import SQLITE_NOW, milliseconds_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_MS = 10_000
+_IMMUTABLE = "sqlq_immutable"
+READ_ONLY = "sqlq_read_only"
+"""Execution option of connections that only read, and so need not queue up for the write lock."""
+
+
+class SQLite(Dialect):
+    name = "sqlite"
+    one_writer = True
+    sees_commits = True
+    claims_beyond = False
+    most_unwritten = 200
+    shortest_us = 1_000
+    insert = staticmethod(sqlite.insert)
+
+    def for_parameters(self, style: Any) -> Any:
+        return sqlite.dialect(paramstyle=style)
+
+    def claim(
+        self,
+        ask: Ask,
+        schema: str | None,
+        names: Sequence[str],
+        limit: int,
+        owner: str,
+        lease_ms: int,
+        max_attempts: str,
+        follow_ups: str | None = None,
+        *,
+        newest_first: bool = False,
+        evenly: bool = False,
+    ) -> list[Sequence[Any]]:
+        paused = {name for (name,) in ask(_PAUSED, ())}
+        served = [name for name in names if name not in paused]  # guard: pause-sqlite
+        several = evenly and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim
+        due = _due(ask, served, limit, limit // len(served) if several else limit, newest_first=newest_first)
+        if not due:
+            return []
+        begun, ids = time.monotonic(), json.dumps(due)
+        followed = () if follow_ups is None else (follow_ups, follow_ups)
+        reserve = _RESERVE_FOLLOWED if followed else _RESERVE
+        rows = ask(reserve, (owner, lease_ms, max_attempts, *followed, ids))
+        if (time.monotonic() - begun) * 2_000 > lease_ms:
+            # large rows: a rescue may follow the COMMIT; guard: a-lease-begins-with-its-rows
+            ask(_RENEW, (lease_ms, ids))
+        return rows
+
+    def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
+        return ask(_DUE_IN_ALL, ()) if names is None else ask(_DUE_IN, (json.dumps(list(names)),))
+
+    def rows(self, batch: Batch) -> FromClause:
+        each = func.json_each(bindparam("batch", type_=Text)).table_valued(column("value"), name="each")
+        columns = (
+            cast(func.json_extract(each.c.value, f"$[{i}]"), kind).label(name)
+            for i, (name, kind) in enumerate(batch.columns.items())
+        )
+        return select(*columns).subquery("batch")
+
+    def parameters(self, batch: Batch, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        return {"batch": json.dumps([list(row) for row in rows], ensure_ascii=False, default=_in_json)}
+
+    def texts(self) -> FromClause:
+        each = func.json_each(bindparam("texts", type_=Text)).table_valued(
+            column("value", Text), column("key"), name="each"
+        )
+        return select(each.c.value, each.c.key.label("place")).subquery("texts")
+
+    def joined(self, texts: Sequence[str]) -> str | None:
+        return json.dumps(texts, ensure_ascii=False)
+
+    def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
+        # by itself it takes the write lock as it begins, and waits for it as BEGIN IMMEDIATE does; committed
+        # when all its rows are read
+        rows: list[Sequence[Any]] = driver.execute(statement, parameters).fetchall()
+        return rows
+
+    def whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
+        ask("BEGIN IMMEDIATE", ())
+        done = work(ask)
+        ask("COMMIT", ())
+        return done
+
+    def unblock(
+        self, ask: Ask, schema: str | None, ids: Sequence[int], *, are_steps: bool, most: int, reason: str
+    ) -> Verdict:
+        steps = (
+            list(ids)
+            if are_steps
+            else [id for (id,) in ask(f"{_WAITING_FOR} LIMIT ?", (json.dumps(ids), most))]
+        )
+        judged = ask(_VERDICT, (json.dumps(steps),)) if steps else []
+        free = [id for id, never in judged if not never]
+        cancelled = [id for id, never in judged if never]
+        if free:
+            ask(_WAKE, (json.dumps(free),))
+            ask(_FREE, (json.dumps(free),))
+        if cancelled:
+            ask(_CANCEL, (reason, json.dumps(cancelled)))
+            ask(
+                "DELETE FROM main.jobs WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(cancelled),)
+            )
+        return Verdict(len(steps), free, cancelled)
+
+    def waiting_for(self, ask: Ask, schema: str | None, ended: Sequence[int]) -> list[int]:
+        return [id for (id,) in ask(_WAITING_FOR, (json.dumps(list(ended)),))]
+
+    def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
+        return [id for (id,) in ask(_WAITING_FOR_RECENT, (within_ms, within_ms))]
+
+    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
+        return ask(_STEPS_BEYOND, (*place, most))
+
+    def has_flows(self, ask: Ask, schema: str | None) -> bool:
+        return bool(ask("SELECT EXISTS (SELECT 1 FROM main.sqlq_flows)", ())[0][0])
+
+    def pick(
+        self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
+    ) -> Iterable[tuple[int, str]]:
+        names = None if served is None else json.dumps(list(served))
+        for line in lines:
+            number = line.most
+            if line.running is not None:
+                admitted = conn.exec_driver_sql(_ADMITTED, (line.key, line.running)).scalar_one()
+                number = min(number, line.running - admitted)
+            if number > 0:
+                statement, given = (_HEAD, (line.holds,)) if line.in_order else (_FIRST, (number,))
+                for (id,) in conn.exec_driver_sql(statement, (line.key, names, names, *given)).all():
+                    yield id, line.key
+
+    def commits_at_once(self, pooled: Any) -> bool:
+        return commits_at_once(pooled.driver_connection)
+
+    def rolled_back(self, error: DBAPIError) -> bool:
+        return _kind(error) in _LOCKED
+
+    def refusal(self, error: BaseException) -> str | None:
+        if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
+            return (
+                "SQLite refused the write because another program wrote after this transaction first read: "
+                "begin such transactions with the write lock, by BEGIN IMMEDIATE or "
+                "sqlq.configure_sqlite(engine, immediate=True), or run this one again"
+            )
+        if _kind(error) == sqlite3.SQLITE_BUSY:
+            return (
+                "SQLite refused the write because another program held the write lock for longer than this "
+                "connection waits: keep transactions that write short, and run this one again"
+            )
+        return None
+
+    def takes_no_writes(self, error: BaseException) -> bool:
+        return _kind(error) in _NO_WRITES
+
+    def is_away(self, error: DBAPIError) -> bool:
+        return _kind(error) in _AWAY
+
+    def refuses(self, error: BaseException) -> bool:
+        return _kind(error) not in (0, *_AWAY)
+
+    def may_only_be_read(self, url: URL) -> bool:
+        return may_only_be_read(url)
+
+    def prepare(self, engine: Engine, patience: Patience) -> None:
+        begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
+
+        @event.listens_for(engine, "do_connect")
+        def _connects(dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
+            if not is_sealed(engine.url):
+                return None
+            record.info[_IMMUTABLE] = True  # guard: what-is-immutable-is-opened-anew
+            return sqlite3.connect(f"{_file(engine.url).as_uri()}?immutable=1", **{**options, "uri": True})
+
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi_connection: Any, record: Any) -> None:
+            cursor = dbapi_connection.cursor()
+            dbapi_connection.text_factory = _text  # guard: bytes-are-read
+            # readers never block the writer, nor it them; the mode stays with the file
+            try:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                cursor.fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                    raise
+                # a file that may only be read is read in the mode that it has
+            cursor.close()
+
+        @event.listens_for(engine, "checkin")
+        def _rests(dbapi_connection: Any, record: Any) -> None:
+            if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
+                record.invalidate()  # it sees no change, and the file may be one that can be changed by now
+
+
+def _in_json(value: Any) -> Any:
+    # such as the name of a queue in a row that SQL has written; no text is equal to it
+    return value.decode(errors="replace") if isinstance(value, bytes) else milliseconds_of(value)
+
+
+def may_only_be_read(url: URL) -> bool:
+    """Whether a file may only be read, by its permissions or by its URL, as in file:jobs.db?mode=ro."""
+    name = url.database or ""
+    if name.startswith("file:"):
+        return url.query.get("mode") == "ro" or url.query.get("immutable") == "1"
+    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - as in `Database`
+
+
+def _file(url: URL) -> Path:
+    name = url.database or ""
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
+
+
+def is_sealed(url: URL) -> bool:
+    """Whether neither a file nor its directory may be written to, and no log lies beside it.
+
+    Such a file is in no other program's hands as far as can be seen, and SQLite reads it as immutable only:
+    otherwise it makes a log first, in which it keeps who reads.
+    """
+    file = _file(url)
+    if not file.exists() or not may_only_be_read(url):
+        return False
+    return not os.access(file.parent, os.W_OK) and not file.with_name(f"{file.name}-wal").exists()
+
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+# guard: full-disk-is-away
+_AWAY = (*_LOCKED, *_NO_WRITES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+
+
+def _code(error: BaseException) -> int:
+    """Return SQLite's extended code of an error; 0 for one that is not SQLite's."""
+    return getattr(getattr(error, "orig", error), "sqlite_errorcode", None) or 0
+
+
+def _kind(error: BaseException) -> int:
+    """Return SQLite's primary code of an error."""
+    return _code(error) & 0xFF
+
+
+_PAUSED = "SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL"
+_TOP_LEVEL = (
+    "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL ORDER BY priority DESC LIMIT 1"
+)
+_NEXT_LEVEL = (
+    "SELECT priority FROM main.jobs WHERE queue = ? AND reserved_at IS NULL AND priority < ? "
+    "ORDER BY priority DESC LIMIT 1"
+)
+
+
+def _due_at(level: str, order: str) -> str:
+    # guard: due-sqlite
+    return f"""
+SELECT id, priority FROM main.jobs
+ WHERE queue = ? AND reserved_at IS NULL AND priority = {level} AND available_at <= {SQLITE_NOW}
+ ORDER BY {order}
+ LIMIT ?
+"""
+
+
+_DUE_FIRST, _DUE_LAST = (
+    (_due_at(f"({_TOP_LEVEL})", order), _due_at("?", order))
+    for order in ("available_at, id", "available_at DESC, id DESC")
+)
+"""At the highest priority of a queue, and at a given one."""
+
+
+def _due(ask: Ask, names: Sequence[str], limit: int, share: int, *, newest_first: bool) -> list[int]:
+    """Return the ids of what is due in these queues, of each no more than `share` as long as others have
+    some."""
+    due: list[int] = []
+    more: list[str] = []
+    for name in names:
+        if len(due) == limit:
+            break
+        found = _due_in_one(ask, name, min(share, limit - len(due)), newest_first=newest_first)
+        due += found
+        if len(found) == share:
+            more.append(name)
+    for name in more:
+        if len(due) == limit:
+            break
+        due += _due_in_one(ask, name, share + limit - len(due), newest_first=newest_first)[share:]
+    return due
+
+
+def _due_in_one(ask: Ask, name: str, most: int, *, newest_first: bool) -> list[int]:
+    at_top, at_level = _DUE_LAST if newest_first else _DUE_FIRST
+    rows = ask(at_top, (name, name, most))
+    due = [id for id, _ in rows]
+    if len(due) < most:
+        levels = ask(_NEXT_LEVEL, (name, rows[0][1])) if rows else ask(_TOP_LEVEL, (name,))
+        while levels and len(due) < most:
+            ((level,),) = levels
+            due += [id for id, _ in ask(at_level, (name, level, most - len(due)))]
+            levels = ask(_NEXT_LEVEL, (name, level))
+    return due
+
+
+_EACH_QUEUE = """
+      SELECT min(queue) FROM main.jobs WHERE reserved_at IS NULL
+      UNION ALL
+      SELECT (SELECT min(j.queue) FROM main.jobs j WHERE j.reserved_at IS NULL AND j.queue > names.queue)
+        FROM names WHERE names.queue IS NOT NULL"""
+_LEVELS = """,
+levels (queue, priority, available_at) AS (
+      SELECT j.queue, j.priority, j.available_at FROM names JOIN main.jobs j ON j.id = (
+             SELECT id FROM main.jobs WHERE queue = names.queue AND reserved_at IS NULL
+              ORDER BY priority DESC, available_at, id LIMIT 1)
+      UNION ALL
+      SELECT j.queue, j.priority, j.available_at FROM levels JOIN main.jobs j ON j.id = (
+             SELECT id FROM main.jobs WHERE queue = levels.queue AND reserved_at IS NULL
+                AND priority < levels.priority
+              ORDER BY priority DESC, available_at, id LIMIT 1))"""
+_WAITS = f"""
+SELECT queue, min(available_at) - {SQLITE_NOW} FROM levels
+ WHERE queue NOT IN (SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL)
+ GROUP BY queue
+"""
+_DUE_IN_ALL = f"WITH RECURSIVE names (queue) AS ({_EACH_QUEUE}){_LEVELS}{_WAITS}"
+_DUE_IN = f"WITH RECURSIVE names (queue) AS (SELECT value FROM json_each(?)){_LEVELS}{_WAITS}"
+# guard: claim-sqlite
+_RESERVING = f"""
+UPDATE main.jobs
+   SET reserved_at = {SQLITE_NOW},
+       reserved_by = ?,
+       lease_expires_at = {SQLITE_NOW} + ?,
+       lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
+       attempts = min(attempts + 1, {MOST_COUNTED}),
+       max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))"""
+_FOLLOW_UPS = "".join(
+    f""",
+       {column} = coalesce({column}, (SELECT json_extract(value, '$.{column}') FROM json_each(?)
+                                       WHERE key = task))"""
+    for column in ("on_success", "on_failure")
+)
+_RESERVED = f"""
+ WHERE id IN (SELECT value FROM json_each(?))
+RETURNING {claimed_columns(sqlite.dialect())}
+"""
+_RENEW = f"""
+UPDATE main.jobs SET lease_expires_at = {SQLITE_NOW} + ? WHERE id IN (SELECT value FROM json_each(?))
+RETURNING id
+"""
+_RESERVE, _RESERVE_FOLLOWED = _RESERVING + _RESERVED, _RESERVING + _FOLLOW_UPS + _RESERVED
+
+
+_WAITING_FOR = """
+SELECT DISTINCT job.id
+  FROM json_each(?) AS ended
+ CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.value
+ CROSS JOIN main.jobs AS job ON job.id = edge.job_id
+ WHERE job.blocked_by = 'flow'
+   AND (edge.on_outcome <> 'success' OR (
+        SELECT id FROM main.failed_jobs WHERE id = ended.value) IS NULL)"""
+_WAITING_FOR_RECENT = "UNION".join(
+    f"""
+SELECT job.id
+  FROM main.{table} AS ended
+ CROSS JOIN main.sqlq_edges AS edge ON edge.depends_on = ended.id
+ CROSS JOIN main.jobs AS job ON job.id = edge.job_id
+ WHERE ended.{ended_at} > {SQLITE_NOW} - ?
+   AND (ended.flow_id IS NOT NULL OR ended.limit_key IS NOT NULL)
+   AND job.blocked_by = 'flow'
+   {those}
+"""
+    for table, ended_at, those in (
+        ("finished_jobs", "finished_at", ""),
+        ("failed_jobs", "failed_at", "AND edge.on_outcome <> 'success'"),
+    )
+)
+_STEPS_BEYOND = """
+SELECT flow_id, id, blocked_by IS 'flow' FROM main.jobs
+ WHERE flow_id IS NOT NULL AND (flow_id, id) > (?, ?)
+ ORDER BY flow_id, id
+ LIMIT ?
+"""
+_VERDICT = """
+WITH quiet AS MATERIALIZED (
+     SELECT job.id FROM json_each(?) AS step CROSS JOIN main.jobs AS job ON job.id = step.value
+      WHERE job.blocked_by = 'flow' AND job.reserved_at IS NULL
+        AND NOT EXISTS (
+            SELECT 1 FROM main.sqlq_edges AS edge CROSS JOIN main.jobs AS live ON live.id = edge.depends_on
+             WHERE edge.job_id = job.id ORDER BY edge.depends_on DESC LIMIT 1))
+SELECT quiet.id,
+       max(failed.id IS NULL AND edge.on_outcome <> 'ended'
+           AND (edge.on_outcome = 'failure' OR finished.outcome IS NOT 'completed')) AS never
+  FROM quiet
+  JOIN main.sqlq_edges AS edge ON edge.job_id = quiet.id
+  LEFT JOIN main.finished_jobs AS finished ON finished.id = edge.depends_on
+  LEFT JOIN main.failed_jobs AS failed ON failed.id = edge.depends_on
+ GROUP BY quiet.id
+HAVING never OR NOT max(failed.id IS NOT NULL AND edge.on_outcome = 'success')
+"""
+_FREE = f"""
+UPDATE main.jobs
+   SET available_at = CASE WHEN limit_key IS NULL THEN max({SQLITE_NOW}, coalesce(due_at, 0))
+                           ELSE available_at END,
+       blocked_by = CASE WHEN limit_key IS NOT NULL THEN 'limit' END,
+       due_at = CASE WHEN limit_key IS NOT NULL THEN max({SQLITE_NOW}, coalesce(due_at, 0)) END
+ WHERE id IN (SELECT value FROM json_each(?))
+"""
+_WAKE = """
+INSERT INTO main.sqlq_wakes (limit_key)
+SELECT DISTINCT limit_key FROM main.jobs
+ WHERE id IN (SELECT value FROM json_each(?)) AND limit_key IS NOT NULL
+"""
+_CANCEL = f"""
+INSERT INTO main.finished_jobs ({", ".join(CARRIED)}, outcome, reason)
+SELECT {", ".join(CARRIED)}, 'cancelled', ? FROM main.jobs WHERE id IN (SELECT value FROM json_each(?))
+"""
+
+
+# guard: slots-are-counted-sqlite
+_ADMITTED = """
+SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE limit_key = ? AND blocked_by IS NULL LIMIT ?)
+"""
+# guard: only-what-is-served-is-admitted-sqlite
+_IS_SERVED = "(? IS NULL OR queue IN (SELECT value FROM json_each(?)))"
+_FIRST = f"""
+SELECT id FROM main.jobs
+ WHERE limit_key = ? AND blocked_by = 'limit' AND due_at <= {SQLITE_NOW} AND queue NOT IN ({_PAUSED})
+   AND {_IS_SERVED}
+ ORDER BY priority DESC, due_at, id
+ LIMIT ?
+"""
+# guard: the-head-of-a-line-sqlite
+_HEAD = f"""
+SELECT head.id
+  FROM (SELECT id, limit_key, queue, due_at FROM main.jobs
+         WHERE limit_key = ? AND blocked_by = 'limit' ORDER BY id LIMIT 1) AS head
+ WHERE head.due_at <= {SQLITE_NOW} AND head.queue NOT IN ({_PAUSED}) AND {_IS_SERVED}
+   AND NOT (? AND EXISTS (SELECT 1 FROM main.failed_jobs AS failed
+                           WHERE failed.limit_key = head.limit_key AND failed.id < head.id))
+"""
+
+
+def _text(data: bytes) -> str:
+    """Read text that may not be UTF-8: SQLite stores what it is given, and one such row would fail every
+    claim of its queue.
+
+    What is not UTF-8 reads as text that is no JSON, no task's name and no queue's, so that its job ends as a
+    row to look at.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" + data.decode(errors="replace")
+
+
+@dataclass
+class _Begins:
+    """How an engine's transactions are begun."""
+
+    immediate: bool
+
+
+_BEGINS: WeakKeyDictionary[Engine, _Begins] = WeakKeyDictionary()
+
+
+def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
+    """Make SQLAlchemy's transactions on this engine real ones, begun where they say they begin.
+
+    Python's driver opens a transaction before the first INSERT, UPDATE or DELETE only: a SAVEPOINT before
+    that opens none, so its RELEASE commits what the outer ROLLBACK should have undone.
+    """
+    known = _BEGINS.get(engine)
+    if known is not None:
+        known.immediate = immediate
+        return  # guard: a-transaction-is-begun-once
+    _BEGINS[engine] = begins = _Begins(immediate)
+
+    @event.listens_for(engine, "connect")
+    def _connected(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _began(conn: Connection) -> None:
+        read_only = conn.get_execution_options().get(READ_ONLY, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if begins.immediate and not read_only else "BEGIN")
+
+
+def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:
+    """Make an engine's SQLite transactions real: begun explicitly, so that savepoints and rollbacks cover all
+    of them.
+
+    Call it where your engine is made; of several calls the last one counts. With `immediate` each transaction
+    takes the write lock as it begins, and waits for it there up to ten seconds; without, a transaction that
+    reads first can be refused when it writes, because another one wrote in between. The rule and the remedy
+    are those of SQLAlchemy's notes on pysqlite and savepoints.
+
+    >>> engine = create_engine("sqlite:///shop.db")
+    >>> sqlq.configure_sqlite(engine)
+    """
+    sync = engine if isinstance(engine, Engine) else engine.sync_engine
+    if sync.dialect.name != "sqlite":
+        raise ConfigurationError(
+            f"configure_sqlite was given an engine for {sync.dialect.name}; it is of use for SQLite only"
+        )
+    begin_explicitly(sync, immediate=immediate)
+    sync.pool.dispose()  # connections made before know nothing of it
+
+
+def autocommit_of(driver: Any) -> bool | None:
+    """Return what a connection of Python's driver, or of aiosqlite, has as `autocommit`; None where it leaves
+    that to `isolation_level`, as all do before Python 3.12.
+
+    Of aiosqlite it is awaited as SQLAlchemy awaits: the connection in it answers on its own thread only.
+    """
+    inner = getattr(driver, "_conn", None)  # guard: aiosqlite-is-asked
+    mode = (
+        getattr(driver, "autocommit", None)
+        if inner is None
+        else await_only(driver._execute(getattr, inner, "autocommit", None))  # noqa: SLF001 - shown nowhere else
+    )
+    return mode if isinstance(mode, bool) else None
+
+
+def commits_at_once(driver: Any) -> bool:
+    """Whether a write on such a connection is committed as it is made: no transaction is open, and none is
+    begun for it."""
+    if driver.in_transaction:
+        return False
+    mode = autocommit_of(driver)
+    return driver.isolation_level is None if mode is None else mode
+
+
+def begin_as_for_a_write(conn: Connection) -> None:
+    """Begin the transaction that Python's driver would begin before a write of its own making.
+
+    The driver knows a write by its first word: one that begins with WITH it takes for a read, and leaves to
+    commit at once.
+    """
+    driver: Any = conn.connection.driver_connection
+    if not driver.in_transaction:
+        conn.exec_driver_sql(f"BEGIN {driver.isolation_level}")  # guard: sqlalchemy-begins-as-for-its-own
+
+
+def savepoint_may_be_outermost(conn: Connection) -> bool:
+    """Whether this connection is in a savepoint for which its driver may have begun no transaction (see
+    above).
+
+    SQLite itself cannot be asked. Safe are connections whose transactions are begun explicitly:
+    `isolation_level` None, as set by `begin_explicitly`, or Python 3.12's `autocommit=False`.
+    """
+    if not conn.in_nested_transaction():
+        return False
+    driver: Any = conn.connection.driver_connection
+    return driver.isolation_level is not None and autocommit_of(driver) is not False

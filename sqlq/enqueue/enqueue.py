@@ -1,0 +1,432 @@
+"""STAGE 1: a NewJob becomes a row in the caller's transaction.
+
+The caller's connection is borrowed: it is never committed, rolled back or closed here. Everything is checked
+before the first write, and what is asked beforehand, on that same connection, cannot fail in the database, so
+that a refusal leaves the caller's transaction as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
+from sqlq.config.urls import in_memory, masked
+from sqlq.database import dialects
+from sqlq.database.caller.adapter import Borrowed, Place
+from sqlq.database.caller.session import (
+    AnyAsyncSession,
+    SyncSession,
+    asynchronous,
+    connection_to_write,
+    database_error,
+    kind_of,
+    note_write,
+)
+from sqlq.database.caller.transactions import Transactions
+from sqlq.database.database import Database
+from sqlq.database.dialect import Dialect
+from sqlq.database.postgresql import health
+from sqlq.enqueue.notify import Hints
+from sqlq.errors import EnqueueError, SqlqError
+from sqlq.events import Events
+from sqlq.model.flow import EnqueuedFlow, Plan, refuse_results
+from sqlq.model.handle import Origin
+from sqlq.model.job import Job, NewJob
+from sqlq.schema import version
+from sqlq.schema.qualify import in_catalog, qualifying
+from sqlq.store.flows import flows
+from sqlq.store.jobs import insert as inserting
+from sqlq.store.workers import notify
+
+T = TypeVar("T")
+log = logging.getLogger("sqlq")
+
+PARAMETER_STYLES = ("qmark", "numeric", "named", "format", "pyformat", "numeric_dollar")
+"""Those of PEP 249, and $1, $2 …"""
+
+
+Insert: TypeAlias = Callable[[Connection, "str | None"], list[Job]]
+"""Writes jobs on a connection, into a schema."""
+
+
+class Enqueues(Protocol):
+    """What an App enqueues through: the database, or what `sqlq.testing.inline` puts in its place."""
+
+    def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]: ...
+
+    async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]: ...
+
+    def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow: ...
+
+    async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow: ...
+
+
+class Enqueuer:
+    """Puts jobs into the database, in the caller's transaction or one of its own."""
+
+    def __init__(self, database: Database, events: Events | None = None) -> None:
+        self._database = database
+        self._events = events or Events()
+        self._transactions = Transactions()
+        self._hints = Hints(database)
+        self._ready: weakref.WeakKeyDictionary[Engine | Place, str | None] = weakref.WeakKeyDictionary()
+
+    def enqueue(self, new: Sequence[NewJob], session: SyncSession | None = None) -> list[Job]:
+        """Insert jobs and return them in the order given; without a session, in a transaction that is
+        committed here."""
+        check_new(new)
+        if not new:
+            return []
+        if (seal := self._database.seal) is not None:
+            new = [job.sealed_by(seal) for job in new]  # guard: jobs-are-sealed
+        if session is None:
+            return self._told(new, self._alone(partial(self._enqueue_alone, new)))
+        return self._enqueue_in(session, new, lambda conn, schema: inserting.insert(conn, new, schema))
+
+    def enqueue_flow(self, plan: Plan, session: SyncSession | None = None) -> EnqueuedFlow:
+        """Insert a flow, as `enqueue` inserts jobs: all of it or nothing."""
+        check_new(plan.jobs)
+        if (seal := self._database.seal) is not None:
+            plan = plan._replace(jobs=[job.sealed_by(seal) for job in plan.jobs])
+        flow = None
+
+        def insert(conn: Connection, schema: str | None) -> list[Job]:
+            nonlocal flow
+            flow = flows.insert_flow(conn, plan, schema)
+            return list(flow.jobs)
+
+        if session is None:
+            self._told(plan.jobs, self._alone(partial(self._insert_alone, insert)))
+        else:
+            self._enqueue_in(session, plan.jobs, insert)
+        assert flow is not None
+        return flow
+
+    def _enqueue_in(self, session: SyncSession, new: Sequence[NewJob], insert: Insert) -> list[Job]:
+        conn = connection_to_write(session)
+        if isinstance(conn, Borrowed):
+            return self._enqueue_borrowed(conn, new, insert)
+        done = self._insert(conn, insert)
+        self._mark(conn, done)
+        note_write(session)
+        self._hints.on_commit_of(conn)
+        return self._told(new, done, conn)
+
+    def _insert(self, conn: Any, insert: Insert) -> list[Job]:
+        """Insert jobs on a caller's connection."""
+        schema = self._schema_of(conn)
+        try:
+            with qualifying(conn):
+                return insert(conn, schema)
+        except Exception as error:
+            if (said := database_error(conn, error)) is not None:
+                _say_why(said, dialects.DIALECTS[conn.dialect.name], conn.engine.url)
+            raise
+
+    def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:
+        """Do other work of sqlq's in the caller's transaction, as jobs are enqueued in it; `work` gets the
+        connection, and the schema of the tables."""
+        conn = connection_to_write(session)
+        if isinstance(conn, Borrowed):
+            conn.driver.refuse_broken()
+            done, is_committed = conn.write(lambda: work(conn, self._schema_of(conn)))
+            if not is_committed:
+                self._mark(conn, done)
+            return done
+        schema = self._schema_of(conn)
+        with qualifying(conn):
+            done = work(conn, schema)
+        self._mark(conn, done)
+        note_write(session)
+        self._hints.on_commit_of(conn)
+        return done
+
+    def _enqueue_borrowed(self, conn: Borrowed, new: Sequence[NewJob], insert: Insert) -> list[Job]:
+        """Insert jobs on a driver's connection, whose commit nobody tells of, save one that is made here."""
+        conn.driver.refuse_broken()
+        try:
+            done, is_committed = conn.write(lambda: self._insert(conn, insert))
+        except Exception as error:
+            if database_error(conn, error) is not None:
+                self._ready.pop(conn.engine, None)  # a file or database made anew, perhaps
+            raise
+        if is_committed:
+            self._hints.send()
+            return self._told(new, done)
+        self._mark(conn, done)
+        self._tell_at_commit(conn, new, done)
+        return done
+
+    def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
+        """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
+        if conn.dialect.name != "sqlite":
+            return
+        made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
+        if not made:
+            return
+        if isinstance(conn, Borrowed):
+            origin = Origin(inserting.created(conn, [job.id for job in made]))
+        else:
+            origin, made = Origin(), [job for job in made if job.created]
+            self._transactions.at_the_end_of(conn, undone=origin.undo)
+        for job in made:
+            job.enqueued_in(origin)
+
+    def _tell_at_commit(self, conn: Borrowed, new: Sequence[NewJob], done: list[Job]) -> None:
+        """Have listeners and workers told when the transaction of a driver's connection is committed: the
+        listeners only where the commit is known for certain, a worker as soon as it may be."""
+        _debug(done)
+        hears = self._events.wants("enqueued")
+        if self._hints.are_needed or hears:
+
+            def committed() -> None:
+                self._hints.send()
+                if hears:
+                    self._events.enqueued(new, done)
+
+            if not conn.driver.on_commit(committed):
+                self._hints.at_the_end_of(conn.driver.connection)
+
+    def _told(self, new: Sequence[NewJob], done: list[Job], conn: Connection | None = None) -> list[Job]:
+        _debug(done)
+        if self._events.wants("enqueued"):
+            self._events.enqueued(new, done, conn)
+        return done
+
+    def _alone(self, write: Callable[[str | None], list[Job]]) -> list[Job]:
+        """Write jobs in a transaction of sqlq's own."""
+        schema = self._own_schema()
+        try:
+            return write(schema)
+        except DBAPIError as error:
+            _say_why(error, self._database.dialect, self._database.engine.url)
+            raise
+
+    def _enqueue_alone(self, new: Sequence[NewJob], schema: str | None) -> list[Job]:
+        is_one = len(new) == 1 and new[0].unique_key is None and new[0].limit_key is None
+        if is_one and self._database.takes_single_statements:
+            return [self._enqueue_one(new[0], schema)]
+        return self._insert_alone(lambda conn, schema: inserting.insert(conn, new, schema), schema)
+
+    def _insert_alone(self, insert: Insert, schema: str | None) -> list[Job]:
+        done = self._database.run(lambda conn: insert(conn, schema))
+        self._hints.send()
+        return done
+
+    def _enqueue_one(self, new: NewJob, schema: str | None) -> Job:
+        database = self._database
+        statement, parameters = inserting.insert_statement(new, database.engine.dialect, schema)
+        if self._hints.takes_along():  # guard: hint-goes-along
+            try:
+                (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
+                return inserting.inserted(new, row)
+            except DBAPIError as error:
+                if not database.dialect.has_no_room(error):  # guard: job-without-its-hint
+                    raise  # else the hint was refused, and with it the job, which does not depend on it
+        (row,) = database.run_statement(statement, parameters)
+        self._hints.send()
+        return inserting.inserted(new, row)
+
+    async def aenqueue(self, new: Sequence[NewJob], session: AnyAsyncSession | None = None) -> list[Job]:
+        """The same for an asynchronous session; without one, the synchronous way in a thread."""
+        if session is None:
+            return await asyncio.to_thread(self.enqueue, new)
+        return await asynchronous(session).run_sync(partial(self.enqueue, new))
+
+    async def aenqueue_flow(self, plan: Plan, session: AnyAsyncSession | None = None) -> EnqueuedFlow:
+        """The same for an asynchronous session; without one, the synchronous way in a thread."""
+        if session is None:
+            return await asyncio.to_thread(self.enqueue_flow, plan)
+        return await asynchronous(session).run_sync(partial(self.enqueue_flow, plan))
+
+    def statement(self, job: NewJob, style: str | None) -> tuple[str, Any]:
+        """Return the statement that inserts a job, and its parameters; see `App.statement`."""
+        check_new([job])
+        if job.limit_key is not None:
+            raise EnqueueError(
+                f"the limit {job.limit_key!r} of a job of {job.task} takes a second statement, which looks "
+                "for its turn: enqueue it with app.enqueue(job, session=…), which takes connections of "
+                "psycopg, asyncpg, sqlite3 and aiosqlite, too"
+            )
+        kind = self._database.engine.dialect.name
+        if job.unique_until == "pruned":
+            raise EnqueueError(
+                f'unique_until="pruned" of a job of {job.task} takes a second statement, which looks for one '
+                "that has ended: enqueue it with app.enqueue(job, session=…), which takes connections of "
+                "psycopg, asyncpg, sqlite3 and aiosqlite, too"
+            )
+        if style is None:
+            style = "qmark" if kind == "sqlite" else "pyformat"
+        if style not in PARAMETER_STYLES:
+            raise EnqueueError(
+                f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
+                "paramstyle says"
+            )
+        if (seal := self._database.seal) is not None:
+            job = job.sealed_by(seal)
+        return inserting.foreign_statement(job, kind, style, self._database.requested_schema)
+
+    def close(self) -> None:
+        """Send what hints are still to be sent."""
+        self._hints.close()
+
+    def _own_schema(self) -> str | None:
+        engine = self._database.engine
+        if engine not in self._ready:
+            with self._database.read() as conn:
+                self._schema_of(conn)
+        return self._ready[engine]
+
+    def _schema_of(self, conn: Connection) -> str | None:
+        """Return the schema for jobs on this connection, after asking, once per engine, whether the tables
+        are there."""
+        try:
+            return self._ready[conn.engine]
+        except KeyError:
+            pass
+        ours = conn.engine is self._database.engine or self._is_ours(conn)
+        self._refuse_outside_a_test(conn, ours)
+        self._database.require_version_of(conn)
+        schema = self._database.schema_for(conn)
+        version.require(conn, schema)
+        if not ours:
+            warnings.warn(
+                f"jobs are being enqueued into {masked(conn.engine.url)}, but this App's workers look into "
+                f"{masked(self._database.engine.url)}: they will not see them",
+                RuntimeWarning,
+                stacklevel=_callers_level(),
+            )
+        self._ready[conn.engine] = schema
+        return schema
+
+    def _refuse_outside_a_test(self, conn: Connection, ours: bool) -> None:
+        if ours or not self._is_in_a_test or in_memory(conn.engine.url):
+            return
+        # guard: test-jobs-stay-in-the-test
+        raise EnqueueError(
+            f"a test database is open, {masked(self._database.engine.url)}, but this session is connected to "
+            f"{masked(conn.engine.url)}: give the code under test an engine on app.database.engine.url, or "
+            "open that other database with sqlq.testing.on_database"
+        )
+
+    @property
+    def _is_in_a_test(self) -> bool:
+        return self._database.address is not None and self._database.address.is_test
+
+    def _is_ours(self, conn: Connection) -> bool:
+        """Whether a caller's connection leads to the App's own database, by whatever name, host or proxy; in
+        doubt it does.
+
+        The own database is not connected to for that, since it may not answer; a test's is.
+        """
+        own, theirs = self._database.engine.url, conn.engine.url
+        if own.get_backend_name() != theirs.get_backend_name():
+            return False
+        if own.get_backend_name() == "sqlite":
+            if in_memory(own) and in_memory(theirs):
+                return True
+            return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
+        if (own.host, own.port, own.database) == (theirs.host, theirs.port, theirs.database):
+            return True
+        if not self._is_in_a_test:
+            return not own.database or own.database in (theirs.database, conn.scalar(_DATABASE))
+        try:
+            with self._database.read() as mine:
+                return tuple(mine.execute(_SERVER).one()) == tuple(conn.execute(_SERVER).one())
+        except (DBAPIError, SqlqError):
+            return True
+
+
+def _callers_level() -> int:
+    """Return the `stacklevel` at which a warning of the function that asks names the caller of sqlq."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what warnings themselves go by
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sqlq."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+_DATABASE = text(in_catalog("SELECT current_database()"))
+_SERVER = text(in_catalog("SELECT current_database(), pg_postmaster_start_time()"))
+
+
+def _debug(done: list[Job]) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    for job in done:
+        event = "enqueued" if job.created else "not_unique"
+        log.debug(
+            "job %d: %s in queue %s, %s",
+            *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
+            extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": event},
+        )
+
+
+def listed(jobs: Iterable[NewJob]) -> list[NewJob]:
+    """Return the jobs of a batch. Raises `EnqueueError` for what is no batch."""
+    if not isinstance(jobs, Iterable):
+        raise EnqueueError(
+            f"enqueue_many takes a list of what task.new(…) returns, not a {kind_of(jobs)}: write "
+            "app.enqueue_many([task.new(…), …])"
+        )
+    return list(jobs)
+
+
+def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[Any]]:
+    """Return jobs that are due one after the other, evenly over a time, each so much later than it says
+    itself. Raises `EnqueueError` for what is no duration."""
+    if spread is None:
+        return new
+    span_ms = milliseconds(spread, "spread", EnqueueError)
+    check_new(new)
+    done = []
+    for i, job in enumerate(new):
+        later_ms = span_ms * i // len(new)
+        if job.available_at is None:
+            done.append(replace(job, delay_ms=min(job.delay_ms + later_ms, LONGEST_MS)))
+        else:
+            done.append(replace(job, available_at=job.available_at + timedelta(milliseconds=later_ms)))
+    return done
+
+
+def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
+    """Raise `EnqueueError` where there is more to say of a refused write than the database does; to one that
+    lacks a right, add how to get it."""
+    why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
+    if why is not None:
+        raise EnqueueError(why) from error
+    if (mend := health.missing_grant(error, url, "producer")) is not None:
+        error.add_note(mend)
+
+
+def check_new(new: Sequence[NewJob]) -> None:
+    """Raise `EnqueueError` for what is no job that can be enqueued."""
+    for job in new:
+        if not isinstance(job, NewJob):
+            hint = "calling a task runs it here and now; " if job is None or asyncio.iscoroutine(job) else ""
+            if asyncio.iscoroutine(job):
+                job.close()
+            raise EnqueueError(
+                f"enqueue takes what task.new(…) returns, not a {kind_of(job)}: {hint}write "
+                "app.enqueue(task.new(…))"
+            )
+        if job.limit_key is not None and job.rule is None:
+            raise EnqueueError(
+                f"limit is {job.limit_key!r}: no limit of that name is declared; write "
+                f"app.limit({job.limit_key!r}, running=5)"
+            )
+    refuse_results(new)

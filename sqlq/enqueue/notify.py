@@ -1,0 +1,213 @@
+"""Telling idle workers that there may be work: a hint, never a promise.
+
+Polling alone is enough for everything but latency, so a hint may be lost, late or early. What it may not do
+is cost the producers: a NOTIFY in the caller's transaction makes commits wait for each other and forbids
+two-phase commit. So the hint is sent by a thread of its own, on a connection of its own, when a transaction
+that enqueued is committing, and one hint stands for all commits of the last few milliseconds. It may overtake
+a COMMIT that takes long; a worker that finds nothing after a hint looks again soon.
+
+Of a transaction on a driver's own connection nobody tells when it commits. The same thread looks at the
+connection, without a word to the server, until the transaction is over, or for so long that an idle worker
+has looked for itself.
+
+Only a job that is enqueued in a transaction of sqlq's own, and comes after a while without hints, takes its
+hint along: then there are no others whose commits would wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from sqlq.database.database import Database
+from sqlq.database.postgresql.dialect import is_in_transaction
+from sqlq.store.workers import notify
+
+log = logging.getLogger("sqlq")
+
+DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
+"""How long at least lies between two hints, and how long in a stream: workers that find jobs look again by
+themselves."""
+STREAM_JOBS, STREAM_PER_SECOND = 5, 250
+"""A stream begins with so many jobs between two hints, and ends when there are fewer in a second."""
+QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
+"""After so long without a job enqueued alone, the next takes its hint along."""
+COMMIT_SECONDS, FIRST_LOOK_SECONDS = 0.01, 0.000_1
+"""How long the hint waits for the COMMIT it speaks of, and after how long it first looks. A worker that was
+told too early looks again."""
+WATCH_SECONDS, FIRST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 1.0, 0.001, 0.02
+"""For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
+After that the workers' own looks have to do, which are as far apart."""
+MOST_WATCHED = 100
+LAST_WORDS_SECONDS = 0.5
+"""How long a process that ends waits for its last hint to leave."""
+CLOSE_SECONDS = 5.0
+
+
+class Hints:
+    """Sends hints to the workers of a database; does nothing where workers see commits by themselves
+    (SQLite)."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database.for_loops
+        self._silent = database.engine.dialect.name != "postgresql"
+        self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._start_anew()
+        if not self._silent:
+            atexit.register(_finish, weakref.ref(self))
+
+    def _start_anew(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._wanted = 0
+        """For how many transactions a hint is still to be sent."""
+        self._resting = False
+        """Whether the thread waits a moment, and will see by itself that a hint is wanted."""
+        self._committing: list[Any] = []
+        """The connections whose COMMIT is under way."""
+        self._watched: dict[int, tuple[Any, float]] = {}
+        """The connections of drivers on which a job waits for the commit, and until when to look at them."""
+        self._pause = FIRST_WATCH_SECONDS
+        self._closing = False
+        self._last_at = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether workers do not see commits by themselves."""
+        return not self._silent
+
+    def on_commit_of(self, conn: Connection) -> None:
+        """Send a hint when the caller's transaction commits; nothing is sent when it never does."""
+        if self._silent:
+            return
+        self._enqueued.add(conn)
+        if conn.engine not in self._listening:
+            with self._lock():
+                # guard: hint-connects-early
+                self._begin()  # so that it has a connection by the time of the commit
+            self._listening.add(conn.engine)
+            event.listen(conn.engine, "commit", self._commits)
+            event.listen(conn.engine, "commit_twophase", self._commits)
+
+    def _commits(self, conn: Connection, *args: Any) -> None:
+        if conn in self._enqueued:
+            self._enqueued.discard(conn)
+            self._committing.append(conn.connection.driver_connection)
+            self.send()
+
+    def at_the_end_of(self, driver: Any) -> None:
+        """Send a hint when the transaction that is open on a driver's connection is over, whether it was
+        committed or not."""
+        if self._silent:
+            return
+        with self._lock():
+            known = bool(self._watched)
+            if len(self._watched) < MOST_WATCHED:
+                self._watched[id(driver)] = (driver, time.monotonic() + WATCH_SECONDS)
+                self._pause = FIRST_WATCH_SECONDS
+            self._begin()
+            if not known:  # else it looks by itself, soon
+                self._changed.notify_all()
+
+    def takes_along(self) -> bool:
+        """Whether the transaction about to begin should send the hint itself, since there was none for a
+        while."""
+        moment = time.monotonic()
+        quiet = not self._silent and moment - self._last_at > QUIET_SECONDS
+        self._last_at = moment
+        return quiet
+
+    def send(self) -> None:
+        """Send a hint soon, from the notifier's thread; returns at once."""
+        if self._silent:
+            return
+        with self._lock():
+            known = self._wanted or self._resting
+            self._wanted += 1
+            self._begin()
+            # to wake the thread for each of many commits would cost the producers more than their hints
+            if not known:
+                self._changed.notify_all()
+
+    def _lock(self) -> threading.Condition:
+        if self._pid != os.getpid():  # a forked child inherits the object, but no thread
+            self._start_anew()
+        return self._changed
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="sqlq-hints", daemon=True)
+            try:
+                thread.start()  # guard: hints-begin-again
+            except RuntimeError:  # no thread is to be had now: workers look for themselves
+                self._committing.clear()
+            else:
+                self._thread = thread
+
+    def _run(self) -> None:
+        rest = DEBOUNCE_SECONDS
+        with suppress(Exception), self._database.read():
+            pass  # but connect, which takes ten times as long as a hint
+        while True:
+            with self._changed:
+                while not self._wanted and not self._closing:
+                    self._changed.wait(self._pause if self._watched else None)
+                    self._look()
+                if not self._wanted:
+                    self._thread = None
+                    return
+                self._wanted = 0
+                committing, self._committing = self._committing, []
+            until, pause = time.monotonic() + COMMIT_SECONDS, FIRST_LOOK_SECONDS
+            # guard: hint-waits-for-commit
+            while any(map(is_in_transaction, committing)) and time.monotonic() < until:
+                time.sleep(pause)
+                pause *= 1.1
+            try:
+                notify.notify(self._database)
+            except Exception as error:
+                log.debug("a hint to idle workers was not sent: %s", error)
+            with self._changed:
+                self._resting = True
+                self._changed.wait_for(lambda: self._closing, rest)
+                self._resting = False
+                streams = self._wanted >= max(STREAM_JOBS, rest * STREAM_PER_SECOND)
+                rest = STREAM_DEBOUNCE_SECONDS if streams else DEBOUNCE_SECONDS
+
+    def _look(self) -> None:
+        """Want a hint for each watched connection whose transaction is over."""
+        moment = time.monotonic()
+        for key, (driver, until) in list(self._watched.items()):
+            over = not is_in_transaction(driver)
+            if over or moment > until:
+                del self._watched[key]
+                self._wanted += over
+        self._pause = min(self._pause * 1.5, LONGEST_WATCH_SECONDS)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Let the last hint leave and end the thread, waiting at most so long; a hint after this starts
+        another one."""
+        if self._silent or self._pid != os.getpid():
+            return
+        with self._changed:
+            thread, self._closing = self._thread, True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(seconds)
+        self._closing = False
+
+
+def _finish(reference: weakref.ref[Hints]) -> None:
+    hints = reference()
+    if hints is not None:
+        hints.close(LAST_WORDS_SECONDS)

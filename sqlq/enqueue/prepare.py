@@ -1,0 +1,193 @@
+"""What an App adds to its jobs when they are enqueued: headers, and the context variables that it carries.
+
+Of a header that several say, the job's own counts (`.set(headers=…)`), then what the functions registered by
+`App.stamp` say, the last of them first, then the task's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from sqlq.enqueue.enqueue import check_new
+from sqlq.errors import ConfigurationError
+from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
+from sqlq.model.job import NewJob
+from sqlq.model.limit import DeclaredLimits
+from sqlq.model.middleware import Scope, is_plain, name_of, takes
+from sqlq.model.task import Registry, Task
+from sqlq.payload import headers
+
+Stamp: TypeAlias = Callable[[NewJob], Mapping[str, Any] | None]
+
+
+class Stamps:
+    """What stamps the jobs of one App."""
+
+    def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
+        """Raises `ConfigurationError` for what cannot be carried."""
+        self._functions: list[Stamp] = []
+        self._carry = {var.name: var for var in _checked_carry(carry)}
+
+    def __bool__(self) -> bool:
+        return bool(self._functions or self._carry)
+
+    def add(self, function: Any) -> None:
+        """Have a function stamp each job. Raises `ConfigurationError` for what cannot."""
+        _check_stamps(function)
+        if function in self._functions:
+            raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
+        self._functions.append(function)
+
+    def of_replays(self) -> dict[str, str]:
+        """Return what stamps say of the caller of a replay, those that do (`of_replays`): which goes into the
+        copies' own place among the headers, since all others stay as they were."""
+        said: dict[str, str] = {}
+        for function in self._functions:
+            if (of_replays := getattr(function, "of_replays", None)) is not None:
+                said |= of_replays()
+        return said
+
+    def carried(self) -> dict[str, Any]:
+        """Return the values of the context variables that are carried and set here. Raises `EnqueueError` for
+        one that is not JSON."""
+        if not self._carry:
+            return {}
+        context = copy_context()
+        values = {name: context[var] for name, var in self._carry.items() if var in context}
+        for name, value in values.items():
+            headers.check(value, f"the context variable {name!r}, which the App carries,")
+        return values
+
+    def stamped(self, job: NewJob, first: Mapping[str, Any], carried: Mapping[str, Any]) -> NewJob:
+        """Return a job with all its headers, `first` being its task's. Raises `EnqueueError` for what cannot
+        be one."""
+        found = dict(first)
+        for function in self._functions:
+            said = function(job)
+            if said is not None:
+                found |= headers.checked(said, f"what the stamp {name_of(function)} returned")
+        found |= job.headers  # guard: what-a-job-says-wins
+        if carried:
+            found[headers.CARRY] = carried
+        text = headers.encode(found, f"the headers of this job of {job.task}")
+        return job if text == job.headers_text else replace(job, headers_text=text)
+
+    def scope(self) -> Scope | None:
+        """Return what surrounds the attempts of jobs with carried values; None where none are carried."""
+        if not self._carry:
+            return None
+        return Scope("sqlq.carry", self._carrying, self._carrying, is_async=False)
+
+    @contextmanager
+    def _carrying(self, running: Any) -> Iterator[None]:
+        """Set the context variables as they were where the job was enqueued."""
+        tokens = [
+            (self._carry[name], self._carry[name].set(value))
+            for name, value in running.carried.items()
+            if name in self._carry
+        ]
+        try:
+            yield
+        finally:
+            for var, token in reversed(tokens):
+                var.reset(token)  # guard: carried-values-are-the-jobs
+
+
+def _checked_carry(carry: Any) -> Sequence[ContextVar[Any]]:
+    if isinstance(carry, str) or not isinstance(carry, Sequence):
+        raise ConfigurationError(
+            f"carry is {carry!r}: it is a list of context variables, as in carry=[tenant]"
+        )
+    names = set()
+    for var in carry:
+        if not isinstance(var, ContextVar):
+            raise ConfigurationError(
+                f"carry holds {var!r}: it lists context variables, made by contextvars.ContextVar"
+            )
+        if var.name in names:
+            raise ConfigurationError(
+                f"carry holds two context variables named {var.name!r}: name one of them otherwise"
+            )
+        names.add(var.name)
+    return carry
+
+
+def _check_stamps(function: Any) -> None:
+    name = name_of(function)
+    if not callable(function):
+        raise ConfigurationError(
+            f"stamp is {name}, which is no function: it takes a job, and returns headers"
+        )
+    if not is_plain(function):
+        raise ConfigurationError(
+            f"stamp is {name}, which cannot be called here and now: make it a def that returns headers"
+        )
+    if not takes(function, object()):
+        raise ConfigurationError(f"stamp is {name}: it takes one argument, the job")
+
+
+class Additions:
+    """What one App adds to jobs, by what was declared to it up to now."""
+
+    def __init__(self, tasks: Registry, limits: DeclaredLimits, stamps: Stamps) -> None:
+        self._tasks = tasks
+        self._limits = limits
+        self._stamps = stamps
+
+    def to(self, new: list[NewJob[Any]]) -> list[NewJob[Any]]:
+        """Return jobs with what is added to them."""
+        if self._limits:
+            new = [self._limited(job) for job in new]
+        if not (self._stamps or self._tasks.adds_to_jobs):
+            return new
+        check_new(new)
+        carried = self._stamps.carried()
+        done = []
+        for job in new:
+            task = self._tasks.get(job.task)
+            if task is not None and job.queue != task.queue and task.elsewhere:
+                task = task.for_queue(job.queue)
+                job = replace(job, **_as_in_queue(job, task))
+            done.append(self._stamps.stamped(job, {} if task is None else task.headers, carried))
+        return done
+
+    def _limited(self, job: NewJob[Any]) -> NewJob[Any]:
+        """Return a job with what its limit says, where it names one."""
+        key: str | None = getattr(job, "limit_key", None)
+        if key is None:
+            return job
+        rule = self._limits.rule_of(key, job.rule)
+        return job if rule is job.rule else replace(job, rule=rule)
+
+    def to_flow(self, job: AnyFlow) -> Plan:
+        """Return a flow as it is written, with what is added to its jobs."""
+        plan = Flow.of(job).plan()
+        return plan._replace(jobs=[without_expiry(job) for job in self.to(plan.jobs)])
+
+    def template(self, job: NewJob[Any]) -> NewJob[Any]:
+        """Return the job of a schedule with what its task and queue say of jobs. No stamps: what they say
+        belongs to the moment of an enqueue, and would make another schedule of it at each deploy."""
+        job = self._limited(job)  # guard: a-schedule-knows-its-limit
+        task = self._tasks.get(job.task)
+        if task is None:
+            return job
+        if job.queue != task.queue and task.elsewhere:
+            task = task.for_queue(job.queue)
+            job = replace(job, **_as_in_queue(job, task))
+        return Stamps().stamped(job, task.headers, {}) if task.headers else job
+
+
+def _as_in_queue(job: NewJob[Any], task: Task[..., Any]) -> dict[str, Any]:
+    """Return what a task says of its jobs in a queue other than its own, but for what the job says itself."""
+    found = {
+        "max_attempts": task.max_attempts,
+        "priority": task.priority,
+        "timeout_ms": task.timeout_ms,
+        "retention_ms": task.retention_ms,
+        "expires_ms": task.expires_ms,
+    }
+    return {name: value for name, value in found.items() if name not in job.given}

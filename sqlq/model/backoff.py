@@ -1,0 +1,141 @@
+"""Backoff: how long a job waits after a failed attempt before the next one.
+
+sqlq's own backoffs are data as well as callables, so that a job's row can name one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+from sqlq.config.durations import LONGEST_MS, Duration, milliseconds, readable
+from sqlq.errors import ConfigurationError
+
+Backoff: TypeAlias = Callable[[int], Duration]
+"""Given the number of attempts made (1 after the first), says how long to wait before the next."""
+
+BackoffOption: TypeAlias = Backoff | Duration | Sequence[Duration]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The wait after each attempt: of a list one for each attempt, else grown from the first."""
+
+    shape: Literal["exponential", "linear", "fibonacci", "list"]
+    waits_ms: tuple[int, ...]
+    cap_ms: int = LONGEST_MS
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ConfigurationError(f"jitter is {self.jitter!r}: it is a share of the wait, from 0 to 1")
+
+    def __call__(self, attempts: int) -> Duration:
+        ms = self._plain_ms(max(attempts, 1)) * random.uniform(1 - self.jitter, 1 + self.jitter)
+        return timedelta(milliseconds=round(min(ms, LONGEST_MS)))
+
+    def _plain_ms(self, attempts: int) -> int:
+        first = self.waits_ms[0]
+        match self.shape:
+            case "list":
+                return self.waits_ms[min(attempts, len(self.waits_ms)) - 1]
+            case "linear":
+                return min(self.cap_ms, first * attempts)
+            case "exponential":
+                # the power is bounded before it is used: the millionth power of two has 300,000 digits
+                return min(self.cap_ms, first << min(attempts - 1, 62))
+            case "fibonacci":
+                a, b = 1, 1
+                for _ in range(min(attempts, 90) - 1):
+                    a, b = b, a + b
+                return min(self.cap_ms, first * a)
+
+    def __str__(self) -> str:
+        waits = ", ".join(readable(ms) for ms in self.waits_ms)
+        varied = f", varied by {self.jitter:.0%}" if self.jitter else ""
+        if self.shape == "list":
+            return f"{waits}{varied}"
+        return f"{self.shape} from {waits} up to {readable(self.cap_ms)}{varied}"
+
+    def stored(self) -> str:
+        """Return the curve as a job's row has it."""
+        return json.dumps(asdict(self))
+
+
+def exponential(first: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
+    """Wait `first`, then twice as long each time, at most `cap`; each wait varied by ± `jitter` of itself.
+
+    The default of every task. Jitter keeps jobs that failed together from returning together.
+    """
+    return Curve("exponential", (milliseconds(first, "first"),), milliseconds(cap, "cap"), jitter)
+
+
+def fixed(delay: Duration, jitter: float = 0.0) -> Backoff:
+    """Wait `delay` every time."""
+    return Curve("list", (milliseconds(delay, "delay"),), jitter=jitter)
+
+
+def linear(step: Duration, cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
+    """Wait `step` after the first attempt, twice `step` after the second, and so on, at most `cap`."""
+    return Curve("linear", (milliseconds(step, "step"),), milliseconds(cap, "cap"), jitter)
+
+
+def fibonacci(step: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
+    """Wait 1, 1, 2, 3, 5, 8 … times `step`, at most `cap`."""
+    return Curve("fibonacci", (milliseconds(step, "step"),), milliseconds(cap, "cap"), jitter)
+
+
+def backoff_from(option: BackoffOption | None, error: type[Exception] = ConfigurationError) -> Backoff:
+    """Return the backoff an option stands for: None the default, a duration a fixed wait, a list one wait per
+    attempt (the last one repeats), a callable itself. Raises `error` for anything else."""
+    if option is None:
+        return exponential()
+    if callable(option):
+        return option
+    if isinstance(option, str) or not isinstance(option, Sequence):
+        return Curve("list", (milliseconds(option, "backoff", error),))
+    waits = tuple(milliseconds(d, f"backoff[{i}]", error) for i, d in enumerate(option))
+    if not waits:
+        raise error('backoff is an empty list: give at least one wait, as in ["10s", "5m"]')
+    return Curve("list", waits)
+
+
+def stored(option: Any, error: type[Exception]) -> str:
+    """Return a backoff as a job's row has it. Raises `error` for a function of the user's own: only code
+    can hold it."""
+    backoff = backoff_from(option, error)
+    if not isinstance(backoff, Curve):
+        raise error(
+            f"backoff is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
+            "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes "
+            "functions"
+        )
+    return backoff.stored()
+
+
+def read(text: str) -> Backoff:
+    """Return the backoff in a job's row: one of sqlq's own, or a duration or list of them in JSON, as SQL may
+    have inserted. Raises `ConfigurationError` for anything else."""
+    try:
+        said = json.loads(text)
+        if not isinstance(said, dict):
+            if not isinstance(said, str | list):
+                raise TypeError
+            return backoff_from(said)
+        known = Curve(
+            said["shape"], tuple(map(int, said["waits_ms"])), int(said["cap_ms"]), float(said["jitter"])
+        )
+        if min(*known.waits_ms, known.cap_ms) < 0 or known.shape not in _SHAPES:
+            raise ValueError
+        return known
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        raise ConfigurationError(
+            f'the backoff {text[:100]!r} in its row cannot be read: it is JSON such as "10s" or ["10s", "5m"]'
+        ) from None
+
+
+_SHAPES = ("exponential", "linear", "fibonacci", "list")

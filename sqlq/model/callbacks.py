@@ -1,0 +1,175 @@
+"""What follows the end of a job: the job that is enqueued in the transaction that ends it.
+
+The row of a job names its follow-ups itself, as JSON in `on_success` and `on_failure`. Whoever ends the job
+need know neither its task nor the code: a supervisor, or another worker that finds its owner gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from typing import NamedTuple, Protocol
+
+from sqlq.config.constants import DEFAULT_QUEUE
+from sqlq.errors import ArgumentsError
+from sqlq.model.checks import checked_name, checked_priority, checked_queue
+from sqlq.model.history import Course
+from sqlq.model.job import ClaimedJob, NewJob
+from sqlq.model.job_result import Ended
+from sqlq.model.outcome import Completed, Failed, Outcome, Settlement
+from sqlq.payload.encryption import Seal
+from sqlq.payload.headers import decode
+
+log = logging.getLogger("sqlq.worker")
+
+
+class Ending(Protocol):
+    """A job that ends, as a worker holds it or as a rescue finds it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def headers(self) -> str | None: ...
+    @property
+    def on_success(self) -> str | None: ...
+    @property
+    def on_failure(self) -> str | None: ...
+
+
+class Follower(NamedTuple):
+    """A task that follows the end of a job, as the job's row names it.
+
+    Other options of the task count as for any job that SQL inserts: when a worker that knows the task claims
+    the follow-up.
+    """
+
+    task: str
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+
+    def as_text(self) -> str:
+        """Return the JSON for the row; what is a default is left out."""
+        named = {name: value for name, value in self._asdict().items() if value != _DEFAULTS.get(name)}
+        return json.dumps(named, ensure_ascii=False)
+
+    @classmethod
+    def from_text(cls, text: str, column: str) -> Follower | None:
+        """Return the task that a row names in a column, None where the row says that nothing follows.
+
+        Keys that are not known here are another release's, and left alone. Raises `ArgumentsError` for what
+        names no task, in a queue, with a priority.
+        """
+        try:
+            named = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentsError(f"{column} is not JSON: {error}") from None
+        if named is None:
+            return None
+        if not isinstance(named, dict):
+            raise ArgumentsError(
+                f'{column} is not an object that names a task, as in {{"task": "shop.alarm", "queue": "ops"}}'
+            )
+        return cls(
+            checked_name(named.get("task", ""), f"the task in {column}", ArgumentsError),
+            checked_queue(named.get("queue", DEFAULT_QUEUE), ArgumentsError, f"the queue in {column}"),
+            checked_priority(named.get("priority", 0), ArgumentsError),
+        )
+
+
+_DEFAULTS = Follower._field_defaults
+
+
+def follow_up(job: Ending, outcome: Outcome, seal: Seal | None = None) -> NewJob | None:
+    """Return the job that follows one that ends with this outcome, sealed where there is a seal; None where
+    none does, as after an attempt that did not end its job, after a cancel, and after a bad seal. It has the
+    headers of the job it follows."""
+    about = {"job_id": job.id, "task": job.task}
+    try:
+        return _following(job, outcome, seal)
+    except ArgumentsError as error:
+        # guard: nobody-pays-for-a-bad-follow-up
+        log.error("job %d: no job follows it: %s", job.id, error, extra=about)
+    except Exception:
+        # guard: a-follow-up-that-cannot-be-made-stops-no-other
+        log.exception("job %d: no job follows it, for what follows cannot be made", job.id, extra=about)
+    return None
+
+
+def _following(job: Ending, outcome: Outcome, seal: Seal | None) -> NewJob | None:
+    # SQLite lets in bytes, which JSON could not say
+    names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
+    label = None if job.label is None else str(job.label)
+    match outcome:
+        case Completed():
+            text, column = job.on_success, "on_success"
+            ended = Ended(job.id, *names, "completed", job.attempts, label=label)
+        case Failed("bad_signature"):  # guard: nothing-follows-a-bad-seal
+            return None
+        case Failed(reason, error):
+            text, column = job.on_failure, "on_failure"
+            said = error.exception, error.message
+            ended = Ended(job.id, *names, "failed", job.attempts, reason, *said, label)
+        case _:
+            return None
+    if text is None or (follower := Follower.from_text(text, column)) is None:
+        return None
+    payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
+    new: NewJob = NewJob(
+        task=follower.task,
+        payload=payload,
+        queue=follower.queue,
+        max_attempts=None,
+        priority=follower.priority,
+        headers_text=_passed_on(job.headers),
+    )
+    return new if seal is None else new.sealed_by(seal)  # guard: follow-ups-are-sealed
+
+
+def _passed_on(headers: str | None) -> str | None:
+    """Return the headers that a follow-up has from the job it follows: so a correlation id goes on. Those
+    that no handler could be given are left out, since the follow-up would fail of them."""
+    if headers is None:
+        return None
+    try:
+        decode(headers)
+    except ArgumentsError:
+        return None  # guard: bad-headers-are-not-passed-on
+    return headers
+
+
+def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
+    """Return a job as its row has it, unopened, without what would follow it where its seal is bad: what
+    anybody wrote would be told to that, under a good seal."""
+    if job.on_failure is None or seal is None or seal.opens(job.task, job.queue, job.payload):
+        return job
+    return job._replace(on_failure=None)  # guard: the-unstarted-are-trusted-by-their-seals
+
+
+def settlement(
+    job: ClaimedJob, outcome: Outcome, course: Course | None = None, *, seal: Seal | None = None
+) -> Settlement:
+    """Return what there is to write of an attempt that ended with this outcome, with what follows its job if
+    that ends with it; its result, and what follows, sealed where there is a seal."""
+    if seal is not None and type(outcome) is Completed:
+        outcome = outcome.sealed_by(seal, job.task, job.queue)  # guard: results-are-sealed
+    key = job.limit_key
+    if job.on_success is None and job.on_failure is None:
+        return Settlement(job.id, job.lease_token, job.attempts, outcome, None, key, course)
+    follows = follow_up(job, outcome, seal)
+    return Settlement(job.id, job.lease_token, job.attempts, outcome, follows, key, course)
+
+
+def check_follow_ups(job: Ending) -> None:
+    """Raise `ArgumentsError` where the row of a job does not say what is to follow its end."""
+    for text, column in ((job.on_success, "on_success"), (job.on_failure, "on_failure")):
+        if text is not None:
+            Follower.from_text(text, column)

@@ -1,0 +1,139 @@
+"""A job: as it is asked for, as it is stored, and as a worker holds it.
+
+    enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
+       │                ▲     ▲                   │
+       └──► blocked ────┘     └── retry, snooze, release
+
+The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
+itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+from sqlq.config.constants import LONGEST_NAME, PRIORITIES
+from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
+from sqlq.errors import EnqueueError
+
+UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
+OnConflict: TypeAlias = Literal["keep", "replace", "postpone"]
+NO_TIMEOUT_MS = 0
+"""In a job's row: it has no timeout, whatever its task says."""
+NOT_IN_TIME = "expired: it was not started in time"
+"""Why a job was cancelled that had a time to be started in."""
+FOR_EVER_MS = LONGEST_MS
+"""A retention without end: a century."""
+
+
+class Rule(NamedTuple):
+    """What a limit says of a key, as its row has it: at most so many running, so many starts in a period, or
+    one job after the other in the order of their ids, which with `holds` ends at one that has failed."""
+
+    max_running: int | None = None
+    rate: int | None = None
+    period_ms: int | None = None
+    in_order: bool = False
+    holds: bool = False
+
+
+def checked_name(value: str, what: str, error: type[Exception] = EnqueueError) -> str:
+    """Return the name of a queue or task, or a unique key, if every database can store and compare it."""
+    if not isinstance(value, str) or not value.strip():
+        raise error(f"{what} is {value!r}: it must be text that is not blank")
+    if len(value) > LONGEST_NAME:
+        raise error(
+            f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible; for a long key "
+            "enqueue a hash of it"
+        )
+    if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        raise error(f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store")
+    return str.__str__(value)  # of an enum's member its text, not its name
+
+
+def checked_word(value: Any, what: str, choice: Any, error: type[Exception] = EnqueueError) -> Any:
+    """Return one of the words of a `Literal`."""
+    if value not in get_args(choice):
+        *others, last = (f'"{word}"' for word in get_args(choice))
+        raise error(f"{what} is {value!r}: it is {', '.join(others)} or {last}")
+    return value
+
+
+def checked_queue(value: str, error: type[Exception] = EnqueueError, what: str = "queue") -> str:
+    """Return the name of a queue that may be given to jobs."""
+    name = checked_name(value, what, error)
+    if "," in name:  # guard: no-comma-in-a-queue
+        raise error(
+            f"{what} is {name!r}: a comma separates queues, as in sqlq work -q high,low; leave it out"
+        )
+    if name != name.strip() or not name.isprintable():
+        raise error(f"{what} is {name!r}: leave out blanks at its ends, line breaks and control characters")
+    return name
+
+
+def checked_priority(value: int, error: type[Exception] = EnqueueError) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in PRIORITIES:
+        raise error(
+            f"priority is {value!r}: it must be a whole number from {PRIORITIES.start} to "
+            f"{PRIORITIES.stop - 1}; larger runs first"
+        )
+    return int(value)
+
+
+def checked_max_attempts(value: int, error: type[Exception] = EnqueueError) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
+        raise error(f"max_attempts is {value!r}: it must be a whole number from 1 to 1,000,000")
+    return int(value)
+
+
+def checked_follow_up(task: Any, option: str, error: type[Exception] = EnqueueError) -> str:
+    """Return what a job's row says of the task that follows its end; `null` for None, after which none
+    does."""
+    if task is None:
+        return "null"
+    if not hasattr(type(task), "as_follow_up"):
+        raise error(
+            f"{option} is {task!r}: it is a task, as in {option}=alarm, whose handler takes how the job ended"
+        )
+    text: str = task.as_follow_up(option, error)
+    return text
+
+
+def checked_expires(value: Duration, error: type[Exception] = EnqueueError) -> int:
+    ms = milliseconds(value, "expires", error)
+    if ms == 0:
+        raise error("expires is zero: no job could be started in it; leave it out for no limit")
+    return ms
+
+
+class Limits(Protocol):
+    """What jobs wait for their turn at: a `sqlq.Limit` or `sqlq.Serial`."""
+
+    def on_one_job(self) -> tuple[str, Rule]: ...
+
+
+def checked_limit(limit: Any) -> tuple[str | None, Rule | None]:
+    """Return key and rule of the limit of a single job."""
+    if limit is None:
+        return None, None
+    if isinstance(limit, str):
+        return checked_name(limit, "limit"), None
+    if not hasattr(type(limit), "on_one_job"):
+        raise EnqueueError(
+            f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
+            "one that app.limit has declared"
+        )
+    found: tuple[str, Rule] = limit.on_one_job()
+    return found
+
+
+def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> int:
+    ms = milliseconds(value, "timeout", error)
+    if ms == 0:
+        raise error("timeout is zero: no job could finish in it; leave it out for no limit")
+    return ms
+
+
+def checked_retention(value: Duration | None, error: type[Exception] = EnqueueError) -> int:
+    """Return how long a job is kept after its end; None stands for ever."""
+    return FOR_EVER_MS if value is None else milliseconds(value, "retention", error)

@@ -1,0 +1,579 @@
+"""Flows: jobs that wait for others, as they are asked for. What becomes of them is in `store.flows` and
+`store.unblock`.
+
+A flow is laid step by step, and a step can only wait for steps that were added before it. So there is no
+cycle, and what cannot be is refused where it is written, before anything is sent to a database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast, overload
+
+from sqlq.config.constants import PAYLOAD_BYTES
+from sqlq.errors import EnqueueError
+from sqlq.model.checks import checked_name, checked_word
+from sqlq.model.job import Job, NewJob
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R = TypeVar("R", default=Any)
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
+    R_co = TypeVar("R_co", covariant=True)
+
+T = TypeVar("T")
+
+When: TypeAlias = Literal["success", "failure", "ended"]
+MOST_STEPS = 100_000
+MOST_EDGES = 1_000_000
+"""A flow is written in one transaction, and read as a whole."""
+GROWN_FROM = -1
+"""The number of the step whose handler adds steps to the flow that it is of."""
+
+
+class Edge(NamedTuple):
+    """Step number `step` waits for the step number `after` to end so; `place` is its place among those that
+    the step waits for."""
+
+    step: int
+    after: int
+    when: When
+    place: int
+
+
+class Plan(NamedTuple):
+    """A flow as it is written: its jobs in an order in which each comes after those that it waits for."""
+
+    name: str | None
+    jobs: list[NewJob]
+    edges: list[Edge]
+    ends: tuple[int, ...] = ()
+    """The numbers of the steps whose results are the flow's."""
+    is_list: bool = False
+    """Whether its result is a list, whatever their number."""
+
+
+class Result:
+    """Stands in the arguments of a job for what a step before it returns, or a list of what several do."""
+
+    __slots__ = ("is_list", "source")
+
+    def __init__(self, source: Step[Any] | Steps[Any] | Group[Any], *, is_list: bool) -> None:
+        self.source = source
+        self.is_list = is_list
+
+    def __repr__(self) -> str:
+        return "the results of a group" if self.is_list else f"the result of {self.source!r}"
+
+    def __str__(self) -> str:  # guard: a-result-is-no-text
+        raise EnqueueError(
+            f"{self!r} is not known yet, and so is no part of a text: give it as an argument of its own, and "
+            "make the text in the handler"
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+class MakesJobs(Protocol):
+    """A task: in a chain it is called with the result of what comes before it."""
+
+    def new(self, /, *args: Any) -> NewJob[Any]: ...
+    def as_follow_up(self, option: str, error: type[Exception]) -> str: ...
+
+
+Part: TypeAlias = "NewJob[Any] | MakesJobs | Chain[Any] | Group[Any]"
+"""What a chain or a group is made of."""
+
+
+class Step(Generic[R_co]):
+    """A job of a flow: what other steps wait for, and whose result they may take."""
+
+    def __init__(self, flow: Flow, number: int, job: NewJob[R_co]) -> None:
+        self._flow = flow
+        self.number = number
+        self.job = job
+
+    @property
+    def result(self) -> R_co:
+        """What this step returns, as an argument of a later one, whose handler gets the value.
+
+        It is no value yet: give it to `task.new` as an argument of its own, and to nothing else.
+
+        >>> flow.add(ship.new(7, paid.result), after=[paid])  # doctest: +SKIP
+        """
+        return cast(R_co, Result(self, is_list=False))
+
+    def on_success(self, job: NewJob[T]) -> Step[T]:
+        """Add a step that runs when this one has finished; the same as `flow.add(job, after=[step])`."""
+        return self._flow.add(job, after=[self])
+
+    def on_failure(self, job: NewJob[T]) -> Step[T]:
+        """Add a step that runs when this one has failed for good."""
+        return self._flow.add(job, after=[self], when="failure")
+
+    def is_of(self, flow: Flow) -> bool:
+        return self._flow is flow
+
+    def __repr__(self) -> str:
+        return f"step {self.number + 1} ({self.job.task})"
+
+
+class Steps(Sequence[Step[R_co]]):
+    """The steps at the end of a chain or group that was added to a flow: those that others wait for."""
+
+    def __init__(self, steps: Sequence[Step[R_co]]) -> None:
+        self._steps = tuple(steps)
+
+    @property
+    def results(self) -> list[R_co]:
+        """What these steps return, in their order, as one argument of a later step."""
+        return cast("list[R_co]", Result(self, is_list=True))
+
+    @overload
+    def __getitem__(self, index: int) -> Step[R_co]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Step[R_co]]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._steps[index]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+class _Laid(NamedTuple):
+    """What a part has become in a flow: the steps at its end, and what waits for the part waits for."""
+
+    ends: list[Step[Any]]
+    gate: dict[int, When]
+    is_list: bool
+
+    def given(self) -> tuple[Any, ...]:
+        """Return the arguments for a task that comes next."""
+        if self.is_list:
+            return (Result(Steps(self.ends), is_list=True),)
+        return tuple(step.result for step in self.ends)
+
+
+class _Composed(Generic[R_co]):
+    if TYPE_CHECKING:
+
+        @property
+        def _becomes(self) -> EnqueuedFlow: ...
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.parts = [_checked_part(part) for part in parts]
+
+    def then(self, *parts: Any) -> Chain[Any]:
+        """Return a chain of this and what comes after it."""
+        return Chain([cast("Part", self), *parts])
+
+    def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
+        raise NotImplementedError
+
+
+class Chain(_Composed[R_co]):
+    """Jobs that run one after the other; see `sqlq.chain`."""
+
+    def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
+        laid = _Laid([], dict(waits), is_list=False)
+        for part in self.parts:
+            laid = flow.lay(part, laid.gate, given)
+            given = laid.given()
+        return laid
+
+
+class Group(_Composed[R_co]):
+    """Jobs that run side by side; see `sqlq.group`."""
+
+    @property
+    def results(self) -> list[R_co]:
+        """What the jobs of this group return, in their order, as one argument of a job that comes after it.
+
+        >>> prices = sqlq.group(ask.new("a"), ask.new("b"))  # doctest: +SKIP
+        >>> prices.then(choose.new(7, prices.results))  # doctest: +SKIP
+        """
+        return cast("list[R_co]", Result(self, is_list=True))
+
+    def lay(self, flow: Flow, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
+        ends = [end for part in self.parts for end in flow.lay(part, waits, given).ends]
+        gate: dict[int, When] = {end.number: "success" for end in ends}
+        return _Laid(ends, gate or dict(waits), is_list=True)
+
+
+def chain(*parts: Any) -> Chain[Any]:
+    """Return jobs that run one after the other, each when the one before it has finished.
+
+    A part is a job, a chain, a group, or a task: that is called with the result of the part before it, or the
+    list of results of a group. When one fails, those after it stay blocked until it is retried. Give the
+    chain to `app.enqueue` or `flow.add`. Raises `EnqueueError` for what is no part.
+
+    >>> app.enqueue(sqlq.chain(fetch.new(url), parse, store))  # doctest: +SKIP
+    """
+    return Chain(parts)
+
+
+@overload
+def group(*parts: NewJob[Coroutine[Any, Any, R]]) -> Group[R]: ...
+
+
+@overload
+def group(*parts: NewJob[R]) -> Group[R]: ...
+
+
+@overload
+def group(*parts: Any) -> Group[Any]: ...
+
+
+def group(*parts: Any) -> Group[Any]:
+    """Return jobs that run side by side; `.then(…)` says what comes when all have finished.
+
+    A part is as in `sqlq.chain`. The results of a group are those of its jobs in their order; of a chain in
+    it that of its last, and of a group in it those of its jobs. A group of nothing has finished at once, and
+    its results are an empty list. Raises `EnqueueError` for what is no part.
+
+    >>> app.enqueue(sqlq.group(ask.new("a"), ask.new("b")).then(choose))  # doctest: +SKIP
+    """
+    return Group(parts)
+
+
+class Flow:
+    """Jobs of which some wait for others: enqueued whole or not at all.
+
+    A `name` is for people, and need not be the only one of its kind. A flow is enqueued once, and takes no
+    steps after that, also where its transaction is rolled back: make it anew then. (A chain or group is no
+    flow yet but the plan of one, and may be enqueued many times, as a job may.) Raises `EnqueueError` for a
+    name that cannot be stored.
+
+    >>> flow = sqlq.Flow("order 7")
+    >>> paid = flow.add(charge.new(7))  # doctest: +SKIP
+    >>> flow.add(ship.new(7, paid.result), after=[paid])  # doctest: +SKIP
+    >>> app.enqueue(flow, session=session)  # doctest: +SKIP
+    """
+
+    _grows = False
+
+    if TYPE_CHECKING:
+
+        @property
+        def _becomes(self) -> EnqueuedFlow: ...
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = None if name is None else checked_name(name, "the flow's name")
+        self.steps: list[Step[Any]] = []
+        """In the order in which they were added."""
+        self._edges: list[Edge] = []
+        self._of: _Laid | None = None
+        """The chain or group that the flow is."""
+        self._laid: dict[int, tuple[Group[Any], _Laid]] = {}
+        self.is_enqueued = False
+
+    @classmethod
+    def of(cls, part: Flow | Chain[Any] | Group[Any]) -> Flow:
+        """Return a flow of a chain or group; a flow is returned as it is."""
+        if isinstance(part, Flow):
+            return part
+        flow = cls()
+        flow._of = flow.lay(part, {}, ())
+        return flow
+
+    @overload
+    def add(
+        self, job: NewJob[Coroutine[Any, Any, R]], *, after: After = (), when: When = "success"
+    ) -> Step[R]: ...
+
+    @overload
+    def add(self, job: NewJob[R], *, after: After = (), when: When = "success") -> Step[R]: ...
+
+    @overload
+    def add(self, job: Chain[R] | Group[R], *, after: After = (), when: When = "success") -> Steps[R]: ...
+
+    def add(self, job: Any, *, after: Any = (), when: When = "success") -> Any:
+        """Add a job, a chain or a group, and return its step, or the steps at its end.
+
+        It runs when the steps `after` which it comes have ended as `when` says: with `success` (finished),
+        `failure` (failed for good), or `ended`, in whatever way, cancelled too. A mapping of steps says it
+        for each by itself. What can no longer run, since a step before it ended otherwise, is cancelled. A
+        delay counts from the enqueue. A step whose result is an argument of the job is waited for, whether or
+        not it is named. Raises `EnqueueError` for steps of another flow, and for a job that cannot be a step.
+
+        >>> flow.add(alarm.new(7), after=[paid], when="failure")  # doctest: +SKIP
+        """
+        waits = self._waits(after, when)
+        if isinstance(job, NewJob):
+            return self._put(job, waits)
+        if isinstance(job, (Chain, Group)):
+            return Steps(self.lay(job, waits, ()).ends)
+        raise EnqueueError(
+            f"flow.add takes a job, a chain or a group, not {_kind(job)}: write flow.add(task.new(…))"
+        )
+
+    def lay(self, part: Any, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
+        """Add a part, and return what it has become; `given` is what a task is called with."""
+        if isinstance(part, _Composed):
+            laid = part.lay(self, waits, given)
+            if isinstance(part, Group):
+                self._laid[id(part)] = (part, laid)
+            return laid
+        job = part if isinstance(part, NewJob) else part.new(*given)
+        step = self._put(job, waits)
+        return _Laid([step], {step.number: "success"}, is_list=False)
+
+    def plan(self) -> Plan:
+        """Return what is to be written. Raises `EnqueueError` for a flow without steps, and one that is
+        enqueued."""
+        if self.is_enqueued:  # guard: a-flow-is-enqueued-once
+            raise EnqueueError(
+                f"{self!r} is enqueued already, and a second time would make another one: make it anew, with "
+                "sqlq.Flow()"
+            )
+        if not self.steps:
+            raise EnqueueError(f"{self!r} has no steps: add some with flow.add(task.new(…))")
+        return Plan(self.name, [step.job for step in self.steps], list(self._edges), *self._ends())
+
+    def _ends(self) -> tuple[tuple[int, ...], bool]:
+        """Return the steps whose results are the flow's, and whether they are a list whatever their number.
+
+        They are those at the end of its chain or group, else those for which no other waits; without what
+        comes only where a step has failed.
+        """
+        if self._of is not None:
+            return tuple(step.number for step in self._of.ends), self._of.is_list
+        upon_failure: set[int] = set()
+        for edge in self._edges:  # in the order of the steps that wait
+            if edge.when == "failure" or (edge.when == "success" and edge.after in upon_failure):
+                upon_failure.add(edge.step)
+        waited_for = {edge.after for edge in self._edges if edge.step not in upon_failure}
+        ends = tuple(
+            step.number
+            for step in self.steps
+            if step.number not in waited_for and step.number not in upon_failure
+        )
+        return ends, len(ends) > 1
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        return "a flow" if self.name is None else f"the flow {self.name!r}"
+
+    def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
+        if self.is_enqueued:  # guard: an-enqueued-flow-takes-no-steps
+            raise EnqueueError(
+                f"{job.task} is added to {self!r}, which is enqueued already: add steps before that, or in "
+                "the handler of one, by sqlq.current_job().flow.add(…)"
+            )
+        if job.unique_key is not None:
+            raise EnqueueError(
+                f"{job.task} has the unique key {job.unique_key!r}: a step of a flow cannot have one, since "
+                "a job that is there already may be a step of another flow; enqueue the flow from a job that "
+                "has the key"
+            )
+        if job.start_by is not None or (job.expires_ms is not None and "expires_ms" in job.given):
+            raise EnqueueError(
+                f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
+                "it waits for others; say .set(expires=None), or let the step look at its moment itself"
+            )
+        job = without_expiry(job)  # what the queue or the App says is for jobs that wait for nothing
+        if len(self.steps) >= MOST_STEPS:
+            raise EnqueueError(
+                f"{self!r} has {MOST_STEPS:,} steps, which is the most: let a step enqueue flows of its own"
+            )
+        all_waits = dict(waits)
+        wanted = [(where, self._sources(job, result), result.is_list) for where, result in job.results]
+        for _, numbers, _ in wanted:
+            for number in numbers:
+                if all_waits.setdefault(number, "success") != "success":
+                    raise EnqueueError(
+                        f"{job.task} takes the result of {self._named(number)}, and comes when that has "
+                        f"{_SAID[all_waits[number]]}: only a step that has finished has a result"
+                    )
+        if self._grows:
+            all_waits.setdefault(GROWN_FROM, "success")
+        places = {number: place for place, number in enumerate(all_waits)}
+        if wanted:
+            job = _with_results(
+                job,
+                [
+                    (where, [places[n] for n in numbers] if is_list else places[numbers[0]])
+                    for where, numbers, is_list in wanted
+                ],
+            )
+        if len(self._edges) + len(all_waits) > MOST_EDGES:
+            raise EnqueueError(
+                f"in {self!r} steps wait for others in more than {MOST_EDGES:,} ways: between two wide "
+                "groups put one step that waits for the first, and for which the second waits"
+            )
+        step = Step(self, len(self.steps), job)
+        self._edges += [Edge(step.number, n, when, places[n]) for n, when in all_waits.items()]
+        self.steps.append(step)
+        return step
+
+    def _named(self, number: int) -> str:
+        return "the running step" if number == GROWN_FROM else repr(self.steps[number])
+
+    def _sources(self, job: NewJob[Any], result: Result) -> list[int]:
+        """Return the numbers of the steps whose results an argument is."""
+        source = result.source
+        if isinstance(source, Group):
+            laid = self._laid.get(id(source))
+            if laid is None:
+                raise EnqueueError(
+                    f"{job.task} takes the results of a group that does not come before it in {self!r}: "
+                    "add the group first, as in group.then(…)"
+                )
+            steps = laid[1].ends
+        else:
+            steps = [source] if isinstance(source, Step) else list(source)
+        return [self._own(step).number for step in steps]
+
+    def _own(self, step: Any) -> Step[Any]:
+        if not isinstance(step, Step):
+            raise EnqueueError(
+                f"after holds {_kind(step)}: it lists steps, as in after=[paid] with paid = flow.add(…)"
+            )
+        if not step.is_of(self):
+            raise EnqueueError(
+                f"{step!r} is a step of another flow: a step waits for steps of its own flow, {self!r}, only"
+            )
+        return step
+
+    def _waits(self, after: Any, when: Any) -> dict[int, When]:
+        if isinstance(after, (Step, Steps)):
+            after = [after]
+        if not isinstance(after, Iterable):
+            raise EnqueueError(f"after is {_kind(after)}: it is a list of steps, as in after=[paid]")
+        each = list(after.items() if isinstance(after, Mapping) else ((step, when) for step in after))
+        waits: dict[int, When] = {}
+        for item, how in [(Steps([]), when), *each]:
+            checked_word(how, "when", When)
+            for step in item if isinstance(item, Steps) else [item]:
+                number = self._own(step).number
+                if waits.setdefault(number, how) != how:
+                    raise EnqueueError(
+                        f"after says both {waits[number]!r} and {how!r} of {self._named(number)}: "
+                        "name it once"
+                    )
+        if when != "success" and (not waits or isinstance(after, Mapping)):  # guard: when-is-of-steps
+            raise EnqueueError(
+                f'when is "{when}", and after names no steps of which it says that: write '
+                f'flow.add(…, after=[paid], when="{when}") with paid = flow.add(…)'
+            )
+        return waits
+
+
+After: TypeAlias = "Iterable[Step[Any] | Steps[Any]] | Mapping[Step[Any], When] | Step[Any] | Steps[Any]"
+_SAID = {"failure": "failed", "ended": "ended in any way"}
+
+
+class Growth(Flow):
+    """The flow of which a running job is a step: steps added to it are written with the completion of that
+    job, and wait for it."""
+
+    _grows = True
+
+    def __init__(self, id: int, job: NewJob[Any]) -> None:
+        super().__init__()
+        self.id = id
+        self.step: Step[Any] = Step(self, GROWN_FROM, job)
+        """The running step, whose result those that it adds may take."""
+        self.is_closed = False
+
+    def __repr__(self) -> str:
+        return f"flow {self.id}"
+
+    def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
+        if self.is_closed:
+            raise EnqueueError(
+                f"{job.task} is added to {self!r} after complete() was called: add steps before that"
+            )
+        return super()._put(job, waits)
+
+
+AnyFlow: TypeAlias = "Flow | Chain[Any] | Group[Any]"
+FLOWS = (Flow, Chain, Group)
+
+
+class EnqueuedFlow(NamedTuple):
+    """What `enqueue` answers for a flow: its `id`, and its jobs in the order in which their steps were added.
+    `ends` has the places among them of those whose results are the flow's, which with `is_list` are a list
+    whatever their number."""
+
+    id: int
+    name: str | None
+    jobs: tuple[Job, ...]
+    ends: tuple[int, ...] = ()
+    is_list: bool = False
+
+    def job(self, step: Step[R]) -> Job[R]:
+        """Return the job that a step has become."""
+        return self.jobs[step.number]
+
+
+def results_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Result]]:
+    """Return which arguments are results of steps, by their places and names; a list of nothing but results
+    is one."""
+    each: Iterator[tuple[int | str, Any]] = iter([*enumerate(args), *kwargs.items()])
+    return [(where, found) for where, value in each if (found := _as_result(value)) is not None]
+
+
+def _as_result(value: Any) -> Result | None:
+    if isinstance(value, Result):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, Result) for each in value):
+        if any(each.is_list or not isinstance(each.source, Step) for each in value):
+            raise EnqueueError("a list of results holds results of single steps: give a group's as it is")
+        return Result(Steps([each.source for each in value]), is_list=True)
+    return None
+
+
+def refuse_results(jobs: Iterable[NewJob[Any]]) -> None:
+    """Raise `EnqueueError` for a job whose argument is the result of a step, outside a flow."""
+    for job in jobs:
+        if job.results:
+            raise EnqueueError(
+                f"an argument of {job.task} is {job.results[0][1]!r}, and the job is no step of a flow: add "
+                "it to that step's flow, and enqueue the flow"
+            )
+
+
+def without_expiry(job: NewJob[R]) -> NewJob[R]:
+    """Return a step without a time in which it has to start, which its queue may say of jobs."""
+    return job if job.expires_ms is None else replace(job, expires_ms=None)
+
+
+def _with_results(job: NewJob[R], places: list[tuple[int | str, int | list[int]]]) -> NewJob[R]:
+    """Return a job whose payload says which of its arguments are results of the steps before it: each by its
+    place or name, and by the places of the steps among those that it waits for."""
+    between = ", " if len(job.payload) > len("{}") else ""
+    payload = f'{job.payload[:-1]}{between}"results": {json.dumps(places, ensure_ascii=False)}}}'
+    if (size := len(payload.encode())) > PAYLOAD_BYTES:
+        raise EnqueueError(
+            f"the arguments of {job.task} take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} "
+            "allowed: it takes the results of too many steps"
+        )
+    return replace(job, payload=payload, results=())
+
+
+def _checked_part(part: Any) -> Part:
+    if isinstance(part, (NewJob, _Composed)) or hasattr(type(part), "as_follow_up"):
+        return cast("Part", part)
+    raise EnqueueError(
+        f"{_kind(part)} is no part of a chain or group: give jobs, as in sqlq.chain(charge.new(7), ship), "
+        "tasks, chains or groups"
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Flow):
+        return f"{value!r}"
+    return f"the {type(value).__name__} {value!r}"[:100]

@@ -1,0 +1,483 @@
+"""A job: as it is asked for, as it is stored, and as a worker holds it.
+
+    enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
+       │                ▲     ▲                   │
+       └──► blocked ────┘     └── retry, snooze, release
+
+The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol
+from typing import TypeVar as PlainTypeVar
+
+from sqlq.config.durations import Duration, aware, milliseconds
+from sqlq.errors import EnqueueError, SealError
+from sqlq.model import backoff as backoffs
+from sqlq.model.backoff import BackoffOption
+from sqlq.model.checks import (
+    NO_TIMEOUT_MS,
+    Limits,
+    OnConflict,
+    Rule,
+    UniqueUntil,
+    checked_expires,
+    checked_follow_up,
+    checked_limit,
+    checked_max_attempts,
+    checked_name,
+    checked_priority,
+    checked_queue,
+    checked_retention,
+    checked_timeout,
+    checked_word,
+)
+from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
+from sqlq.model.handle import Handle
+from sqlq.model.history import HistoryLine
+from sqlq.model.job_result import Follows
+from sqlq.payload import headers as headings
+from sqlq.payload.codec import HasArguments
+from sqlq.payload.encryption import Seal
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+"""What the handler of a job returns; known to type checkers alone."""
+
+
+class Kept(Enum):
+    """Stands for an option that is not given, where None is a value of its own."""
+
+    KEPT = "kept"
+
+
+KEPT = Kept.KEPT
+
+
+class State(StrEnum):
+    """Where a job is, as the view `job_states` says it."""
+
+    BLOCKED = "blocked"
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+J_co = PlainTypeVar("J_co", covariant=True)
+
+
+class JobOrFlow(Protocol[J_co]):
+    """What `enqueue` takes: a job, of which it makes a `Job`, or a flow. Known to type checkers alone."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _becomes(self) -> J_co: ...
+
+
+@dataclass(frozen=True)
+class NewJob(HasArguments, Generic[R_co]):
+    """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
+
+    It is immutable: `.set()` returns another one, so a NewJob may be kept and enqueued many times.
+    """
+
+    task: str
+    payload: str
+    queue: str
+    max_attempts: int | None
+    """None: what the task says, when a worker that knows it claims the job."""
+    priority: int = 0
+    timeout_ms: int | None = None
+    delay_ms: int = 0
+    available_at: datetime | None = None
+    unique_key: str | None = None
+    unique_until: UniqueUntil = "finish"
+    on_conflict: OnConflict = "keep"
+    at_most_ms: int | None = None
+    """How long after it was first enqueued a job may at most be due that is postponed."""
+    expires_ms: int | None = None
+    """How long after it is due the job may be started; None where the row says no such time."""
+    start_by: datetime | None = None
+    """Until when it may be started."""
+    on_success: str | None = None
+    """The task that follows, as the job's row names it; see `endings.Follower`."""
+    on_failure: str | None = None
+    label: str | None = None
+    headers_text: str | None = None
+    """Its own headers, as JSON; what the App adds comes to them when the job is enqueued."""
+    backoff: str | None = None
+    """As the job's row has it; None where the task says it."""
+    retention_ms: int | None = None
+    schedule: str | None = None
+    """The schedule that it is of; None for a job that was enqueued otherwise."""
+    scheduled_for: datetime | None = None
+    """The moment of the schedule for which it is enqueued."""
+    limit_key: str | None = None
+    """The key of the limit that it waits for; None where there is none."""
+    rule: Rule | None = None
+    """What that limit says; None where it is named alone, and the App says it."""
+    results: tuple[tuple[int | str, Any], ...] = field(default=(), repr=False)
+    """The arguments that are results of steps before it, by place or name, each a `flow.Result`."""
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """The options that `.set` was given."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _becomes(self) -> Job[R_co]: ...
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers that `.set` was given, read-only."""
+        return headings.shown(self.headers_text)
+
+    def with_payload(self, payload: str) -> NewJob[R_co]:
+        """Return this job with other arguments, as JSON text; in a fifth of the time of making it anew."""
+        fields = vars(self).copy()
+        fields["payload"] = payload
+        new: NewJob[R_co] = object.__new__(NewJob)
+        object.__setattr__(new, "__dict__", fields)
+        return new
+
+    def sealed_by(self, seal: Seal) -> NewJob[R_co]:
+        """Return this job with its payload sealed, for the task and queue that it has."""
+        return self.with_payload(seal.sealed("payload", self.task, self.queue, self.payload))
+
+    def is_sealed_by(self, seal: Seal, text: Any) -> bool:
+        """Whether a text is the payload of this job as the first key seals it."""
+        if not isinstance(text, str) or not text.startswith(seal.begins or ""):
+            return False
+        try:
+            return seal.opened("payload", self.task, self.queue, text) == self.payload
+        except SealError:
+            return False
+
+    @refuse_unknown_options(
+        EnqueueError,
+        {"countdown": "delay", "eta": "available_at", "retries": "max_attempts", "ttl": "retention"},
+    )
+    def set(
+        self,
+        *,
+        queue: str | None = None,
+        delay: Duration | None = None,
+        available_at: datetime | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | Kept | None = KEPT,
+        backoff: BackoffOption | None = None,
+        retention: Duration | Kept | None = KEPT,
+        unique_key: str | None = None,
+        unique_until: UniqueUntil | None = None,
+        on_conflict: OnConflict | None = None,
+        at_most: Duration | None = None,
+        expires: Duration | datetime | Kept | None = KEPT,
+        on_success: Follows | Kept | None = KEPT,
+        on_failure: Follows | Kept | None = KEPT,
+        label: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        limit: Limits | str | Kept | None = KEPT,
+    ) -> NewJob[R_co]:
+        """Return this job with other options; what is not given stays as it is.
+
+        `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
+        give one of the two. A larger `priority` (−100 to 100) runs first. `expires` is how long after it is
+        due the job may be started, or until when; one that was not started is cancelled. A `timeout` of None
+        takes the task's away. `backoff` is the wait before the next attempt, in any form the task takes but a
+        function of your own. `retention` says how long the job is kept after it has finished or failed, None
+        for ever. `label` is a short text for people, `headers` a mapping of names to JSON that travels with
+        the job; those set before stay where they are not set anew. `on_success` and `on_failure` are tasks of
+        which a job follows when this one has finished, or has failed for good; with None none does, whatever
+        the task says. `limit` is a `sqlq.Limit` or `sqlq.Serial` whose key is plain text, or the name of one
+        that `app.limit` has declared; None takes the task's away.
+
+        With a `unique_key`, at most one job of that key is live in its queue: until it finishes, or with
+        `unique_until="start"` until it is first claimed. With "pruned" the key names the job until its row is
+        gone: one that has ended is what `enqueue` answers, too. With `on_conflict="replace"` this job takes
+        the place of the one with its key while that waits, and is due when that is. With "postpone" it is due
+        when this one is, if that is later, but not later than `at_most` after the first was enqueued. Raises
+        `EnqueueError` for a value out of range, naming it.
+
+        >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
+        """
+        if delay is not None and available_at is not None:
+            raise EnqueueError("both delay and available_at are set: give one of them")
+        given = {"queue": queue, "priority": priority, "max_attempts": max_attempts, "backoff": backoff}
+        given |= {"label": label, "unique_key": unique_key, "unique_until": unique_until}
+        given |= {"on_conflict": on_conflict, "at_most_ms": at_most}
+        changes = {name: _CHECKS[name](value) for name, value in given.items() if value is not None}
+        if delay is not None:
+            changes.update(delay_ms=milliseconds(delay, "delay", EnqueueError), available_at=None)
+        if available_at is not None:
+            changes.update(available_at=aware(available_at, "available_at", EnqueueError), delay_ms=0)
+        if not isinstance(timeout, Kept):
+            changes["timeout_ms"] = NO_TIMEOUT_MS if timeout is None else checked_timeout(timeout)
+        if not isinstance(retention, Kept):
+            changes["retention_ms"] = checked_retention(retention)
+        if headers is not None:
+            changes["headers_text"] = headings.encode(
+                {**self.headers, **headings.checked(headers, "headers")}, "the headers"
+            )
+        if not isinstance(expires, Kept):
+            changes |= {"expires_ms": None, "start_by": None}
+            if isinstance(expires, datetime):
+                changes["start_by"] = aware(expires, "expires", EnqueueError)
+            elif expires is not None:
+                changes["expires_ms"] = checked_expires(expires)
+        if not isinstance(on_success, Kept):
+            changes["on_success"] = checked_follow_up(on_success, "on_success")
+        if not isinstance(on_failure, Kept):
+            changes["on_failure"] = checked_follow_up(on_failure, "on_failure")
+        if not isinstance(limit, Kept):
+            changes["limit_key"], changes["rule"] = checked_limit(limit)
+        new = replace(self, **changes, given=self.given | changes.keys())
+        if unique_until in ("start", "pruned") and new.unique_key is None:
+            raise EnqueueError(
+                f'unique_until="{unique_until}" is about a unique key: set unique_key together with it'
+            )
+        if on_conflict is not None or at_most is not None:
+            _check_conflict(new)
+        if new.limit_key is not None and new.on_conflict != "keep":
+            raise EnqueueError(
+                f'on_conflict="{new.on_conflict}" is not for a job under a limit, which waits in line: leave '
+                "one of the two out, or take the task's limit away with .set(limit=None)"
+            )
+        return new
+
+
+def _check_conflict(job: NewJob) -> None:
+    """Raise `EnqueueError` for a job that says by halves what becomes of the one with its unique key."""
+    if job.unique_key is None:
+        what = "at_most" if job.on_conflict == "keep" else f'on_conflict="{job.on_conflict}"'
+        raise EnqueueError(f"{what} is about a unique key: set unique_key together with it")
+    if job.on_conflict == "postpone" and job.at_most_ms is None:
+        raise EnqueueError(
+            'on_conflict="postpone" without at_most could put the job off for ever: say how long at most, as '
+            'in at_most="10m"'
+        )
+    if job.on_conflict != "postpone" and job.at_most_ms is not None:
+        raise EnqueueError(
+            f'at_most says how long on_conflict="postpone" may put a job off, but this is "{job.on_conflict}"'
+        )
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "queue": checked_queue,
+    "priority": checked_priority,
+    "max_attempts": checked_max_attempts,
+    "backoff": lambda value: backoffs.stored(value, EnqueueError),
+    "label": lambda value: checked_name(value, "label"),
+    "unique_key": lambda value: checked_name(value, "unique_key"),
+    "unique_until": lambda value: checked_word(value, "unique_until", UniqueUntil),
+    "on_conflict": lambda value: checked_word(value, "on_conflict", OnConflict),
+    "at_most_ms": lambda value: milliseconds(value, "at_most", EnqueueError),
+}
+"""Of the options of a job that are not given where they are None, what makes a field of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Handle, Generic[R_co]):
+    """What `enqueue` answers: the job's id, and whether this call created it.
+
+    `created` is False when a live job with the same unique key was there, or with `unique_until="pruned"` one
+    that has ended; then `id` and `state` are that job's.
+    `replaced` is True when that one was waiting, and this call has put its own job in its place. After a
+    rollback of its transaction whatever it is given to raises `JobNotFoundError`, also where SQLite has given
+    its id to another job.
+    """
+
+    id: int
+    queue: str
+    task: str
+    state: State
+    created: bool
+    replaced: bool = False
+
+
+NameOfAnotherQueue.answer(
+    Job,
+    {
+        **dict.fromkeys(("get", "result", "return_value"), "app.result(job, timeout=…)"),
+        **dict.fromkeys(("wait", "join"), "app.wait([job])"),
+        **dict.fromkeys(("refresh", "reload", "info"), "app.get(job.id)"),
+        "status": "job.state, or app.get(job.id).state for what it is now",
+        **dict.fromkeys(("cancel", "revoke", "abort"), "app.cancel([job.id])"),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job has come, as its handler said: so much `done`, `of` so much in all where that is known,
+    and a `note` for people."""
+
+    done: float
+    of: float | None = None
+    note: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The part that is done, from 0 to 1; None where it is not known how much there is to do."""
+        return min(max(self.done / self.of, 0.0), 1.0) if self.of else None
+
+    def __str__(self) -> str:
+        share = self.share
+        text = f"{self.done:g}" if self.of is None else f"{self.done:g} of {self.of:g}"
+        if share is not None and self.of != 100:
+            text += f" ({share:.0%})"
+        return f"{text}: {self.note}" if self.note else text
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails(HasArguments):
+    """Everything about one job, in whichever table it is. Moments carry their time zone; `errors` are those
+    of earlier attempts, oldest first; `history` has a line for each attempt, and for each time an operator
+    has put the job back; `result`, `payload` and `headers` are decoded JSON, or the stored text
+    where it cannot be decoded. A sealed one is opened; what these keys do not open is an object whose one
+    text, `sealed`, says why. `error` says in one text what a failed job failed of, and why one was
+    cancelled."""
+
+    id: int
+    queue: str
+    task: str
+    state: State
+    payload: Any
+    priority: int
+    attempts: int
+    max_attempts: int | None
+    """None where the row does not say it, and this App does not know the task."""
+    releases: int
+    unique_key: str | None
+    created_at: datetime
+    available_at: datetime | None
+    """When it is due; None while it is blocked, or where it was to its end."""
+    reserved_at: datetime | None
+    reserved_by: str | None
+    lease_token: int
+    ended_at: datetime | None
+    result: Any
+    reason: str | None
+    exception: str | None
+    message: str | None
+    traceback: str | None
+    errors: list[Mapping[str, Any]]
+    timeout_ms: int | None = None
+    """How long an attempt may take; 0 or None for no limit."""
+    unique_until: UniqueUntil = "finish"
+    cancel_requested_at: datetime | None = None
+    label: str | None = None
+    headers: Any = field(default_factory=dict)
+    progress: Progress | None = None
+    """What its handler said last; that of an earlier attempt until the next one says something."""
+    cursor: Any = None
+    """How far it has come: what its last checkpoint has saved, of a job with steps what they have."""
+    start_by: datetime | None = None
+    """Until when it has to be started; cancelled if it is not."""
+    retention_ms: int | None = None
+    """How long it is kept after its end, where it says so itself."""
+    expires_at: datetime | None = None
+    """When it may be deleted, of an ended job that says itself how long it is kept."""
+    backoff: str | None = None
+    on_success: Any = None
+    """The task that follows when it has finished, as in `{"task": "shop.thank", "queue": "mail"}`."""
+    on_failure: Any = None
+    """The same for when it has failed for good."""
+    schedule: str | None = None
+    """The schedule that enqueued it."""
+    scheduled_for: datetime | None = None
+    """The moment of its schedule for which it was enqueued; None for a job of no schedule."""
+    flow_id: int | None = None
+    limit_key: str | None = None
+    blocked_by: str | None = None
+    """What it waits for while it is blocked: `flow`, for steps before it, or `limit`, for its turn."""
+    due_at: datetime | None = None
+    """When a blocked job wants to start at the earliest, where it says so."""
+    started: bool | None = None
+    """Of a running job, whether its handler has begun: False while its worker holds it and has not started
+    it, which is known a few seconds after the claim. None for others."""
+    replay_of: int | None = None
+    """The job of which it is a replay."""
+    replayed_as: int | None = None
+    """The newest job that is a replay of this one, of an ended job."""
+    history: tuple[HistoryLine, ...] = ()
+    """Its attempts from the first to the last, with what came of each; the one that goes on included."""
+    sealed: str | None = None
+    """How its payload is sealed, as in `encrypted with key 3f9a2c41`; None for a plain one."""
+
+    @property
+    def error(self) -> str | None:
+        """The exception and message of a failed job, or the reason where there is no exception; the reason of
+        a cancelled one. The same text as `error` in the view `job_states`; None where there is nothing to
+        say."""
+        if self.state is State.FAILED and self.exception is not None:
+            return f"{self.exception}: {self.message or ''}"
+        return self.reason
+
+
+def error_line(reason: str | None, exception: str | None, message: str | None) -> str:
+    """Say in one line what a job failed of: the exception and the first line of its message, after a reason
+    other than an error of the handler."""
+    lines = (message or "").strip().splitlines()
+    text = ": ".join(part for part in (exception, lines[0] if lines else None) if part) or reason or "?"
+    return text if reason == "error" else f"{reason}: {text}"
+
+
+NameOfAnotherQueue.answer(JobDetails, {"status": "job.state"})
+
+
+class ClaimedJob(NamedTuple):
+    """A job a worker holds: id and token are its right to it, the rest is what it needs to run it."""
+
+    id: int
+    lease_token: int
+    queue: str
+    task: str
+    payload: str
+    attempts: int
+    max_attempts: int
+    releases: int = 0
+    timeout_ms: int | None = None
+    unknown_ms: int | None = None
+    """How long ago by the database's clock a worker first could not run it; None where none has said so."""
+    cancel_requested_at: datetime | None = None
+    """When an operator asked for its end, while an earlier attempt ran."""
+    losses: int = 0
+    """How often a worker was lost that had started it. After the first, the next attempt runs in a process of
+    its own."""
+    priority: int = 0
+    due_ms: float = 0.0
+    """When it was due, in milliseconds since 1970."""
+    on_success: str | None = None
+    on_failure: str | None = None
+    label: str | None = None
+    headers: str | None = None
+    """As JSON, unread: SQL may have inserted anything."""
+    backoff: str | None = None
+    retention_ms: int | None = None
+    schedule: str | None = None
+    scheduled_ms: float | None = None
+    """The moment for which its schedule enqueued it, in milliseconds since 1970."""
+    cursor: str | None = None
+    """How far it has come, as JSON: what the last checkpoint has saved."""
+    late_ms: int | None = None
+    """How long ago, when it was claimed, the time was over in which it had to be started; negative where that
+    is to come, None where it may start at any time."""
+    flow_id: int | None = None
+    """The flow of which it is a step, so that others may wait for it."""
+    limit_key: str | None = None

@@ -1,0 +1,342 @@
+"""Limits: how many jobs of a key may run at a time, how many may start in a period, and in which order. What
+becomes of them is in `store.limits`.
+
+A limit is on a key. The key is text, the same for all jobs of a task, or made from the arguments of each: so
+that each customer has a line of its own. Limits of one key are one limit, whatever tasks say it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from string import Formatter
+from typing import Any, Literal, TypeAlias
+
+from sqlq.config.durations import milliseconds
+from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
+from sqlq.model.checks import Rule, checked_name, checked_word
+from sqlq.model.flow import Result
+
+Key: TypeAlias = str | Callable[..., str]
+OnFailure: TypeAlias = Literal["go on", "hold"]
+
+MOST_RUNNING = 1_000_000
+_RATE = re.compile(r"\s*([0-9_]+)\s*/\s*(.+)")
+
+
+class _Filling(Formatter):
+    """Fills a key in, but for None: all jobs without a customer would wait in one line, as one of its own."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        found = super().get_field(field_name, args, kwargs)
+        if found[0] is None:  # guard: none-makes-no-key
+            raise ValueError(f"{field_name} is None, and would share a line with others that are")
+        return found
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """What a limit of either kind has: its key, and what it says."""
+
+    key: Key
+
+    @property
+    def rule(self) -> Rule:
+        raise NotImplementedError
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the key is the same for all jobs."""
+        return isinstance(self.key, str) and not any(_fields(self.key))
+
+    @property
+    def plain_key(self) -> str:
+        """The key that is the same for all jobs."""
+        assert isinstance(self.key, str)
+        return checked_name(self.key.format(), f"the key of {self!r}")
+
+    def on_one_job(self) -> tuple[str, Rule]:
+        """Return key and rule as `NewJob.set` takes them. Raises `EnqueueError` where the key is made from
+        arguments, which are JSON by then."""
+        if not self.is_plain:
+            raise EnqueueError(
+                f"the key of {self!r} is made from arguments: .set(limit=…) takes a key as text, as in "
+                'sqlq.Limit(f"customer:{id}", …)'
+            )
+        return self.plain_key, self.rule
+
+    def suits(self, handler: Callable[..., Any]) -> bool:
+        """Whether a handler has all the parameters that the key names."""
+        try:
+            names = inspect.signature(handler).parameters.keys()
+        except (TypeError, ValueError):
+            return False
+        return isinstance(self.key, str) and names >= set(_fields(self.key))
+
+    def check_for(self, task: str, signature: inspect.Signature) -> None:
+        """Raise `ConfigurationError` where the key names what is no parameter of the task's handler."""
+        if not isinstance(self.key, str):
+            return
+        parameters = signature.parameters.values()
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        for name in _fields(self.key):
+            if name not in names and not (takes_any and name.isidentifier()):
+                has = f"its parameters are {', '.join(names)}" if names else "it has no parameters"
+                raise ConfigurationError(
+                    f"{task}: the key {self.key!r} of its limit names {name or '{}'!r}, and {has}"
+                )
+
+    def key_for(self, task: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> str:
+        """Return the key of a job with these arguments, which fit the signature. Raises `ArgumentsError`
+        where they make none."""
+        what = f"{task}: the key of its limit"
+        if not isinstance(self.key, str):
+            made = self.key(*args, **kwargs)
+        else:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            known = dict(bound.arguments)
+            for parameter in signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    known |= known.pop(parameter.name, {})
+            for name in _fields(self.key):
+                if isinstance(known.get(name), Result):
+                    raise ArgumentsError(
+                        f"{what} is made from {name}, which is {known[name]!r}: not known yet"
+                    )
+            try:
+                made = _Filling().vformat(self.key, (), known)
+            except (LookupError, AttributeError, ValueError, TypeError) as error:
+                raise ArgumentsError(f"{what} cannot be made from {self.key!r}: {error!r}") from None
+        return checked_name(made, what, ArgumentsError)
+
+
+@dataclass(frozen=True)
+class Limit(_Keyed):
+    """At most `running` jobs of a key at a time, over all workers; or no more than a `rate`; or both.
+
+    The `key` is text, a template of the arguments ("customer:{customer_id}"), or a function that is called
+    with the arguments and returns text. Each text has its own limit. `rate` is a number of starts in a
+    period, as in "100/1m": they are spread evenly, here one each 0.6 s, so that no period of that length,
+    wherever it begins, has more. A job over the limit is blocked, and holds no slot of a worker; nor does one
+    that waits for its next attempt count as running. Raises `ConfigurationError` for a value out of range.
+
+    >>> Limit("stripe", running=5)
+    Limit(key='stripe', running=5, rate=None)
+    """
+
+    running: int | None = None
+    rate: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        if self.running is None and self.rate is None:
+            raise ConfigurationError(
+                f"the limit {self.key!r} says nothing: give running=, rate= or both, as in "
+                'sqlq.Limit("stripe", running=5, rate="100/1m")'
+            )
+        _ = self.rule
+
+    @property
+    def rule(self) -> Rule:
+        running = None if self.running is None else checked_running(self.running)
+        rate, period_ms = (None, None) if self.rate is None else checked_rate(self.rate)
+        return Rule(running, rate, period_ms)
+
+
+@dataclass(frozen=True)
+class Serial(_Keyed):
+    """One job of a key at a time, in the order in which they were enqueued, retries included: while one waits
+    for its next attempt, those after it wait, too.
+
+    The `key` is as in `sqlq.Limit`. The order is that of ids, among what is committed. After a failure for
+    good the next job goes on; with `on_failure="hold"` none does, until the failed one is retried, or
+    forgotten. Raises `ConfigurationError` for another word.
+
+    >>> Serial("account:{id}")
+    Serial(key='account:{id}', on_failure='go on')
+    """
+
+    on_failure: OnFailure = "go on"
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        checked_word(self.on_failure, "on_failure", OnFailure, ConfigurationError)
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(max_running=1, in_order=True, holds=self.on_failure == "hold")
+
+
+AnyLimit: TypeAlias = Limit | Serial
+
+
+class DeclaredLimits:
+    """The limits of an App by their names, which are their keys as they are written."""
+
+    def __init__(self) -> None:
+        self._limits: dict[str, AnyLimit] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._limits)
+
+    def add(self, limit: AnyLimit) -> AnyLimit:
+        """Note a limit, and return it. Raises `ConfigurationError` where one of the same key says another
+        thing: which one counted would be a matter of luck."""
+        if isinstance(limit.key, str):
+            known = self._limits.setdefault(limit.key, limit)
+            if known != limit:
+                raise ConfigurationError(
+                    f"two limits of the key {limit.key!r} differ: {known!r} and {limit!r}; declare it once, "
+                    "and use what that returns"
+                )
+        return limit
+
+    def find(self, limit: Any) -> AnyLimit:
+        """Return the limit that a task's option means. Raises `ConfigurationError`."""
+        if isinstance(limit, (Limit, Serial)):
+            return limit
+        if isinstance(limit, str) and limit in self._limits:
+            return self._limits[limit]
+        known = f"; declared are {', '.join(sorted(self._limits))}" if self._limits else ""
+        raise ConfigurationError(
+            f"limit is {limit!r}: give a sqlq.Limit or sqlq.Serial, or the name of one that app.limit has "
+            f"declared before{known}"
+        )
+
+    def check_key(self, key: str) -> None:
+        """Raise `ConfigurationError` for a key as a limit has it that is made from arguments: each job has
+        another one."""
+        limit = self._limits.get(key)
+        if limit is not None and not limit.is_plain:  # guard: a-template-is-no-key
+            raise ConfigurationError(
+                f"the key {key!r} is made from arguments: name the key that those of a job have made, as "
+                f"{re.sub(r'{[^{}]*}', '42', key)!r}"
+            )
+
+    def declared(self, key: str) -> Rule | None:
+        """Return what the limit of a key says, where that can be told by the key alone."""
+        limit = self._limits.get(key)
+        return limit.rule if limit is not None and limit.is_plain else None
+
+    def names(self, key: str) -> bool:
+        """Whether a declared limit has this key, or makes it from arguments."""
+        return any(re.fullmatch(_pattern(template), key) for template in self._limits)
+
+    def rule_of(self, key: str, rule: Rule | None) -> Rule:
+        """Return what the limit of a job says. Raises `EnqueueError` where nobody has said it, or two
+        differ."""
+        limit = self._limits.get(key)
+        if rule is None and (limit is None or not limit.is_plain):
+            raise EnqueueError(
+                f"limit is {key!r}: no limit of that name is declared; write app.limit({key!r}, running=5)"
+            )
+        if limit is None:
+            assert rule is not None
+            return rule
+        if rule is not None and limit.is_plain and rule != limit.rule:
+            raise EnqueueError(
+                f"the limit of a job differs from the one declared for the key {key!r}, {limit!r}: use that, "
+                f"as in .set(limit={key!r})"
+            )
+        return limit.rule if rule is None else rule
+
+
+def checked_running(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_RUNNING:
+        raise ConfigurationError(
+            f"running is {value!r}: it must be a whole number from 1 to {MOST_RUNNING:,}"
+        )
+    return int(value)
+
+
+def checked_rate(value: Any) -> tuple[int, int]:
+    """Return the number of starts and the length of the period in milliseconds."""
+    found = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ConfigurationError(f'rate is {value!r}: it is a number of starts and a period, as in "100/1m"')
+    number = int(found[1].replace("_", "") or 0)
+    period = found[2].strip()
+    ms = milliseconds(period if period[:1].isdigit() else f"1{period}", f"the period of rate {value!r}")
+    if not 1 <= number <= MOST_RUNNING or ms == 0:
+        raise ConfigurationError(
+            f"rate is {value!r}: its number lies between 1 and {MOST_RUNNING:,}, and its period is not zero"
+        )
+    return number, ms
+
+
+def said(rule: Rule) -> str:
+    """Say what a limit says: "5 running, 100/1m"."""
+    parts = []
+    if rule.in_order:
+        parts.append("in order, held by failures" if rule.holds else "in order")
+    elif rule.max_running is not None:
+        parts.append(f"{rule.max_running} running")
+    if rule.rate is not None and rule.period_ms is not None:
+        parts.append(f"{rule.rate}/{_period(rule.period_ms)}")
+    return ", ".join(parts) or "no limit"
+
+
+def _period(ms: int) -> str:
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if ms % length == 0:
+            return f"{ms // length}{unit}"
+    return f"{ms}ms"
+
+
+def _check_key(limit: AnyLimit) -> None:
+    if callable(limit.key):
+        return
+    checked_name(limit.key, "the key of a limit", ConfigurationError)
+    try:
+        list(_fields(limit.key))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the key {limit.key!r} of a limit is no template: {error}; a brace is written {{{{ or }}}}"
+        ) from None
+
+
+def _pattern(template: str) -> str:
+    parts = Formatter().parse(template)
+    return "".join(re.escape(text) + ("" if field is None else "(?s:.+)") for text, field, _, _ in parts)
+
+
+def _fields(template: str) -> Iterator[str]:
+    """Yield the names of the arguments that a template takes, without what it asks of them."""
+    for _, field, form, _ in Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field, maxsplit=1)[0]
+            yield from _fields(form or "")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """A key of a limit: what it allows, how many jobs hold a slot (`running`), how many wait in its line and
+    since when the oldest could run; with a rate, in how many seconds the next may start. `set_at`: since then
+    an operator's word counts. There may be more in line where it `is_capped`. Its rule `is_known` once a
+    worker has looked at the key."""
+
+    key: str
+    max_running: int | None
+    rate: int | None
+    period_ms: int | None
+    in_order: bool
+    holds: bool
+    running: int
+    waiting: int
+    is_capped: bool
+    oldest_due_at: datetime | None
+    next_start_seconds: float | None
+    set_at: datetime | None
+    is_known: bool = True
+
+    @property
+    def says(self) -> str:
+        """What the key allows, in words: "5 running, 100/1m"."""
+        if not self.is_known:
+            return "as its jobs say, once a worker looks"
+        return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))

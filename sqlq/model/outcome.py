@@ -1,0 +1,117 @@
+"""How an attempt of a job may end, and what is written of it.
+
+T4 to T7 are the ways out of `running`: finished, tried again, given back, failed for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from sqlq.model.history import Course
+from sqlq.model.job import NewJob
+from sqlq.model.job_result import FailureReason
+from sqlq.payload.encryption import Seal
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorText:
+    """An exception as text that every database can store; see `retry.describe`."""
+
+    exception: str
+    message: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """T4: the handler returned; `result` is JSON text, None for no result. `note` says, in the row, what
+    became of a result that could not be stored."""
+
+    result: str | None = None
+    note: str | None = None
+
+    def sealed_by(self, seal: Seal, task: str, queue: str) -> Completed:
+        """Return this with its result sealed, if it has one."""
+        if self.result is None:
+            return self
+        return Completed(seal.sealed("result", task, queue, self.result), self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The handler raised `sqlq.Cancel`: the job ends, is no failure, and is not retried."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """T5: the attempt counted, another follows after `delay_ms`, in another queue or with another priority
+    where one is given."""
+
+    delay_ms: int
+    error: ErrorText
+    reason: FailureReason = "error"
+    priority: int | None = None
+    queue: str | None = None
+    at: datetime | None = None
+    """The moment at which the next one is due, in place of `delay_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """T6: the attempt is given back; the job is due again after `delay_ms`, or with None at once, in its old
+    place in the queue. `snoozed`: the handler asked for that."""
+
+    delay_ms: int | None = None
+    unknown_task: bool = False
+    snoozed: bool = False
+    in_time: bool = False
+    """Whether the job has been started in the time that it had for that, so that it has time from now on."""
+    reason: str | None = None
+    """Why no worker could run it here, where that is why."""
+    at: datetime | None = None
+    """The moment at which it is due again, in place of `delay_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """T7: no attempt follows; the job moves to failed_jobs."""
+
+    reason: FailureReason
+    error: ErrorText
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCompleted:
+    """The handler called `complete()`: whether its transaction committed is for the database to say. If it
+    did not, `otherwise` is how the attempt ended."""
+
+    otherwise: Outcome
+
+
+Outcome: TypeAlias = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How an attempt ended, with the right to write it."""
+
+    id: int
+    lease_token: int
+    attempts: int
+    outcome: Outcome
+    follow_up: NewJob | None = None
+    """What follows the job that ends so, to be enqueued with it."""
+    limit_key: str | None = None
+    """The limit whose slot it gives back, and in whose line it waits where it is put back."""
+    course: Course | None = None
+    """What its line in the job's history says; None for a first attempt that finished, which has none."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is written by several statements, which belong into one transaction."""
+        waits = self.limit_key is not None and isinstance(self.outcome, (Retried, Released))
+        return waits or self.follow_up is not None

@@ -1,0 +1,301 @@
+"""What becomes of a job after an attempt: the signals a handler may raise, and the decision.
+
+Nothing here touches a database; given the same attempt and the same exception the decision is the same but
+for jitter.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback as tracebacks
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
+from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds, readable
+from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError, SealError, WorkerLostError
+from sqlq.model.backoff import Backoff, exponential
+from sqlq.model.checks import checked_priority, checked_queue
+from sqlq.model.history import UNKNOWN, Course, written
+from sqlq.model.job import ClaimedJob
+from sqlq.model.job_result import FailureReason
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
+
+log = logging.getLogger("sqlq.worker")
+
+
+class Signal(Exception):  # noqa: N818  # raised to say something, not because something went wrong
+    """What a handler raises to say how its attempt ends, other than by returning or failing."""
+
+
+class Retry(Signal):
+    """Raise in a handler to end this attempt as failed and try again, after `delay` or else the task's own
+    backoff.
+
+    The attempt counts: when it was the last one, the job fails. Chain the cause with `raise Retry("5m") from
+    error`, and it is what the job's errors show.
+
+    `delay` may be a moment, a datetime with a time zone; one that is past means at once. The next attempts
+    have this `priority` and are in this `queue`; a job of an App that seals stays in its own. Raises
+    `ConfigurationError` for options that are none.
+
+    >>> raise Retry("30s", priority=-10)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        delay: Duration | datetime | None = None,
+        *,
+        priority: int | None = None,
+        queue: str | None = None,
+    ) -> None:
+        self.delay_ms: int | None = None
+        self.at: datetime | None = None
+        if delay is not None:
+            self.delay_ms, self.at = _wait(delay, "Retry(delay)")
+        self.priority = None if priority is None else checked_priority(priority, ConfigurationError)
+        self.queue = None if queue is None else checked_queue(queue, ConfigurationError)
+        super().__init__(
+            "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
+        )
+
+
+class Snooze(Signal):
+    """Raise in a handler to run the job again after `delay`, or at a moment as with `Retry`, without counting
+    the attempt.
+
+    A job may be given back 1,000 times; after that a snooze counts as a failed attempt, so that no job
+    circles for ever.
+    """
+
+    priority = queue = None
+
+    def __init__(self, delay: Duration | datetime) -> None:
+        self.delay_ms, self.at = _wait(delay, "Snooze(delay)")
+        super().__init__(f"the handler asked to be run again in {delay}")
+
+
+def _wait(delay: Duration | datetime, what: str) -> tuple[int, datetime | None]:
+    """Return how long to wait, and until when where that is a moment: the database's clock decides about it,
+    and the wait until then is for the log and for when to look."""
+    if not isinstance(delay, datetime):
+        return milliseconds(delay, what), None
+    at = aware(delay, what)
+    return milliseconds(max(at - datetime.now(UTC), timedelta()), what), at
+
+
+class Cancel(Signal):
+    """Raise in a handler to end the job for good without calling it a failure; `reason` is kept with it."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = None if reason is None else scrubbed(str(reason), ERROR_BYTES)
+        super().__init__(reason or "the handler cancelled the job")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed attempt is followed by another: listed exceptions only, or never after listed ones."""
+
+    backoff: Backoff = exponential()  # noqa: RUF009  # immutable
+    retry_on: tuple[type[BaseException], ...] | None = None
+    fail_on: tuple[type[BaseException], ...] = ()
+
+    def retries(self, error: BaseException) -> bool:
+        if isinstance(error, self.fail_on):
+            return False
+        return self.retry_on is None or isinstance(error, self.retry_on)
+
+    def wait_ms(self, attempts: int) -> int:
+        """Return the wait before the next attempt; a callable that fails must not lose the job, so it gets
+        the default."""
+        try:
+            return milliseconds(self.backoff(attempts), "what the backoff callable returned")
+        # SystemExit and what cannot be shown, too: this is called where an attempt ends, in its slot's thread
+        except BaseException as error:  # guard: a-backoff-that-fails-loses-nothing
+            log.warning("the backoff of a task failed (%s), so the default is used", describe(error).message)
+            return milliseconds(_DEFAULT(attempts), "backoff")
+
+
+_DEFAULT: Final = exponential()
+DEFAULT_POLICY: Final = RetryPolicy()
+
+
+def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_POLICY) -> Outcome:
+    """Say how an attempt that raised `error` ends."""
+    match error:
+        case Cancel():
+            return Cancelled(error.reason)
+        case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
+            return Released(error.delay_ms, snoozed=True, at=error.at)
+        case Snooze() | Retry():
+            outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
+            if isinstance(outcome, Failed):
+                return outcome
+            return replace(outcome, at=error.at, priority=error.priority, queue=error.queue)
+        case JobTimeoutError() if isinstance(error, policy.fail_on):
+            return Failed("timeout", describe(error))
+        case JobTimeoutError():
+            return failed(job, describe(error), policy, reason="timeout")
+        case _ if not policy.retries(error):
+            return Failed("error", describe(error))
+        case _:
+            return failed(job, describe(error), policy)
+
+
+def follows(attempts: int, max_attempts: int) -> bool:
+    """Say whether another attempt follows so many that failed: the one place where that is decided."""
+    return attempts < max_attempts  # guard: attempts-are-bounded
+
+
+def failed(
+    job: ClaimedJob,
+    error: ErrorText,
+    policy: RetryPolicy = DEFAULT_POLICY,
+    *,
+    reason: FailureReason = "error",
+    delay_ms: int | None = None,
+) -> Retried | Failed:
+    """Return the outcome of an attempt that failed: another one after `delay_ms`, or else the policy's wait;
+    none where it was the last."""
+    if not follows(job.attempts, job.max_attempts):
+        return Failed(reason, error)
+    wait_ms = policy.wait_ms(job.attempts) if delay_ms is None else delay_ms
+    return Retried(min(wait_ms, LONGEST_MS), error, reason)
+
+
+def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = False) -> Outcome:
+    """Return the outcome of an attempt that its worker breaks off, or cannot start: it does not count, until
+    the job was given back too often (G3).
+
+    It keeps its place in the queue, unless its worker puts it off: for `delay_ms`, or where the processes it
+    needs are `crowded` for a second, and longer each time.
+    """
+    if job.releases < MAX_RELEASES:
+        return Released(milliseconds(_crowded(job.releases + 1), "delay") if crowded else delay_ms)
+    error = ErrorText("sqlq.errors.SqlqError", f"given back {job.releases} times without finishing")
+    return failed(job, error, delay_ms=delay_ms or 0)
+
+
+def broken_off(job: ClaimedJob) -> Outcome:
+    """Return the outcome of an attempt that had started when its worker had to leave: it does not count, but
+    for a job that may start only once. That one has failed, as if its worker had been lost."""
+    if follows(1, job.max_attempts):  # guard: what-starts-once-is-not-given-back
+        return given_back(job)
+    why = "its worker had to leave before the handler ended, and with max_attempts=1 it starts only once"
+    return Failed("worker_lost", describe(WorkerLostError(why)))
+
+
+def put_off(
+    job: ClaimedJob,
+    reason: Literal["unknown_task", "bad_payload", "bad_signature"],
+    why: str,
+    error: Exception,
+    others: str = "another worker's code is newer or older",
+) -> Outcome:
+    """Return the outcome of a job that this worker cannot run, but another may, and say so in the log: put
+    back with a growing delay, and failed when none could run it for a day."""
+    if (job.unknown_ms or 0) >= UNKNOWN_TASK_MS or job.releases >= MAX_RELEASES:
+        return Failed(reason, describe(error))
+    delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
+    log.warning(
+        "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met",
+        *(job.id, scrubbed(why, 500), readable(delay_ms), others, readable(UNKNOWN_TASK_MS)),
+        extra={
+            "job_id": job.id,
+            "task": job.task,
+            "queue": job.queue,
+            "attempt": job.attempts,
+            "event": reason,
+        },
+    )
+    return Released(delay_ms, unknown_task=True, reason=reason)  # guard: unknown-task-is-put-back
+
+
+def put_off_without_key(job: ClaimedJob, error: SealError) -> Outcome:
+    """Return the outcome of a job whose payload, or what it takes, is sealed with a key that is not here."""
+    # guard: without-a-key-it-is-put-back
+    return put_off(job, "bad_signature", str(error), error, "another worker has that")
+
+
+_put_off: Final = exponential("1s", cap="10m")
+_crowded: Final = exponential("1s", cap="1m")
+
+
+def wait_after_loss_ms(losses: int) -> int:
+    """Return how long a job waits that has lost a worker so often before: not at all after the first loss,
+    which is usually the machine's fault; with backoff when it happens again."""
+    return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
+
+
+def describe(error: BaseException) -> ErrorText:
+    """Return an exception as text that any database can store, at most 64 KiB in all.
+
+    Never raises: an exception whose `__str__` raises is still an error that must be recorded. Frame locals
+    are not kept, since they hold what was never meant to be stored.
+    """
+    kind = type(error)
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"<its __str__ raised {type(second).__name__}>"
+    try:
+        trace = "".join(tracebacks.format_exception(error)) if error.__traceback__ is not None else None
+    except BaseException as second:
+        trace = f"<no traceback: formatting it raised {type(second).__name__}>"
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return ErrorText(
+        exception=scrubbed(name, 512),
+        message=scrubbed(message, ERROR_BYTES // 4),
+        traceback=None if trace is None else scrubbed(trace, ERROR_BYTES // 2),
+    )
+
+
+class _Text(Exception):  # noqa: N818  # shown as the cause of another, and never raised
+    """The traceback of an exception of another process."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return f"\n{self._text}"
+
+
+def remote_error(error: ErrorText) -> BaseException:
+    """Return an exception for error reporters that stands for one of which there is only text, because
+    another process met it."""
+    found = ExecutionError(f"{error.exception}: {error.message}")
+    found.__cause__ = None if error.traceback is None else _Text(error.traceback)
+    return found
+
+
+def scrubbed(value: str, limit: int) -> str:
+    """Return text without what databases refuse (NUL, lone surrogates), cut to `limit` bytes of UTF-8 in the
+    middle.
+
+    Head and tail are kept: the one says what was tried, the other what went wrong.
+    """
+    cut = len(value) > limit
+    if cut:  # a text of 50 MB is not encoded whole to keep 64 KiB of it
+        value = value[:limit] + value[-limit:]
+    data = _UNSTORABLE.sub(lambda match: "\u2400" if match[0] == "\0" else "\ufffd", value).encode()
+    if not cut and len(data) <= limit:
+        return data.decode()
+    mark = b"\n... cut ...\n"
+    half = (limit - len(mark)) // 2
+    return (data[:half] + mark + data[-half:]).decode("utf-8", "ignore")
+
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # guard: texts-are-scrubbed
+
+
+def error_record(attempts: int, reason: str, error: ErrorText, course: Course | None = None) -> str:
+    """Return the JSON object that stays with a job for an attempt that failed.
+
+    Its `at` is by this machine's clock unless its course says when it ended: it is read by people and decides
+    nothing.
+    """
+    said = {"reason": reason, "exception": error.exception, "message": error.message[:500]}
+    return written(attempts, said, course or UNKNOWN)

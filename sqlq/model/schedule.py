@@ -1,0 +1,461 @@
+"""When a schedule is due, and for which of its moments a job is enqueued.
+
+Nothing here looks at a clock or a database: what is due follows from the plan, from the moment up to which it
+was decided, and from the moment that the database says it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from itertools import islice, pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
+
+from sqlq.config.durations import Duration, aware, milliseconds, readable, written
+from sqlq.errors import ConfigurationError
+from sqlq.model.checks import Rule
+from sqlq.model.job import NewJob
+
+CatchUp: TypeAlias = Literal["latest", "all", "skip"]
+Overlap: TypeAlias = Literal["allow", "skip", "queue"]
+
+SHORTEST_MS = 1_000
+MOST_CAUGHT_UP = 1_000
+"""So many jobs at most follow an outage with `catch_up="all"`: those of the newest moments."""
+LATE = timedelta(seconds=60)
+"""With `catch_up="skip"` a moment that is further past has been missed."""
+QUEUE_LOOK = timedelta(seconds=1)
+"""How often a moment that waits for the job before looks whether that has ended."""
+MENDED_LOOK = timedelta(seconds=60)
+"""How often a schedule that could not be ticked is tried again."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+INSTANT = timedelta(microseconds=1)
+_WINDOW = timedelta(hours=1)
+_EXAMPLES = 64
+"""Of so many moments the shortest distance is taken for the period, which jitter must not reach."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When jobs are enqueued: by a cron expression, every so often, or once at a moment.
+
+    `cron` has five fields, minute hour day month weekday, or six with the second first; `@hourly`, `@daily`,
+    `@weekly`, `@monthly` and `@yearly` are taken, too. It is read in `timezone`, an IANA name, UTC unless
+    given. Where clocks are put forward, a job at a fixed time that is left out comes at once after the gap;
+    where they are put back, it comes once, at the first of the two. What has `*` for its hour, or begins its
+    minutes with `*`, goes by elapsed time. `every` is a duration of 1 s or more: its moments are counted from
+    `starts`, or else from 1970 in UTC, so that "1h" is each full hour. `at` is one moment.
+
+    There are no moments before `starts`, nor from `ends` on, and no more jobs than `repeats`. With `jitter` a
+    job is available up to so long after its moment. `catch_up` says what follows an outage: one job for the
+    "latest" moment missed, jobs for "all" of them (at most the newest 1,000), or with "skip" none for moments
+    more than 60 s past. `overlap` says what becomes of a moment at which the last job has not ended: "allow"
+    enqueues another, "skip" none, and "queue" waits until it has ended. Raises `ConfigurationError` for what
+    cannot be.
+
+    >>> Schedule("0 3 * * *", timezone="Europe/Berlin").next(datetime(2026, 3, 28, 12, tzinfo=UTC))
+    datetime.datetime(2026, 3, 29, 1, 0, tzinfo=datetime.timezone.utc)
+    """
+
+    cron: str | None = None
+    _: KW_ONLY
+    every: Duration | None = None
+    at: datetime | None = None
+    timezone: str | None = None
+    repeats: int | None = None
+    starts: datetime | None = None
+    ends: datetime | None = None
+    jitter: Duration | None = None
+    catch_up: CatchUp = "latest"
+    overlap: Overlap = "allow"
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("cron", "every", "at") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigurationError(
+                f"{' and '.join(given)} are given together: a schedule has one of cron, every and at"
+                if given
+                else 'the schedule says no moment: give cron="0 3 * * *", every="90s" or at=a moment'
+            )
+        for name in ("every", "jitter"):
+            if (duration := getattr(self, name)) is not None:
+                self._become(name, timedelta(milliseconds=milliseconds(duration, name)))
+        for name in ("at", "starts", "ends"):
+            if (moment := getattr(self, name)) is not None:
+                # in whole milliseconds, as every database keeps it: else it would be due before it is
+                whole = aware(moment, name).astimezone(UTC)
+                # guard: moments-are-whole
+                self._become(name, whole.replace(microsecond=whole.microsecond // 1000 * 1000))
+        self._check_choices()
+        self._check_span()
+        if self.cron is not None:
+            self._become("cron", _checked_cron(self.cron))
+            _zone(self.timezone)
+            if next(self._moments(_EPOCH), None) is None:
+                raise ConfigurationError(f"cron is {self.cron!r}, of which there is no moment in 50 years")
+        elif self.timezone is not None:
+            raise ConfigurationError(
+                f"timezone is {self.timezone!r}, but only cron is read in a time zone: leave it out"
+            )
+        self._check_jitter()
+
+    def _become(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_choices(self) -> None:
+        for name, choices in (("catch_up", get_args(CatchUp)), ("overlap", get_args(Overlap))):
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigurationError(f"{name} is {value!r}: it is one of {', '.join(choices)}")
+        if self.repeats is not None and (
+            not isinstance(self.repeats, int) or isinstance(self.repeats, bool) or self.repeats < 1
+        ):
+            raise ConfigurationError(f"repeats is {self.repeats!r}: it is a whole number from 1 on")
+
+    def _check_span(self) -> None:
+        if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
+            raise ConfigurationError(f"every is {_said(self.every)}: it must be at least 1 s")
+        if self.starts is not None and self.ends is not None and self.ends <= self.starts:
+            raise ConfigurationError(
+                f"ends is {self.ends.isoformat()}, which is not after starts ({self.starts.isoformat()}): "
+                "there is no moment between them"
+            )
+
+    def _check_jitter(self) -> None:
+        period = self._period()
+        if isinstance(self.jitter, timedelta) and period is not None and self.jitter >= period:
+            raise ConfigurationError(
+                f"jitter is {_said(self.jitter)}, and the moments are {_said(period)} apart: give less"
+            )
+
+    def _period(self) -> timedelta | None:
+        """Return the shortest time between two of the next moments; None where there is one alone."""
+        if isinstance(self.every, timedelta):
+            return self.every
+        moments = islice(self._moments(datetime(2024, 1, 1, tzinfo=UTC)), _EXAMPLES)
+        return min((later - earlier for earlier, later in pairwise(moments)), default=None)
+
+    # -- moments ---------------------------------------------------------------------------------------------
+
+    def next(self, after: datetime) -> datetime | None:
+        """Return the first moment after another one, in UTC; None where there is none."""
+        return next(self.moments(after), None)
+
+    def moments(self, after: datetime) -> Iterator[datetime]:
+        """Yield the moments after another one, in UTC and ascending; `repeats` does not count here."""
+        if self.starts is not None:
+            after = max(after, self.starts - INSTANT)
+        for moment in self._moments(after):
+            if self.ends is not None and moment >= self.ends:
+                return
+            yield moment
+
+    def _moments(self, after: datetime) -> Iterator[datetime]:
+        if self.at is not None:
+            if self.at > after:
+                yield self.at
+        elif isinstance(self.every, timedelta):
+            anchor = self.starts or _EPOCH
+            number = (after - anchor) // self.every + 1
+            while True:
+                yield anchor + number * self.every
+                number += 1
+        else:
+            yield from self._by_cron(after)
+
+    def _by_cron(self, after: datetime) -> Iterator[datetime]:
+        from cronsim import CronSim
+
+        last = after
+        for found in CronSim(self.cron or "", after.astimezone(_zone(self.timezone))):
+            moment = found.astimezone(UTC)
+            # After a gap two times of day may fall together, and within the hour that comes twice the first
+            # of the two lies behind: each moment comes once, and none before the one before it.
+            if moment > last:  # guard: a-moment-comes-once
+                last = moment
+                yield moment
+
+    def due(self, since: datetime, until: datetime, most: int = MOST_CAUGHT_UP + 1) -> Due:
+        """Return the moments after `since`, up to and with `until`, and the first one after that; of more
+        than `most` only the newest, found without going through all of them."""
+        window = _WINDOW
+        while True:
+            begin = max(since, until - window)
+            found: list[datetime] = []
+            later = None
+            for moment in self.moments(begin):
+                if moment > until:
+                    later = moment
+                    break
+                found.append(moment)
+            if begin == since or len(found) >= most:
+                return Due(found[-most:], later)
+            window *= 4
+
+    # -- in a row --------------------------------------------------------------------------------------------
+
+    def as_text(self) -> str:
+        """Return the schedule as a row has it: JSON of what is not as it is by default."""
+        found: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default:
+                found[each.name] = _stored(value)
+        return json.dumps(found, sort_keys=True, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        if self.at is not None:
+            return f"at {written(self.at)}"
+        if isinstance(self.every, timedelta):
+            return f"every {_said(self.every)}"
+        return str(self.cron) if self.timezone is None else f"{self.cron} {self.timezone}"
+
+
+class Due(NamedTuple):
+    """The moments that are due, ascending, and the next one, if there is one."""
+
+    moments: list[datetime]
+    later: datetime | None
+
+
+class Turn(NamedTuple):
+    """What becomes of a schedule that is due: for which moments jobs are enqueued, how many get none, up to
+    where that is decided, and when to look next."""
+
+    moments: list[datetime]
+    skipped: int
+    last_at: datetime
+    next_at: datetime | None
+
+
+def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive: bool) -> Turn:
+    """Decide what becomes of the moments after `last_at` that are due `now`; `ticks` jobs were enqueued so
+    far, and `alive` says whether the last of them has not ended."""
+    moments, later = plan.due(last_at, now)
+    if not moments:
+        return Turn([], 0, last_at, None if _is_spent(plan, ticks) else later)
+    if alive and plan.overlap == "queue":
+        return Turn([], 0, last_at, now + QUEUE_LOOK)  # guard: queue-waits
+    chosen = _caught_up(plan, moments, now)
+    if plan.overlap == "skip":
+        chosen = [] if alive else chosen[-1:]  # guard: overlap-is-skipped
+    elif plan.overlap == "queue":
+        chosen = chosen[:1]
+    if plan.repeats is not None:
+        chosen = chosen[: max(0, plan.repeats - ticks)]  # guard: no-more-than-repeats
+    # the others of a queue are decided when it is their turn
+    decided = chosen[-1] if chosen and plan.overlap == "queue" else moments[-1]
+    skipped = sum(moment <= decided for moment in moments) - len(chosen)
+    if _is_spent(plan, ticks + len(chosen)):
+        return Turn(chosen, skipped, decided, None)
+    return Turn(chosen, skipped, decided, later if decided == moments[-1] else now + QUEUE_LOOK)
+
+
+def _caught_up(plan: Schedule, moments: list[datetime], now: datetime) -> list[datetime]:
+    if plan.catch_up == "all":
+        return moments[-MOST_CAUGHT_UP:]
+    if plan.catch_up == "skip":
+        return [moment for moment in moments[-1:] if now - moment <= LATE]
+    return moments[-1:]
+
+
+def _is_spent(plan: Schedule, ticks: int) -> bool:
+    return plan.repeats is not None and ticks >= plan.repeats
+
+
+@lru_cache(maxsize=20_000)
+def read(text: str) -> Schedule:
+    """Return the schedule in a row. Raises `ConfigurationError` for text that is none, as another program or
+    a newer release may have written it."""
+    try:
+        found = json.loads(text)
+        options = {name: _restored(name, value) for name, value in found.items()}
+        unknown = options.keys() - {each.name for each in fields(Schedule)}
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise ConfigurationError(f"the plan of this schedule cannot be read: {text[:200]}") from None
+    if unknown:
+        raise ConfigurationError(f"the plan of this schedule says {', '.join(sorted(unknown))}, unknown here")
+    return Schedule(**options)
+
+
+_DURATIONS, _MOMENTS = ("every", "jitter"), ("at", "starts", "ends")
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value // timedelta(milliseconds=1)
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _restored(name: str, value: Any) -> Any:
+    if name in _DURATIONS:
+        return timedelta(milliseconds=int(value))
+    return datetime.fromisoformat(value) if name in _MOMENTS else value
+
+
+def _said(duration: timedelta) -> str:
+    return readable(duration / timedelta(milliseconds=1))
+
+
+# -- what is given -------------------------------------------------------------------------------------------
+
+
+class Options(TypedDict, total=False):
+    """The options of a plan, as those of `sqlq.Schedule`."""
+
+    cron: str | None
+    every: Duration | None
+    at: datetime | None
+    timezone: str | None
+    repeats: int | None
+    starts: datetime | None
+    ends: datetime | None
+    jitter: Duration | None
+    catch_up: CatchUp | None
+    overlap: Overlap | None
+
+
+def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule:
+    """Return the schedule that is meant by a Schedule, a cron expression, or options by name."""
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if isinstance(when, Schedule):
+        if said:
+            raise ConfigurationError(
+                f"a Schedule and {', '.join(said)} are given together: say it all in the Schedule"
+            )
+        return when
+    if when is None:
+        return Schedule(**said)
+    if not isinstance(when, str):
+        raise ConfigurationError(
+            f'the schedule is {when!r}: give a sqlq.Schedule or a cron expression such as "0 3 * * *"'
+        )
+    if "cron" in said:
+        raise ConfigurationError("two cron expressions are given: leave one out")
+    return Schedule(when, **said)
+
+
+def checked_template(job: Any, name: str) -> NewJob[Any]:
+    """Return the job of a schedule. Raises `ConfigurationError` for what cannot be enqueued again and
+    again."""
+    if not isinstance(job, NewJob):
+        raise ConfigurationError(
+            f"the schedule {name!r} was given {type(job).__name__}: it takes what task.new(…) returns"
+        )
+    if job.results:  # guard: a-schedule-takes-no-results
+        raise ConfigurationError(
+            f"an argument of the job of the schedule {name!r} is {job.results[0][1]!r}: a schedule has no "
+            "steps; give it a job that enqueues the flow"
+        )
+    if job.available_at is not None:
+        raise ConfigurationError(
+            f"the job of the schedule {name!r} has an available_at of its own: the schedule says when"
+        )
+    if job.start_by is not None:
+        raise ConfigurationError(
+            f"the job of the schedule {name!r} has to start by one moment: say how long after it is due, "
+            'as in expires="90s"'
+        )
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A schedule as code declares it: its name, its plan, and its job."""
+
+    name: str
+    plan: Schedule
+    job: NewJob[Any]
+
+
+class Declarations:
+    """The schedules that the code of an App declares, and the service that it says to be."""
+
+    def __init__(self, service: str | None = None) -> None:
+        self.service = service
+        self.declared: dict[str, Declared] = {}
+
+    def add(self, new: Declared) -> None:
+        """Declare a schedule. Raises `ConfigurationError` where another one has its name."""
+        known = self.declared.setdefault(new.name, new)
+        if known != new:
+            raise ConfigurationError(
+                f"two schedules are named {new.name!r} ({known.plan} of {known.job.task}, and {new.plan} of "
+                f"{new.job.task}): give one of them another name"
+            )
+
+
+_IN_COLUMNS = frozenset({"task", "queue", "payload"})
+_NOT_KEPT = frozenset({"available_at", "given", "schedule", "scheduled_for"})
+
+
+def options_text(job: NewJob[Any]) -> str:
+    """Return what a job says beside its task, queue and payload, as a schedule's row has it."""
+    plain = NewJob("", "", "", None)
+    found = {
+        each.name: value
+        for each in fields(job)
+        if each.name not in _IN_COLUMNS | _NOT_KEPT
+        and (value := getattr(job, each.name)) != getattr(plain, each.name)
+    }
+    return json.dumps(found, sort_keys=True, ensure_ascii=False)
+
+
+def template(task: str, queue: str, payload: str, options: str) -> NewJob[Any]:
+    """Return the job in a schedule's row. Raises `ConfigurationError` for options that are none, or unknown
+    here."""
+    try:
+        found = json.loads(options)
+        if "rule" in found:
+            found["rule"] = Rule(*found["rule"])
+        return replace(NewJob(task, payload, queue, None), **found)
+    except (ValueError, TypeError, RecursionError):
+        raise ConfigurationError(f"the options of its job cannot be read: {options[:200]}") from None
+
+
+_NICKNAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""As crontab(5) has them, but for @reboot, which is no time."""
+
+
+def _checked_cron(cron: Any) -> str:
+    from cronsim import CronSim, CronSimError
+
+    form = (
+        'five fields, minute hour day month weekday, as in "0 3 * * *", six with the second first, or one of '
+        f"{', '.join(_NICKNAMES)}"
+    )
+    if not isinstance(cron, str):
+        raise ConfigurationError(f"cron is {cron!r}: it is text of {form}")
+    cron = _NICKNAMES.get(cron.strip().lower(), cron)
+    try:
+        CronSim(cron, _EPOCH)
+    except (CronSimError, ValueError, AssertionError, TypeError) as error:
+        raise ConfigurationError(
+            f"cron is {cron!r} ({str(error).lower() or 'unreadable'}): it has {form}"
+        ) from None
+    return " ".join(cron.split())
+
+
+@lru_cache(maxsize=1_000)
+def _zone(name: str | None) -> tzinfo:
+    if name is None or name == "UTC":
+        return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        raise ConfigurationError(
+            f"timezone is {name!r}, which this machine does not know: give an IANA name such as "
+            '"Europe/Berlin" (where a machine has no zones at all: pip install tzdata)'
+        ) from None

@@ -1,0 +1,551 @@
+"""Tasks: a name, a handler and its options; and the registry of them.
+
+A worker runs what is registered and nothing else: a name in a row is looked up, never imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
+
+from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
+from sqlq.config.durations import Duration
+from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
+from sqlq.model.backoff import BackoffOption, backoff_from
+from sqlq.model.callbacks import Follower
+from sqlq.model.checks import (
+    checked_expires,
+    checked_follow_up,
+    checked_max_attempts,
+    checked_name,
+    checked_priority,
+    checked_queue,
+    checked_retention,
+    checked_timeout,
+)
+from sqlq.model.flow import Group, Result, Step, results_in
+from sqlq.model.foreign_names import NameOfAnotherQueue
+from sqlq.model.job import KEPT, Kept, NewJob
+from sqlq.model.job_result import Ended, Follows
+from sqlq.model.limit import AnyLimit
+from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
+from sqlq.model.retry import RetryPolicy
+from sqlq.payload.annotations import (
+    Arguments,
+    Conversion,
+    Conversions,
+    awaited,
+    conversion_of,
+    hints_of,
+    may_become,
+    never_none,
+    positional_names,
+    takes_object,
+)
+from sqlq.payload.codec import MisfitError, decode, encode, encode_plain
+from sqlq.payload.headers import NO_HEADERS
+from sqlq.payload.headers import checked as checked_headers
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+Isolate = bool | Literal["fresh"]
+"""Whether jobs run in a process of their own: kept for the next such job, or for one job alone."""
+
+
+@dataclass(frozen=True)
+class Task(Generic[P, R]):
+    """A handler under a name, with the options its jobs start from.
+
+    Calling a task calls its handler, here and now, as if it were not decorated, where the App's
+    `direct_calls` lets it. `.new(…)` makes a job of it.
+    """
+
+    name: str
+    handler: Callable[P, R]
+    queue: str = DEFAULT_QUEUE
+    max_attempts: int = MAX_ATTEMPTS
+    priority: int = 0
+    timeout_ms: int | None = None
+    retry: RetryPolicy = RetryPolicy()  # noqa: RUF009  # immutable
+    isolate: Isolate = False
+    is_async: bool = False
+    on_success: str | None = None
+    """The task that follows its jobs that have finished, as rows name it; None where none does."""
+    on_failure: str | None = None
+    limit: AnyLimit | None = None
+    """What its jobs wait for their turn at."""
+    aliases: tuple[str, ...] = ()
+    """Names it had before, under which its jobs may still wait."""
+    around: tuple[Scope, ...] | None = ()
+    """What surrounds its attempts beside what surrounds those of all tasks; None where nothing is to."""
+    retention_ms: int | None = None
+    """How long its jobs are kept after their end; None where the App says it."""
+    expires_ms: int | None = None
+    """How long after they are due its jobs may be started; None for no limit."""
+    says_expires: bool = False
+    """Whether it is the task that says so, and not its queue or the App."""
+    headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
+    """What its jobs have where they do not say otherwise."""
+    elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
+    """The task as it is in other queues than its own, by their names, where they say something themselves."""
+    surroundings: tuple[Scope, ...] = field(default=(), init=False, repr=False, compare=False)
+    """All that surrounds its attempts, the outermost first; chosen by the registry."""
+    app: Any = field(default=None, init=False, repr=False, compare=False)
+    """The App that it is registered with."""
+    _signature: inspect.Signature = field(default_factory=inspect.Signature, repr=False, compare=False)
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.app is not None:
+            self.app.called(self.name)
+        return self.handler(*args, **kwargs)
+
+    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:
+        """Return a job of this task with these arguments, for `app.enqueue`.
+
+        The arguments are bound to the handler's signature and turned into JSON now: later changes to a list
+        that was passed do not matter. A value goes as its annotation says (a UUID as its text), else as it is
+        if it is JSON; tuples that no annotation names arrive as lists. Raises `ArgumentsError` when they do
+        not fit the signature, when None is given for a parameter annotated as something that cannot be None,
+        when a value has no form in JSON or would not arrive as it was sent (the message names its path), or
+        when all of it exceeds 1 MiB.
+
+        >>> job = send_receipt.new(order.id)  # doctest: +SKIP
+        """
+        least, most = self._positional
+        usual = not kwargs and least <= len(args) <= most and self._is_plain and self._has_no_keys
+        if usual and (text := encode_plain(args)) is not None:
+            return self._unfilled.with_payload(text)
+        if (misfit := self.misfit(args, kwargs)) is not None:
+            raise ArgumentsError(misfit)
+        if results := results_in(args, kwargs):
+            return self._of_results(args, kwargs, results)
+        if any(value is None for value in (*args, *kwargs.values())):
+            self._refuse_none(self._signature.bind(*args, **kwargs).arguments)
+        if (conversions := self._conversions) is None:
+            payload = self._encoded(args, kwargs)
+        else:
+            payload = self._encoded(*conversions.encode(args, kwargs, f"{self.name}: "))
+        return self._keyed(self._unfilled.with_payload(payload), args, kwargs)
+
+    def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return arguments as a payload. An error names the parameter."""
+        return encode(args, kwargs, f"{self.name}: ", self._positional_names)
+
+    @cached_property
+    def _positional_names(self) -> list[str]:
+        return positional_names(self._signature)
+
+    def _keyed(self, job: NewJob[R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[R]:
+        """Return a job with the key that its arguments make for the limit of its task."""
+        if self._has_no_keys or self.limit is None:
+            return job
+        return replace(job, limit_key=self.limit.key_for(self.name, self._signature, args, kwargs))
+
+    @cached_property
+    def _has_no_keys(self) -> bool:
+        """Whether no limit has keys that arguments make."""
+        return self.limit is None or self.limit.is_plain
+
+    def map(self, items: Iterable[Any]) -> Group[R]:
+        """Return a group of one job for each item, which is its one argument; see `sqlq.group`.
+
+        >>> app.enqueue(resize.map(["a.png", "b.png"]).then(publish))  # doctest: +SKIP
+        """
+        if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+            raise ArgumentsError(
+                f"{self.name}: map takes a list of arguments, one for each job, not {items!r}: write "
+                f"map([{items!r}]) for one job"
+            )
+        make: Callable[..., NewJob[R]] = self.new
+        return Group([make(item) for item in items])
+
+    def _of_results(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[tuple[int | str, Result]]
+    ) -> NewJob[R]:
+        """Return a job of which some arguments are results of steps before it: null stands in their
+        places."""
+        for where, result in results:
+            self._refuse_result(where, result)
+        places = {where for where, _ in results}
+        known: Sequence[Any] = [None if i in places else value for i, value in enumerate(args)]
+        named = {name: None if name in places else value for name, value in kwargs.items()}
+        if (conversions := self._conversions) is not None:
+            known, named = conversions.encode(known, named, f"{self.name}: ", but=places)
+        payload = self._encoded(known, named)
+        return self._keyed(
+            replace(self._unfilled.with_payload(payload), results=tuple(results)), args, kwargs
+        )
+
+    def _refuse_result(self, where: int | str, result: Result) -> None:
+        """Raise `ArgumentsError` where a step returns what the handler certainly does not take."""
+        if result.is_list or not isinstance(result.source, Step):
+            return
+        before = None if self.app is None else self.app.tasks.get(result.source.job.task)
+        if before is None:
+            return
+        names = list(self._signature.parameters)  # of which the last may stand for many
+        name = names[min(where, len(names) - 1)] if isinstance(where, int) else where
+        wanted, returned = self._hints.get(name, Any), before.returns
+        if not may_become(returned, wanted):
+            raise ArgumentsError(
+                f"{self.name}: {name} is the result of {before.name}, which returns {_shown(returned)}, and "
+                f"it is annotated as {_shown(wanted)}"
+            )
+
+    @cached_property
+    def _unfilled(self) -> NewJob[R]:
+        """A job of this task, without arguments."""
+        return NewJob(
+            task=self.name,
+            payload="{}",
+            queue=self.queue,
+            max_attempts=self.max_attempts,
+            priority=self.priority,
+            timeout_ms=self.timeout_ms,
+            retention_ms=self.retention_ms,
+            expires_ms=self.expires_ms,
+            on_success=self.on_success,
+            on_failure=self.on_failure,
+            limit_key=self.limit.plain_key if self.limit is not None and self.limit.is_plain else None,
+            rule=None if self.limit is None else self.limit.rule,
+            given=frozenset({"expires_ms"} if self.says_expires else ()),
+        )
+
+    @property
+    def without_arguments(self) -> NewJob[R]:
+        """A job without arguments, whose annotations are not looked at: they may name what comes later."""
+        return self._unfilled
+
+    def as_follow_up(self, option: str, error: type[Exception]) -> str:
+        """Return this task as the rows of other jobs name it, which it follows. Raises `error` where its
+        handler does not take how a job ended as its one argument."""
+        if (misfit := self.misfit([None], {})) is not None:
+            raise error(
+                f"{option} is {misfit}: its handler is called with how the job ended, as in def "
+                "alarm(ended: sqlq.Ended)"
+            )
+        name = next(iter(self._signature.parameters))
+        # read anew when it is called: annotations may name what comes later
+        hint = hints_of(self.handler).get(name, Any)
+        if hint is not Ended and not takes_object(hint, asdict(_AN_ENDING)):  # guard: a-follow-up-fits
+            raise error(
+                f"{option} is {self.name}, whose {name} is annotated as {_shown(hint)}: its handler is "
+                "called with how the job ended, as in def alarm(ended: sqlq.Ended)"
+            )
+        return Follower(self.name, self.queue, self.priority).as_text()
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether no annotation makes something else of numbers and text."""
+        return self._conversions is None
+
+    def new_from_json(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
+        """Return a job from arguments as JSON has them, as a command line or a web page knows them: text for
+        a UUID or a moment, an object for a dataclass. Otherwise as `new`."""
+        args, kwargs = self.from_json([*args], {**(kwargs or {})})
+        make: Callable[..., NewJob] = self.new
+        return make(*args, **kwargs)
+
+    def arguments(self, payload: str | bytes) -> Arguments:
+        """Return the arguments in a payload, as the handler gets them. Raises as `from_json`, and
+        `ArgumentsError` for a payload that cannot be read."""
+        return self.from_json(*decode(payload))
+
+    def from_json(self, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Return the arguments that this JSON stands for, by the handler's annotations.
+
+        Raises `MisfitError` where the handler here does not take them, but that of another release may, and
+        `ArgumentsError` for a value that is not what its annotation says.
+        """
+        if (misfit := self.misfit(args, kwargs)) is not None:
+            raise MisfitError(misfit)
+        if (conversions := self._conversions) is None:
+            return args, kwargs
+        return conversions.decode(args, kwargs, f"{self.name}: ")
+
+    def _refuse_none(self, arguments: Mapping[str, Any]) -> None:
+        for name in self._never_none:
+            if arguments.get(name, name) is None:
+                raise ArgumentsError(
+                    f"{self.name}: {name} is None, but it is annotated as never None: if it is a new row's "
+                    "id, call session.flush() first"
+                )
+
+    def for_queue(self, queue: str) -> Task[P, R]:
+        """Return the task as it is in a queue."""
+        return self.elsewhere.get(queue, self)
+
+    def surround(self, common: Sequence[Scope], always: Sequence[Scope] = ()) -> None:
+        """Choose what surrounds the attempts: what always does, inside it what is common to all tasks, and
+        inside that the task's own."""
+        scopes = () if self.around is None else (*common, *self.around)  # guard: arounds-nest-in-order
+        object.__setattr__(self, "surroundings", surrounding((*always, *scopes), self.is_async))
+        for other in self.elsewhere.values():
+            other.surround(common, always)
+
+    def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Say why the handler does not take these arguments; None when it does."""
+        least, most = self._positional
+        if not kwargs and least <= len(args) <= most:
+            return None
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return f"{self.name}{self._signature}: {error}"
+        return None
+
+    @cached_property
+    def _positional(self) -> tuple[int, int]:
+        """The least and the largest number of positional arguments that fit, with no others, without binding
+        them one by one; none does where the least is larger."""
+        parameters = self._signature.parameters
+        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
+            return (1, 0)
+        names = self._positional_names
+        return sum(parameters[name].default is inspect.Parameter.empty for name in names), len(names)
+
+    @cached_property
+    def _never_none(self) -> frozenset[str]:
+        """The parameters annotated as something that cannot be None; read late, for annotations may name what
+        comes later."""
+        return frozenset(never_none(self._signature, self._hints))
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return hints_of(self.handler)
+
+    @cached_property
+    def _conversions(self) -> Conversions | None:
+        """What the annotations make of arguments; None where they are plain JSON. Read late, too."""
+        return Conversions.of(self._signature, self._hints)
+
+    @cached_property
+    def returns(self) -> Any:
+        """The annotation of its results."""
+        return awaited(self._hints.get("return", Any))
+
+    @cached_property
+    def result_conversion(self) -> Conversion | None:
+        """What the return annotation makes of results; None where they are plain JSON."""
+        return conversion_of(self.returns)
+
+
+_AN_ENDING = Ended(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
+
+
+def _shown(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint)
+
+
+def make_task(
+    handler: Callable[P, R],
+    *,
+    name: str | None = None,
+    queue: str = DEFAULT_QUEUE,
+    max_attempts: int = MAX_ATTEMPTS,
+    priority: int = 0,
+    timeout: Duration | None = None,
+    backoff: BackoffOption | None = None,
+    retention: Duration | Kept | None = KEPT,
+    expires: Duration | None = None,
+    headers: Mapping[str, Any] | None = None,
+    retry_on: Exceptions | None = None,
+    fail_on: Exceptions = (),
+    isolate: Isolate = False,
+    on_success: Follows | None = None,
+    on_failure: Follows | None = None,
+    aliases: Sequence[str] = (),
+    around: Sequence[Callable[[Any], Any]] | None = (),
+    limit: AnyLimit | None = None,
+) -> Task[P, R]:
+    """Return the task for a handler; every option is checked here, at import, not when the first job
+    fails."""
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{handler!r} cannot be a task: its parameters cannot be read; wrap it in a function of your own"
+        ) from None
+    name = _task_name(handler, name)
+    if is_kind(handler, inspect.isgeneratorfunction) or is_kind(handler, inspect.isasyncgenfunction):
+        raise ConfigurationError(
+            f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
+        )
+    is_async = is_kind(handler, inspect.iscoroutinefunction)
+    if limit is not None:
+        limit.check_for(name, signature)
+    return Task(
+        name=name,
+        handler=handler,
+        queue=checked_queue(queue, ConfigurationError),
+        max_attempts=checked_max_attempts(max_attempts, ConfigurationError),
+        priority=checked_priority(priority, ConfigurationError),
+        timeout_ms=None if timeout is None else checked_timeout(timeout, ConfigurationError),
+        retry=RetryPolicy(
+            backoff=backoff_from(backoff),
+            retry_on=None if retry_on is None else _exceptions(retry_on, "retry_on"),
+            fail_on=_exceptions(fail_on, "fail_on"),
+        ),
+        isolate=_checked_isolate(isolate),
+        is_async=is_async,
+        on_success=_follow_up(on_success, "on_success"),
+        on_failure=_follow_up(on_failure, "on_failure"),
+        limit=limit,
+        aliases=_aliases(aliases),
+        around=task_arounds(around, name, is_async),
+        retention_ms=None
+        if isinstance(retention, Kept)
+        else checked_retention(retention, ConfigurationError),
+        expires_ms=None if expires is None else checked_expires(expires, ConfigurationError),
+        headers=checked_headers(headers, "headers", ConfigurationError) if headers else NO_HEADERS,
+        _signature=signature,
+    )
+
+
+def _checked_isolate(isolate: Isolate) -> Isolate:
+    if isolate not in (True, False, "fresh"):
+        raise ConfigurationError(
+            f'isolate is {isolate!r}: it is True, False, or "fresh" for a process that runs one job alone'
+        )
+    return isolate
+
+
+def _follow_up(task: Follows | None, option: str) -> str | None:
+    return None if task is None else checked_follow_up(task, option, ConfigurationError)
+
+
+def _task_name(handler: Callable[..., Any], name: str | None) -> str:
+    if name is not None:
+        return checked_name(name, "the task's name", ConfigurationError)
+    module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
+    if module is None or qualname is None:
+        raise ConfigurationError(
+            f"{handler!r} has no name of its own: give the task one, as in "
+            "@app.task(name='shop.send_receipt')"
+        )
+    for wrong, why in (
+        (module == "__main__", "is defined in __main__, a module that no worker can import"),
+        ("<lambda>" in qualname, "is a lambda, and has no name"),
+        ("<locals>" in qualname, "is defined inside another function, where no worker can find it"),
+    ):
+        if wrong:
+            raise ConfigurationError(
+                f"{qualname} {why}: define it at the top of an importable module, "
+                "or name the task, as in @app.task(name='shop.send_receipt')"
+            )
+    return checked_name(f"{module}.{qualname}", "the task's name", ConfigurationError)
+
+
+def _aliases(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ConfigurationError(
+            f"aliases is {given!r}: it is a list of names, as in aliases=['shop.send_receipt']"
+        )
+    return tuple(checked_name(name, "an alias", ConfigurationError) for name in given)
+
+
+def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
+    found = given if isinstance(given, tuple) else tuple(given) if isinstance(given, list) else (given,)
+    for kind in found:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ConfigurationError(
+                f"{option} holds {kind!r}: it lists exception classes, as in {option}=(TimeoutError, OSError)"
+            )
+    return found
+
+
+class Registry(Mapping[str, Task[..., Any]]):
+    """The tasks of an App by name. An alias finds its task too, but is not listed."""
+
+    def __init__(self, app: Any = None, always: Sequence[Scope] = ()) -> None:
+        """`always` surrounds the attempts of all tasks, whatever they say."""
+        self._app = app
+        self._always = always
+        self.adds_to_jobs = False
+        """Whether a task or a queue says more of its jobs than a task alone can when it makes one."""
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._found: dict[str, Task[..., Any]] = {}
+        """By name and by alias."""
+        self._arounds: list[Scope] = []
+
+    def surround(self, scope: Scope) -> None:
+        """Surround the attempts of all tasks, of those, too, that are added later, inside what surrounds them
+        so far. Raises `ConfigurationError` for what surrounds them already."""
+        if any(scope.function is other.function for other in self._arounds):
+            raise ConfigurationError(f"around is {scope.name} a second time: register it once")
+        self._arounds.append(scope)
+        for task in self._tasks.values():
+            task.surround(self._arounds, self._always)
+
+    def add(self, task: Task[..., Any]) -> None:
+        """Register a task. Raises `ConfigurationError` when its name or an alias is taken: which one ran
+        would be a matter of luck."""
+        names = (task.name, *task.aliases)
+        for name in names:
+            taken = self._found.get(name)
+            if taken is not None:
+                raise ConfigurationError(
+                    f"two tasks are named {name!r} ({_defined_at(taken.handler)} and "
+                    f"{_defined_at(task.handler)}): give one of them a name= of its own, or "
+                    "take the alias away"
+                )
+            if names.count(name) > 1:
+                raise ConfigurationError(
+                    f"{task.name} has the name {name!r} twice: leave it out of its aliases"
+                )
+        task.surround(self._arounds, self._always)
+        self.adds_to_jobs = self.adds_to_jobs or bool(task.headers or task.elsewhere)
+        for each in (task, *task.elsewhere.values()):
+            object.__setattr__(each, "app", self._app)
+        # anew, since workers go through them meanwhile
+        self._tasks = {**self._tasks, task.name: task}
+        self._found = {**self._found, **dict.fromkeys(names, task)}
+
+    def find(self, name: str) -> Task[..., Any]:
+        """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest ones."""
+        try:
+            return self._found[name]
+        except KeyError:
+            import difflib
+
+            last = name.rpartition(".")[2]
+            near = [known for known in sorted(self._found) if known.rpartition(".")[2] == last][:3]
+            near = near or difflib.get_close_matches(name, self._found, 3) or sorted(self._tasks)[:3]
+            known = (
+                f"; did you mean {' or '.join(near)}?"
+                if near
+                else ": the App has no tasks; import the modules that define them"
+            )
+            raise UnknownTaskError(f"no task is named {name!r}{known}") from None
+
+    def __getitem__(self, name: str) -> Task[..., Any]:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+NameOfAnotherQueue.answer(
+    Task,
+    {
+        **dict.fromkeys(
+            ("apply_async", "defer", "delay", "enqueue", "kiq", "schedule", "send", "send_with_options"),
+            "app.enqueue(task.new(…))",
+        ),
+        **dict.fromkeys(("message", "s", "si", "signature", "subtask"), "task.new(…)"),
+    },
+)
+
+
+def _defined_at(handler: Callable[..., Any]) -> str:
+    code = getattr(handler, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(handler)

@@ -1,0 +1,321 @@
+"""What a handler's annotations say of its parameters and its result.
+
+An annotation that holds nothing but JSON's own types asks for nothing: such values go as they are, unchanged
+and unchecked but for being JSON. Others name a conversion (`sqlq.conversion`), which is imported by the first
+annotation that needs one. An annotation that cannot be read, or that nothing can be made of, refuses nothing
+that is JSON: handlers have annotations for other reasons, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Optional,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+from sqlq.errors import ArgumentsError
+from sqlq.payload.codec import argument_name, check_json
+
+Arguments = tuple[list[Any], dict[str, Any]]
+"""By position, and by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An annotation that cannot be evaluated, as one that only type checkers can."""
+
+    why: str
+
+
+def hints_of(handler: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a handler by parameter, and its result's under "return"; of one that cannot
+    be evaluated, an `Unreadable`."""
+    function = _function_of(handler)
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception:
+        # one name that only type checkers know spoils no other annotation
+        return dict(_hints_one_by_one(function))
+
+
+def _function_of(handler: Any) -> Any:
+    """What of a handler carries the annotations."""
+    while isinstance(handler, functools.partial) or hasattr(handler, "__wrapped__"):
+        handler = handler.func if isinstance(handler, functools.partial) else handler.__wrapped__
+    if isinstance(handler, type):
+        return vars(handler).get("__init__", handler)
+    return handler if inspect.isroutine(handler) else type(handler).__call__
+
+
+def _hints_one_by_one(function: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        annotations = inspect.get_annotations(function)
+    except Exception:
+        return
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    for name, annotation in annotations.items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            yield from typing.get_type_hints(alone, names, include_extras=True).items()
+        except Exception as error:
+            yield name, Unreadable(str(error))
+
+
+def positional_names(signature: inspect.Signature) -> list[str]:
+    """Return the names of the parameters that take an argument by its place."""
+    parameters = signature.parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def never_none(signature: inspect.Signature, hints: Mapping[str, Any]) -> Iterator[str]:
+    """Name the parameters that are annotated as something that cannot be None."""
+    for parameter in signature.parameters.values():
+        if (
+            parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            and parameter.default is not None
+            and parameter.name in hints
+            and not _admits(hints[parameter.name])
+        ):
+            yield parameter.name
+
+
+def takes_object(hint: Any, form: dict[str, Any]) -> bool:
+    """Whether a value annotated so may be made of a JSON object. False only where it is certain that it may
+    not."""
+    if _admits(hint, form):
+        return True
+    conversion = conversion_of(hint)
+    try:
+        return conversion is not None and conversion.decode(form, "it") is not None
+    except ArgumentsError:
+        return False
+
+
+def _admits(hint: Any, value: dict[str, Any] | None = None) -> bool:
+    """Whether an annotation takes a dict as it is, or None."""
+    if hint is Any or (hint is None and value is None):
+        return True
+    if isinstance(hint, typing.NewType):
+        return _admits(hint.__supertype__, value)
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_admits(arm, value) for arm in get_args(hint))
+    if get_origin(hint) is Annotated:
+        return _admits(get_args(hint)[0], value)
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    try:
+        return isinstance(value, get_origin(hint) or hint)
+    except TypeError:  # a type variable, a protocol or anything else unusual gets the benefit of the doubt
+        return True
+
+
+# -- conversions ---------------------------------------------------------------------------------------------
+
+
+class Conversion(Protocol):
+    """What one annotation makes of a value on its way into JSON and out of it."""
+
+    def encode(self, value: Any, path: str) -> Any:
+        """Return a value as JSON has it. Raises `ArgumentsError` for what does not fit, or would not arrive
+        as it was sent."""
+
+    def decode(self, form: Any, path: str) -> Any:
+        """Return the value that this JSON stands for. Raises `MisfitError` where another release's annotation
+        may take it, `ArgumentsError` where none will."""
+
+    def shown(self, value: Any) -> Any:
+        """Return a value as JSON has it, whether or not it fits. Raises whatever for what JSON cannot
+        have."""
+
+
+class Unusable(NamedTuple):
+    """The conversion of an annotation that nothing can be made of: JSON is let through, as if there were
+    none."""
+
+    why: str
+
+    def encode(self, value: Any, path: str) -> Any:
+        check_json(value, path, f"its annotation is of no use here: {self.why}")
+        return value
+
+    def decode(self, form: Any, path: str) -> Any:
+        return form
+
+    def shown(self, value: Any) -> Any:
+        return value
+
+
+def _or_none(hint: Any) -> Any:
+    if isinstance(hint, Unreadable):
+        return hint
+    try:
+        return Optional[hint]  # noqa: UP045  # not every annotation has an `|`
+    except TypeError:  # nor is every annotation a type
+        return hint
+
+
+def conversion_of(hint: Any) -> Conversion | None:
+    """Return what an annotation makes of values; None for nothing."""
+    if is_plain(hint):
+        return None
+    if isinstance(hint, Unreadable):
+        return Unusable(hint.why)
+    from sqlq.payload.conversion import Converted
+
+    try:
+        return Converted(hint)
+    except TypeError as why:
+        return Unusable(str(why))
+
+
+_PLAIN = (Any, object, None, type(None), str, int, float, bool, list, dict, Sequence, Iterable, Collection)
+_PLAIN_ARRAYS = (list, Sequence, MutableSequence, Collection, Iterable)
+_PLAIN_OBJECTS = (dict, Mapping, MutableMapping)
+
+
+def awaited(hint: Any) -> Any:
+    """Return the annotation of what awaiting a result gives, for a function that returns an awaitable."""
+    return get_args(hint)[-1] if get_origin(hint) in (Awaitable, Coroutine) else hint
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether an annotation holds nothing but JSON's own types, or says nothing."""
+    if any(hint is plain for plain in (*_PLAIN, *_PLAIN_OBJECTS)) or isinstance(hint, TypeVar):
+        return True
+    if isinstance(hint, typing.NewType):
+        return is_plain(hint.__supertype__)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return is_plain(args[0])
+    if origin is Literal:
+        return all(type(arg) in _PLAIN for arg in args)
+    if origin in _PLAIN_OBJECTS and args:
+        return not any(args[0] is key for key in (int, float, bool)) and all(map(is_plain, args))
+    return origin in (Union, types.UnionType, *_PLAIN_ARRAYS, *_PLAIN_OBJECTS) and all(map(is_plain, args))
+
+
+def may_become(returned: Any, wanted: Any) -> bool:
+    """Whether a value annotated as the one may be given where the other is wanted. False only where it is
+    certain that it may not: both are types of JSON, and others, or the one is None and the other never
+    is."""
+    if returned is None or returned is type(None):
+        return _admits(wanted)
+    if (
+        isinstance(returned, type)
+        and isinstance(wanted, type)
+        and not (get_origin(returned) or get_origin(wanted))
+    ):
+        if returned in _NUMBERS and wanted in _NUMBERS:
+            return _NUMBERS.index(returned) <= _NUMBERS.index(wanted)
+        known = returned in _JSON_CLASSES and wanted in _JSON_CLASSES
+        return not known or issubclass(returned, wanted)
+    return True
+
+
+_NUMBERS = (bool, int, float)
+_JSON_CLASSES = (*_NUMBERS, str, list, dict)
+
+
+class Conversions:
+    """The conversions of a handler's parameters."""
+
+    def __init__(self, signature: inspect.Signature, found: Mapping[str, Conversion]) -> None:
+        self._positional: list[Conversion | None] = []
+        self._names = positional_names(signature)
+        self._named: dict[str, Conversion | None] = {}
+        self._more: Conversion | None = None
+        """Of what goes into `*args`, and of what goes into `**kwargs`:"""
+        self._others: Conversion | None = None
+        for parameter in signature.parameters.values():
+            conversion = found.get(parameter.name)
+            match parameter.kind:
+                case inspect.Parameter.VAR_POSITIONAL:
+                    self._more = conversion
+                case inspect.Parameter.VAR_KEYWORD:
+                    self._others = conversion
+                case kind:
+                    if kind is not parameter.KEYWORD_ONLY:
+                        self._positional.append(conversion)
+                    if kind is not parameter.POSITIONAL_ONLY:
+                        self._named[parameter.name] = conversion
+
+    @classmethod
+    def of(cls, signature: inspect.Signature, hints: Mapping[str, Any]) -> Conversions | None:
+        """Return the conversions of a signature; None where no parameter has one."""
+        found = {}
+        for parameter in signature.parameters.values():
+            hint = hints.get(parameter.name, Any)
+            if parameter.default is None:
+                hint = _or_none(hint)
+            if (conversion := conversion_of(hint)) is not None:
+                found[parameter.name] = conversion
+        return cls(signature, found) if found else None
+
+    def encode(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+        but: Collection[int | str] = (),
+    ) -> Arguments:
+        """Return arguments as JSON has them; those at the places and of the names `but` as they are. Raises
+        as `Conversion.encode`."""
+        left = {where + (argument_name(i, self._names) if isinstance(i, int) else i) for i in but}
+
+        def convert(conversion: Conversion, value: Any, path: str) -> Any:
+            return value if path in left else conversion.encode(value, path)
+
+        return self._each(convert, args, kwargs, where)
+
+    def decode(self, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Arguments:
+        """Return the arguments that this JSON stands for. Raises as `Conversion.decode`."""
+        return self._each(lambda conversion, *form: conversion.decode(*form), args, kwargs, where)
+
+    def _each(
+        self,
+        convert: Callable[[Conversion, Any, str], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        where: str,
+    ) -> Arguments:
+        positional = zip(args, chain(self._positional, repeat(self._more)), strict=False)
+        return (
+            [
+                value
+                if conversion is None
+                else convert(conversion, value, where + argument_name(i, self._names))
+                for i, (value, conversion) in enumerate(positional)
+            ],
+            {
+                name: value
+                if (conversion := self._named.get(name, self._others)) is None
+                else convert(conversion, value, f"{where}{name}")
+                for name, value in kwargs.items()
+            },
+        )

@@ -1,0 +1,253 @@
+"""The payload of a job: arguments as JSON text, and back.
+
+What goes in is checked when the job is made, because that is the last moment at which the mistake and its
+author are in one place: what JSON would lose or change is refused by its path. What annotations say of values
+that JSON does not have is in `sqlq.conversion`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+from sqlq.config.constants import PAYLOAD_BYTES
+from sqlq.errors import ArgumentsError, SealError
+
+
+class MisfitError(ArgumentsError):
+    """Arguments do not fit the handler here, but another release's may take them."""
+
+
+def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", names: Sequence[str] = ()) -> str:
+    """Return arguments as the JSON text of a payload: `{"args": […], "kwargs": {…}}`, what is empty left out.
+
+    Decoding it gives equal values (tuples as lists). Raises `ArgumentsError` naming the path of what would
+    not survive; `names` are those of the first parameters.
+    """
+    for i, value in enumerate(args):
+        check_json(value, where + argument_name(i, names))
+    for key, value in kwargs.items():
+        check_json(key, f"{where}the argument name {key!r}")
+        check_json(value, f"{where}{key}")
+    payload = _encoder.encode({**({"args": args} if args else {}), **({"kwargs": kwargs} if kwargs else {})})
+    size = len(payload) if payload.isascii() else len(payload.encode())
+    if size > PAYLOAD_BYTES:
+        raise ArgumentsError(
+            f"{where}the arguments take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} allowed: "
+            "store the data and pass its id"
+        )
+    return payload
+
+
+def argument_name(place: int, names: Sequence[str]) -> str:
+    """Return the name of the parameter at a place, else the place itself."""
+    return names[place] if place < len(names) else f"args[{place}]"
+
+
+TEXTS: list[type] = []
+"""Beside str, types whose values go as their text: a framework's lazy translations, say, which it adds."""
+
+
+def as_text(value: Any) -> str:
+    """Return the text of a value whose type is in `TEXTS`. Raises `TypeError` for another."""
+    if isinstance(value, tuple(TEXTS)):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_encoder = json.JSONEncoder(ensure_ascii=False, default=as_text)
+
+
+def encode_plain(args: Sequence[Any]) -> str | None:
+    """Return what `encode` does of numbers and plain text, in a fifth of the time; None for what needs a
+    closer look."""
+    parts = []
+    for value in args:
+        kind = type(value)
+        if kind is int:
+            if not -_LARGEST_PLAIN < value < _LARGEST_PLAIN:
+                return None
+            parts.append(str(value))
+        elif kind is str:
+            if len(value) > _LONGEST_PLAIN or not value.isascii() or "\0" in value:
+                return None
+            parts.append(_in_quotes(value))
+        elif kind is bool:
+            parts.append("true" if value else "false")
+        else:
+            return None
+    if len(parts) > _MOST_PLAIN:
+        return None
+    return "{}" if not parts else f'{{"args": [{", ".join(parts)}]}}'
+
+
+_LARGEST_PLAIN = 2**63
+_LONGEST_PLAIN, _MOST_PLAIN = 1_000, 100
+"""Far from the largest payload."""
+_in_quotes = json.encoder.encode_basestring
+
+
+def decode(payload: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments in a payload. Raises `ArgumentsError` saying what is wrong with it, and
+    `SealError` for one that is sealed still, or was."""
+    try:
+        value = _readers[0](payload)
+    except Exception:
+        try:
+            value = _readers[-1](payload)
+        except (ValueError, RecursionError) as error:
+            raise ArgumentsError(f"the payload is not JSON: {error}") from None
+    if not isinstance(value, dict) or not value.keys() <= _PARTS:
+        if isinstance(value, dict) and "seal" in value:  # guard: sealed-is-not-bad-payload
+            raise SealError(
+                "its payload has a seal that cannot be opened here: its text was altered, or it is read "
+                "without the keys of App(keys=[…]) or SQLQ_KEYS"
+            )
+        raise ArgumentsError(
+            'the payload is not an object with "args" and "kwargs" only, as in '
+            '{"args": [7], "kwargs": {"copy": true}}'
+        )
+    args, kwargs = value.get("args", []), value.get("kwargs", {})
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise ArgumentsError('in the payload "args" must be an array and "kwargs" an object')
+    return args, kwargs
+
+
+class HasArguments:
+    """What has a payload: as JSON text, or decoded."""
+
+    __slots__ = ()
+    payload: Any
+
+    @property
+    def args(self) -> list[Any] | None:
+        """The arguments by position, as JSON has them; None where the payload cannot be read."""
+        return self._arguments()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any] | None:
+        """The arguments by name, as JSON has them; None where the payload cannot be read."""
+        return self._arguments()[1]
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | tuple[None, None]:
+        try:
+            return decode(self.payload if isinstance(self.payload, str) else json.dumps(self.payload))
+        except (ArgumentsError, SealError):
+            return None, None
+
+
+def read_quickly() -> None:
+    """Read payloads from now on with a reader several times as fast as Python's own, which takes less, and
+    reads what it takes as that does. For workers: its import is a cost that others need not bear."""
+    import msgspec
+
+    _readers[:] = [msgspec.json.Decoder().decode, json.loads]
+
+
+_readers: list[Callable[[str | bytes], Any]] = [json.loads]
+"""What the first refuses, the last may take, or names better."""
+_PARTS = frozenset({"args", "kwargs"})
+_DEEPEST = 100
+_LARGEST_INT = 10**4000
+"""Python itself refuses to read integers of more than 4,300 digits from text."""
+
+
+def check_json(value: Any, path: str, mend: str | None = None) -> None:
+    """Raise `ArgumentsError` naming the path of the first thing in `value` that JSON would lose or change.
+
+    `mend` is what to say of a type that JSON does not have, if not how to annotate it.
+    """
+    # A list that holds itself twice, sixty times over, is small in memory and endless as JSON; each item
+    # takes a byte.
+    _check_json(value, path, 0, iter(range(PAYLOAD_BYTES)), mend)
+
+
+def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], mend: str | None) -> None:
+    if next(bytes_left, None) is None:
+        raise ArgumentsError(
+            f"{path[:200]}… and what comes before it take more than the {PAYLOAD_BYTES:,} bytes allowed as "
+            "JSON"
+        )
+    kind = type(value)
+    if kind is str:
+        # isascii() is a flag of the string: the usual text costs no scan for surrogates
+        if "\0" in value or (not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value)):
+            raise ArgumentsError(
+                f"{path} holds a NUL or a lone surrogate, which databases cannot store: clean the text first"
+            )
+    elif value is None or kind is bool:
+        pass
+    elif isinstance(value, int):
+        if not -_LARGEST_INT < value < _LARGEST_INT:
+            raise ArgumentsError(f"{path} is an integer of more than 4,000 digits: pass it as text")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ArgumentsError(f"{path} is {value!r}, which JSON does not have: pass None or text")
+    elif depth >= _DEEPEST:
+        raise ArgumentsError(f"{path[:200]}… is nested deeper than {_DEEPEST} levels, or contains itself")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _check_json(item, f"{path}[{i}]", depth + 1, bytes_left, mend)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ArgumentsError(
+                    f"{path} has the key {key!r}, but JSON's keys are text: use {str(key)!r}"
+                )
+            _check_json(key, f"{path}, key {key!r},", depth + 1, bytes_left, mend)
+            _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left, mend)
+    elif isinstance(value, str):
+        _check_json(str.__str__(value), path, depth, bytes_left, mend)
+    elif isinstance(value, tuple(TEXTS)):
+        _check_json(str(value), path, depth, bytes_left, mend)
+    else:
+        raise not_json(value, path, mend or _mend(kind, is_nested=depth > 0))
+
+
+def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:
+    """Return the error for a value of a type that JSON does not have."""
+    kind = type(value)
+    return ArgumentsError(
+        f"{path} is {_shown(value)} of type {kind.__name__}, which is not JSON: "
+        f"{mend or _mend(kind, is_nested=True)}"
+    )
+
+
+def _mend(kind: type, *, is_nested: bool) -> str:
+    if hasattr(kind, "__mapper__") or not may_be_annotated(kind):
+        return "pass an id, or build it from text, numbers, lists and dicts"
+    if is_nested:
+        return f"annotate the parameter by what it holds, as in list[{kind.__name__}], and pass it as it is"
+    return f"annotate the parameter as {kind.__name__}, and pass it as it is"
+
+
+def may_be_annotated(kind: type) -> bool:
+    """Whether an annotation lets values of this type through; see `sqlq.conversion`."""
+    return (
+        issubclass(kind, _ANNOTATED)
+        or dataclasses.is_dataclass(kind)
+        or hasattr(kind, "__struct_fields__")  # msgspec's
+        or hasattr(kind, "model_validate")  # pydantic's
+    )
+
+
+_ANNOTATED = (
+    *(bytes, bytearray, set, frozenset, Enum, UUID, Decimal, PurePath),
+    *(dt.date, dt.time, dt.timedelta),
+)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return "a value"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,345 @@
+"""Values of annotated types as JSON, and back: UUIDs, moments, decimals, enums, dataclasses and so on.
+
+msgspec does it: what a type looks like as JSON is its choice, and stable. Two promises are sqlq's own. What
+is enqueued arrives equal, or is refused by its path: each value is read back before it is let through. And a
+worker never drops what it does not know: JSON with a field that its class lacks is not for this release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+import msgspec.inspect
+import msgspec.structs
+
+from sqlq.config.constants import PAYLOAD_BYTES
+from sqlq.errors import ArgumentsError
+from sqlq.payload.codec import MisfitError, as_text, may_be_annotated, not_json
+
+
+class Converted:
+    """The conversion of an annotation that msgspec understands. Raises `TypeError` saying why for another."""
+
+    def __init__(self, hint: Any) -> None:
+        try:
+            nodes = list(_nodes(msgspec.inspect.type_info(hint), set()))
+        except Exception as error:
+            raise TypeError(str(error).partition(" - type")[0].partition(" (`")[0]) from None
+        for node in nodes:
+            _require_convertible(node)
+        self._hint = hint
+        self._has_fields = any(isinstance(node, _WITH_FIELDS) for node in nodes)
+
+    def encode(self, value: Any, path: str) -> Any:
+        """See `annotations.Conversion.encode`."""
+        try:
+            form = self._shown(value, path)
+            lost = _lost(value, self._arrived(form, path), path)
+        except RecursionError:
+            raise ArgumentsError(f"{path} is nested too deep, or contains itself") from None
+        if lost is not None:  # guard: typed-arrives-equal
+            raise ArgumentsError(lost)
+        return form
+
+    def decode(self, form: Any, path: str) -> Any:
+        """See `annotations.Conversion.decode`."""
+        try:
+            arrived = self._arrived(form, path)
+            if self._has_fields and self.shown(arrived) != form:  # guard: no-field-is-dropped
+                lost = _lost(form, arrived, path, is_json=True)
+            else:
+                lost = None
+        except RecursionError:
+            raise ArgumentsError(f"{path} is nested too deep") from None
+        if lost is not None:
+            raise MisfitError(lost)
+        return arrived
+
+    def shown(self, value: Any) -> Any:
+        """See `annotations.Conversion.shown`."""
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+
+    def _shown(self, value: Any, path: str) -> Any:
+        try:
+            return self.shown(value)
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise _unencodable(value, path, error) from None
+
+    def _arrived(self, form: Any, path: str) -> Any:
+        try:
+            return msgspec.convert(form, self._hint, str_keys=True, dec_hook=_read)
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise _misfit(error, path) from None
+
+
+def by_value(value: Any, path: str) -> Any:
+    """Return a value in the form that JSON has for its type, where no annotation says what is wanted; inside
+    lists and dicts, too. What has no form is returned as it is.
+
+    Raises `ArgumentsError` for a value that holds something without a form, and for one without end.
+    """
+    try:
+        return _by_value(value, path, iter(range(PAYLOAD_BYTES)))
+    except RecursionError:
+        raise ArgumentsError(f"{path} is nested too deep, or contains itself") from None
+
+
+def _by_value(value: Any, path: str, left: Iterator[int]) -> Any:
+    if next(left, None) is None:  # as `codec.check_json` counts: each item takes a byte
+        raise ArgumentsError(f"{path[:200]}… and what comes before it take more than {PAYLOAD_BYTES:,} bytes")
+    if isinstance(value, dict):
+        return {key: _by_value(each, f"{path}[{key!r}]", left) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_by_value(each, f"{path}[{i}]", left) for i, each in enumerate(value)]
+    if isinstance(value, (str, int, float)) or not may_be_annotated(type(value)):
+        return value
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise _unencodable(value, path, error) from None
+
+
+_WITH_FIELDS = (msgspec.inspect.DataclassType, msgspec.inspect.TypedDictType, msgspec.inspect.StructType)
+
+
+def _nodes(node: Any, seen: set[int]) -> Iterator[Any]:
+    """What an annotation holds, whatever is inside its classes included."""
+    if isinstance(node, tuple):
+        for part in node:
+            yield from _nodes(part, seen)
+    elif isinstance(node, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(node) not in seen:
+        seen.add(id(node))
+        yield node
+        for name in node.__struct_fields__:
+            yield from _nodes(getattr(node, name), seen)
+
+
+def _require_convertible(node: Any) -> None:
+    kind = getattr(node, "cls", object)
+    if hasattr(kind, "__mapper__"):  # guard: no-orm-objects
+        raise TypeError(f"{kind.__name__} is an ORM class, of which jobs are given the id")
+    if isinstance(node, msgspec.inspect.CustomType) and not (
+        kind is object or issubclass(kind, PurePath) or _is_pydantic(kind)
+    ):
+        raise TypeError(f"JSON has no form for {kind.__name__}")
+
+
+# -- types that msgspec leaves to its caller -----------------------------------------------------------------
+
+
+class _UnfitError(ValueError):
+    """What pydantic says of a value; msgspec adds where the value is."""
+
+    def __init__(self, why: str, where: str, *, elsewhere: bool) -> None:
+        super().__init__(why)
+        self.where = where
+        self.elsewhere = elsewhere
+        """Whether another release may take the value."""
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    if _is_pydantic(type(value)):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    # what a class of its own makes of text or a number
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return as_text(value)
+
+
+def _read(kind: Any, form: Any) -> Any:
+    if issubclass(kind, PurePath):
+        if not isinstance(form, str):
+            raise ValueError(f"expected the text of a path, got {type(form).__name__}")
+        return kind(form)
+    import pydantic
+
+    try:
+        # as JSON, so that a strict model takes the text of a moment, too
+        return kind.model_validate_json(msgspec.json.encode(form))
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise _UnfitError(
+            first["msg"], "".join(steps), elsewhere=first["type"] in _PYDANTIC_ELSEWHERE
+        ) from None
+
+
+def _is_pydantic(kind: type) -> bool:
+    return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
+
+
+# -- what does not fit ---------------------------------------------------------------------------------------
+
+_ELSEWHERE = re.compile(
+    "Object missing required field|Object contains unknown field|Expected `array` of|Invalid (enum )?value"
+)
+"""What msgspec says of values that another release may take: it has other fields, or other members of an
+enum."""
+_PYDANTIC_ELSEWHERE = {
+    *("missing", "extra_forbidden", "enum", "literal_error", "union_tag_invalid", "union_tag_not_found")
+}
+_WHERE = re.compile(r"(?P<why>.*?)(?: - at `(?P<key>key` in `)?\$(?P<where>.*)`)?", re.DOTALL)
+
+
+def _misfit(error: Exception, path: str) -> ArgumentsError:
+    """Return the error for JSON that an annotation does not take. It holds no value: logs show it."""
+    if not isinstance(error, msgspec.ValidationError):  # a class's own doing
+        return ArgumentsError(f"{path} cannot be read as annotated: {type(error).__name__}: {error}")
+    found = _WHERE.fullmatch(str(error))
+    assert found is not None
+    why, where = found["why"], found["where"] or ""
+    elsewhere = _ELSEWHERE.match(why) is not None
+    if isinstance(cause := error.__cause__, _UnfitError):
+        where, elsewhere = where + cause.where, cause.elsewhere
+    if why.startswith("Invalid enum value"):
+        why = "none of the values it may have"
+    elif why.startswith("Invalid value"):
+        why = "not the tag of a class that is known here"
+    elif why.startswith(("Expected", "Invalid", "Object")):
+        why = why[0].lower() + why[1:].replace("`", "")
+    at = f"{path}{where}".replace("[...]", "[…]")
+    kind = MisfitError if elsewhere else ArgumentsError  # guard: other-fields-are-put-back
+    return kind(f"{at} {'has a key that ' if found['key'] else ''}does not fit its annotation: {why}")
+
+
+def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
+    """Return the error for what of a value JSON cannot have."""
+    for suffix, part in _items(value):
+        try:
+            msgspec.to_builtins(part, str_keys=True, enc_hook=_shown)
+        except Exception as of_part:
+            return _unencodable(part, path + suffix, of_part)
+    if isinstance(value, dict):
+        return ArgumentsError(f"{path} has keys that cannot be text, as JSON's keys are")
+    its_own = None if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+    return not_json(value, path, its_own)
+
+
+# -- what is lost on the way ---------------------------------------------------------------------------------
+
+
+def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str | None:
+    """Say what of a value, or of the JSON of one, is not in what arrives for it; None if all of it is.
+
+    A value may be given as the JSON it would become: text for a UUID, a dict for a dataclass.
+    """
+    if _equal(value, arrived):
+        return None
+    if isinstance(arrived, AbstractSet):
+        return None if is_json else _lost_of_set(value, arrived, path)
+    parts, there = _parts(value), _parts(arrived)
+    if parts is not None and there is not None:
+        if not (isinstance(value, (dict, list, tuple)) or type(value) is type(arrived)):
+            return f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: pass one of those"
+        if isinstance(value, dict) and len(parts) != len(value):
+            return f"{path} has two keys that are the same text"
+        # of a dict's keys the text may be another than was sent, but not their number and order
+        places = list(there.values()) if isinstance(arrived, dict) and len(there) == len(parts) else []
+        for i, (key, (_, part)) in enumerate(parts.items()):
+            if key not in there and not places:
+                return f"{path} does not fit its annotation: it has the unknown field {key}"
+            suffix, other = there[key] if key in there else places[i]
+            if is_json and isinstance(arrived, dict):
+                suffix = "[…]"  # keys are values, too
+            if lost := _lost(part, other, path + suffix, is_json=is_json):
+                return lost
+        return None
+    if is_json or value is None or isinstance(value, (str, int, float, dict, list, tuple)):
+        if isinstance(arrived, bytes) and not is_json:
+            return f"{path} is text, and is annotated as bytes: pass bytes"
+        return None
+    # a NaN equals nothing, and a moment in an hour that comes twice equals none of another zone
+    if isinstance(value, type(arrived)) and _leaf(value) == _leaf(arrived):
+        return None
+    return f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: annotate it as what it is"
+
+
+def _lost_of_set(value: Any, arrived: AbstractSet[Any], path: str) -> str | None:
+    for item in value:
+        if not isinstance(item, (str, int, float)) and not any(
+            _lost(item, other, path) is None for other in ([item] if _in(item, arrived) else arrived)
+        ):
+            return (
+                f"{path} holds a {_name(item)}, which would arrive as something else: annotate what it holds"
+            )
+    return None
+
+
+def _in(item: Any, arrived: AbstractSet[Any]) -> bool:
+    try:
+        return item in arrived
+    except TypeError:
+        return False
+
+
+def _equal(value: Any, arrived: Any) -> bool:
+    try:
+        return bool(value == arrived)
+    except Exception:
+        return False
+
+
+def _leaf(value: Any) -> Any:
+    offset = value.utcoffset() if isinstance(value, (dt.datetime, dt.time)) else None
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown), offset
+
+
+def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
+    """What a value holds, under the key that each part has in JSON, with the end of its path; None for what
+    holds nothing."""
+    if isinstance(value, dict):
+        return {_key(key): (f"[{key!r}]", part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None)
+        return {i: (f"[{i}]" if names is None else f".{names[i]}", part) for i, part in enumerate(value)}
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        fields = [(field.encode_name, field.name) for field in msgspec.structs.fields(value)]
+        if config.tag_field is not None:
+            fields.append((config.tag_field, "__struct_config__"))
+        parts = {key: (f".{name}", getattr(value, name)) for key, name in fields}
+        return dict(enumerate(parts.values())) if config.array_like else parts
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    elif hasattr(value, "__attrs_attrs__"):
+        names = [field.name for field in value.__attrs_attrs__]
+    else:  # a pydantic model as well: what it does with a field it does not know is its own to say
+        return None
+    return {name: (f".{name}", getattr(value, name, None)) for name in names}
+
+
+def _key(key: Any) -> Any:
+    (form,) = msgspec.to_builtins({key: None}, str_keys=True, enc_hook=_shown)
+    return form
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, AbstractSet):
+        yield from (("{…}", part) for part in value)
+    else:
+        yield from (_parts(value) or {}).values()
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,103 @@
+"""Headers: what travels with a job beside its arguments, as a JSON object of at most 16 KiB.
+
+Names that begin with `sqlq.` are sqlq's own; `sqlq.carry` holds the context variables that an App carries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from sqlq.config.constants import HEADERS_BYTES
+from sqlq.errors import ArgumentsError, EnqueueError
+from sqlq.payload.codec import as_text, check_json
+
+NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
+OWN: Final = "sqlq."
+"""How names begin that are sqlq's own."""
+CARRY: Final = f"{OWN}carry"
+REPLAY: Final = f"{OWN}replay"
+"""In the headers of a replay: `of`, the id of the job that it is a replay of, and where the caller of the
+replay was traced its context, in text."""
+
+
+def checked(given: Any, what: str, error: type[Exception] = EnqueueError) -> dict[str, Any]:
+    """Return headers that a user gave as a dict. Raises `error` for what is no mapping of names to JSON, and
+    for a name that is sqlq's own."""
+    if not isinstance(given, Mapping):
+        raise error(
+            f"{what} is {given!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
+        )
+    found = dict(given)
+    for name, value in found.items():
+        if not isinstance(name, str) or not name:
+            raise error(f"{what} has the name {name!r}: a header is named by text, as in 'tenant'")
+        if name.startswith(OWN):
+            raise error(f"{what} has the name {name!r}: names that begin with {OWN!r} are sqlq's own")
+        check(name, f"{what}, the name {name!r},", error)
+        check(value, f"{what}[{name!r}]", error)
+    return found
+
+
+def check(value: Any, where: str, error: type[Exception] = EnqueueError) -> None:
+    """Raise `error` for a value that is not JSON."""
+    try:
+        check_json(value, where, "pass its text, or what it is made of")
+    except ArgumentsError as wrong:
+        raise error(str(wrong)) from None
+
+
+def encode(headers: Mapping[str, Any], what: str, error: type[Exception] = EnqueueError) -> str | None:
+    """Return checked headers as a row has them, None where there are none. Raises `error` for more than 16
+    KiB."""
+    if not headers:
+        return None
+    text = json.dumps(headers, ensure_ascii=False, default=as_text)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > HEADERS_BYTES:
+        raise error(
+            f"{what} take {size:,} bytes as JSON, more than the {HEADERS_BYTES:,} allowed: pass large things "
+            "as arguments, or store them and pass an id"
+        )
+    return text
+
+
+def decode(text: Any) -> dict[str, Any]:
+    """Return the headers in a row. Raises `ArgumentsError` for what sqlq itself would not have written
+    there."""
+    if not isinstance(text, str):
+        raise ArgumentsError("the headers are not text")
+    if len(text) > HEADERS_BYTES or len(text.encode("utf-8", "replace")) > HEADERS_BYTES:
+        raise ArgumentsError(f"the headers take more than the {HEADERS_BYTES:,} bytes allowed")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentsError(f"the headers are not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ArgumentsError('the headers are not a JSON object, as in {"tenant": "blue"}')
+    if not isinstance(found.get(CARRY, {}), dict):
+        raise ArgumentsError(f"in the headers {CARRY!r} is not a JSON object")
+    return found
+
+
+def shown(text: str | None) -> Mapping[str, Any]:
+    """Return the headers in a row as its handler sees them: without sqlq's own."""
+    if text is None:
+        return NO_HEADERS
+    return MappingProxyType({name: value for name, value in decode(text).items() if not name.startswith(OWN)})
+
+
+def replay(text: str | None) -> Mapping[str, Any] | None:
+    """Return what the headers in a row say of a replay; None for those of another job."""
+    if text is None:
+        return None
+    found = decode(text).get(REPLAY)
+    return found if isinstance(found, dict) else None
+
+
+def carried(text: str | None) -> Mapping[str, Any]:
+    """Return the values of context variables in the headers of a row."""
+    values: Mapping[str, Any] = NO_HEADERS if text is None else decode(text).get(CARRY, NO_HEADERS)
+    return values

@@ -1,0 +1,541 @@
+"""Results: what handlers returned, for those who wait for it.
+
+What an App has for them is `Waits`; how they are woken is in `waiting`. A job ends in one of three ways, and
+each has its answer: a value, `JobFailedError` or `JobCancelledError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, overload
+
+from sqlq.config.durations import Duration, milliseconds, readable
+from sqlq.errors import (
+    ArgumentsError,
+    ConfigurationError,
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    NoResultError,
+    SealError,
+    WaitTimeoutError,
+)
+from sqlq.model.checks import checked_name
+from sqlq.model.flow import EnqueuedFlow
+from sqlq.model.handle import Handle, id_of
+from sqlq.model.job import Job, JobDetails, State, error_line
+from sqlq.model.task import Registry, Task
+from sqlq.payload.encryption import Seal, Unopened
+from sqlq.results.waiter import Told, Waiting, Watch
+from sqlq.store.jobs import results, unique
+from sqlq.store.jobs.lookup import result_shown
+from sqlq.store.jobs.results import Seen
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from sqlq.database.database import Database
+
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
+
+AnyJob: TypeAlias = "Job[Any] | int"
+KEPT_NO_MORE = "its row is kept no more"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class JobRunHere(Job[R]):
+    """What `enqueue` answers where jobs run at once, and nothing is written: what became of the job is known
+    here alone."""
+
+    look: Callable[[], Seen] = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Waited(Generic[R]):
+    """What `wait` answers: the jobs that have `ended`, in whatever way, and those still `pending`, each in
+    the order given and in the state in which it was seen last."""
+
+    ended: list[Job[R]]
+    pending: list[Job[R]]
+
+
+class Ends(Generic[R]):
+    """How jobs end, as they do: to be gone through by `for` or by `async for`.
+
+    Raises `WaitTimeoutError` when the time is over, counted from the first step of the loop, and
+    `JobNotFoundError` for a job that is not there.
+    """
+
+    def __init__(self, app: Waits, jobs: Mapping[int, AnyJob], ms: int | None, *, whole: bool) -> None:
+        """`whole` says whether more than their states is wanted."""
+        self._app = app
+        self._jobs = jobs
+        self._ms = ms
+        self._whole = whole
+        self.seen: dict[int, Seen] = {}
+        """Each job as it was seen last."""
+
+    def __iter__(self) -> Generator[Seen, None, None]:
+        there = self._there()
+        yield from self._over()
+        if there and self._ms == 0:
+            self._look(there)
+            yield from self._over(there)
+        elif there:
+            told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+            watch = Watch(there, told.put, whole=self._whole)
+            until = self._until()
+            self._app.waiting.watch(watch)
+            try:
+                for _ in there:
+                    left = None if until is None else max(0.0, until - time.monotonic())
+                    try:
+                        what = told.get(timeout=left)
+                    except queue.Empty:
+                        yield from self._look_at_last(watch)
+                        break
+                    yield self._heard(what, watch)
+            finally:
+                self._app.waiting.stop(watch)
+                self._saw(watch)
+        self._refuse_pending()
+
+    async def __aiter__(self) -> AsyncGenerator[Seen, None]:
+        there = self._there()
+        for seen in self._over():
+            yield seen
+        if there and self._ms == 0:
+            await asyncio.to_thread(self._look, there)
+            for seen in self._over(there):
+                yield seen
+        elif there:
+            told: asyncio.Queue[Told] = asyncio.Queue()
+            loop = asyncio.get_running_loop()
+
+            def tell(what: Told) -> None:
+                try:
+                    loop.call_soon_threadsafe(told.put_nowait, what)
+                except RuntimeError:
+                    pass  # the loop is closed, and nobody waits any more
+
+            watch = Watch(there, tell, whole=self._whole)
+            until = self._until()
+            self._app.waiting.watch(watch)
+            try:
+                for _ in there:
+                    left = None if until is None else max(0.0, until - time.monotonic())
+                    try:
+                        what = await asyncio.wait_for(told.get(), left)
+                    except TimeoutError:
+                        for seen in await asyncio.to_thread(self._look_at_last, watch):
+                            yield seen
+                        break
+                    yield self._heard(what, watch)
+            finally:
+                self._app.waiting.stop(watch)
+                self._saw(watch)
+        self._refuse_pending()
+
+    def job(self, id: int) -> Job[R]:
+        """Return a job in the state in which it was seen last."""
+        given, seen = self._jobs[id], self.seen.get(id)
+        if isinstance(given, Job):
+            return given if seen is None else replace(given, state=seen.state)
+        assert seen is not None
+        return Job(id, seen.queue, seen.task, seen.state, created=False)
+
+    def refuse_unseen(self) -> None:
+        """Raise `WaitTimeoutError` where nothing is known of a job but its id, since the database was away
+        all the time."""
+        if any(isinstance(given, int) and id not in self.seen for id, given in self._jobs.items()):
+            self._refuse_pending()
+
+    def _there(self) -> list[int]:
+        """Return the jobs that are rows, and look at the others."""
+        there = []
+        for id, job in self._jobs.items():
+            seen = job.look() if isinstance(job, JobRunHere) else self._app.seen_here(job)
+            if seen is None:
+                there.append(id)
+            else:
+                self.seen[id] = seen
+        return there
+
+    def _over(self, ids: Iterable[int] | None = None) -> list[Seen]:
+        found = [self.seen[id] for id in (self.seen if ids is None else ids)]
+        return [seen for seen in found if seen.is_over]
+
+    def _look(self, ids: Iterable[int]) -> None:
+        database = self._app.database
+        database.require_tables()
+        with database.read() as conn:
+            found = results.look(conn, dict.fromkeys(ids, self._whole))
+        for id in ids:
+            self._found(id, found.get(id))
+
+    def _saw(self, watch: Watch) -> None:
+        for id, seen in watch.seen.items():
+            self.seen.setdefault(id, seen)
+
+    def _heard(self, what: Told, watch: Watch) -> Seen:
+        """Return how a job has ended that a watch was told of."""
+        if isinstance(what, Exception):
+            raise what
+        if isinstance(what, Seen):
+            return self._found(what.id, what)
+        before = watch.seen.get(what.id)
+        if before is not None:  # it was there, and has ended since
+            gone = Seen(what.id, State.FINISHED, before.queue, before.task, 0, reason=KEPT_NO_MORE)
+            return self._found(what.id, gone)
+        return self._found(what.id, None)
+
+    def _look_at_last(self, watch: Watch) -> list[Seen]:
+        """Look at what has not been looked at in all the time that there was, since the first connection took
+        longer; return what has ended."""
+        unseen = [id for id in watch.waits_for if id not in self.seen and id not in watch.seen]
+        if not unseen or self._app.waiting.is_away:
+            return []
+        self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
+        return self._over(unseen)
+
+    def _require_own(self, id: int, seen: Seen | None) -> None:
+        given = self._jobs[id]
+        if isinstance(given, Job):
+            given.require_own(None if seen is None else seen.created)
+
+    def _found(self, id: int, seen: Seen | None) -> Seen:
+        self._require_own(id, seen)
+        given = self._jobs[id]
+        if seen is None:
+            raise JobNotFoundError(
+                f"there is no job {id}: it never was, or is kept no more, or its transaction has not been "
+                "committed"
+                if isinstance(given, int)
+                else f"job {id} is not there: wait for it once the transaction that enqueued it is committed "
+                "(or it has ended, and is kept no more)"
+            )
+        self.seen[id] = seen
+        return seen
+
+    def _until(self) -> float | None:
+        return None if self._ms is None else time.monotonic() + self._ms / 1000
+
+    def _refuse_pending(self) -> None:
+        """Raise `WaitTimeoutError` where not all have ended."""
+        pending = [id for id in self._jobs if (seen := self.seen.get(id)) is None or not seen.is_over]
+        if not pending:
+            return
+        for id in pending:
+            self._require_own(id, self.seen.get(id))
+        first, seen = pending[0], self.seen.get(pending[0])
+        state = "has not been seen" if seen is None else f"is {seen.state}"
+        after = "" if not self._ms else f" after {readable(self._ms)}"
+        if seen is not None and isinstance(self._jobs[first], JobRunHere):
+            after = ": jobs run inline here, and this one when its transaction commits, if at all"
+        if len(self._jobs) == 1:
+            raise WaitTimeoutError(f"job {first} {state} and has no result{after}")
+        raise WaitTimeoutError(
+            f"{len(pending):,} of {len(self._jobs):,} jobs have not ended{after}; job {first} {state}"
+        )
+
+
+class AsCompleted(Generic[R]):
+    """Jobs as they end, to be gone through by `for` or by `async for`; see `App.as_completed`."""
+
+    def __init__(self, ends: Ends[R]) -> None:
+        self._ends = ends
+
+    def __iter__(self) -> Generator[Job[R], None, None]:
+        with closing(iter(self._ends)) as ends:
+            for seen in ends:
+                yield self._ends.job(seen.id)
+
+    async def __aiter__(self) -> AsyncGenerator[Job[R], None]:
+        async with aclosing(self._ends.__aiter__()) as ends:
+            async for seen in ends:
+                yield self._ends.job(seen.id)
+
+
+class Waits:
+    """What an App has for those who wait for jobs, or look for one by its key."""
+
+    if TYPE_CHECKING:
+        tasks: Registry
+        seal: Seal | None
+        stand_in: Any
+
+        @property
+        def database(self) -> Database: ...
+
+        def get(self, id: int) -> JobDetails: ...
+
+    @cached_property
+    def waiting(self) -> Waiting:
+        """Who looks for all that this process waits for."""
+        return Waiting(self.database)
+
+    @property
+    def here(self) -> Any:
+        """What jobs go through that run in this process, inline or eagerly; None where none have."""
+        return self.stand_in or vars(self).get("_eagerly")
+
+    def job_here(self, job: Handle | int) -> Any:
+        """Return a job that ran in this process, or is to; None for one that is a row."""
+        is_row = isinstance(job, Handle) and not isinstance(job, JobRunHere)
+        return None if self.here is None or is_row else self.here.find(id_of(job))
+
+    def seen_here(self, job: Handle | int) -> Seen | None:
+        """Return what became of a job that ran in this process; None for one that is a row."""
+        return None if (here := self.job_here(job)) is None else here.seen()
+
+    @overload
+    def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    def result(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    def result(self, job: EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any: ...
+
+    def result(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any:
+        """Return what the handler of a job returned, as its return annotation says, once it has finished.
+
+        Waits for that as long as `timeout` says: without one not at all, with None without end. Raises
+        `JobFailedError` for a job that has failed for good, `JobCancelledError`, `WaitTimeoutError` (a
+        `TimeoutError`) for one that has not ended by then, and goes on, `NoResultError`, of which these are
+        kinds, where the result was not kept, and `JobNotFoundError` for a job that is not there: it never
+        was, is kept no more, or its transaction has not been committed. By id alone the result is known to be
+        nothing in particular.
+
+        Of a flow it is that of its last step, or, where several are last or a group is, a list of theirs. A
+        step that has failed for good raises at once.
+
+        >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
+        """
+        end = _End.of(job)
+        ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
+        with closing(iter(ends)) as found:
+            for seen in found:
+                if end.is_reached_by(seen):
+                    break
+        return end.value(ends.seen, self.tasks, self.seal)
+
+    def stored_result(self, id: int, timeout: Duration | None = "0s") -> Any:
+        """`result` as its row has it, as decoded JSON, whatever the task says.
+
+        >>> app.stored_result(42)  # doctest: +SKIP
+        {'total': '24.50'}
+        """
+        (seen,) = Ends(self, distinct([id]), _checked(timeout), whole=True)
+        return result_of(seen, None, self.seal)
+
+    @overload
+    async def aresult(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    async def aresult(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    async def aresult(self, job: EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any: ...
+
+    async def aresult(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any:
+        """`result`, awaited: the event loop goes on meanwhile, and no thread waits for this job alone.
+
+        >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP
+        """
+        end = _End.of(job)
+        ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
+        async with aclosing(ends.__aiter__()) as found:
+            async for seen in found:
+                if end.is_reached_by(seen):
+                    break
+        return end.value(ends.seen, self.tasks, self.seal)
+
+    def wait(
+        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
+    ) -> Waited[R]:
+        """Wait until all of these jobs have ended, in whatever way, or with `all=False` until one has; at
+        most as long as `timeout` says, else without end. Return which have, and which have not: that the time
+        is over is no error.
+
+        Raises `JobNotFoundError` for one that is not there from the start. One whose row is gone when it has
+        ended, since it is kept no more, counts as finished.
+
+        >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
+        >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
+        """
+        known = distinct(jobs)
+        ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
+        try:
+            with closing(iter(ends)) as found:
+                for _ in found:
+                    if not all:
+                        break
+        except WaitTimeoutError:
+            ends.refuse_unseen()
+        return _waited(ends, known)
+
+    async def await_(
+        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
+    ) -> Waited[R]:
+        """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
+
+        >>> done = await app.await_(jobs, "5s")  # doctest: +SKIP
+        """
+        known = distinct(jobs)
+        ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
+        try:
+            async with aclosing(ends.__aiter__()) as found:
+                async for _ in found:
+                    if not all:
+                        break
+        except WaitTimeoutError:
+            ends.refuse_unseen()
+        return _waited(ends, known)
+
+    def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None) -> AsCompleted[R]:
+        """Return these jobs as they end, in whatever way, to be gone through by `for` or by `async for`: each
+        once, in the state in which it ended.
+
+        Raises `WaitTimeoutError` where not all have ended when the time is over, counted from the first step
+        of the loop, and `JobNotFoundError` as `wait` does.
+
+        >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
+        ...     print(app.result(job))
+        """
+        return AsCompleted(Ends(self, distinct(jobs), _checked(timeout), whole=False))
+
+    def get_by_key(self, queue: str, key: str) -> JobDetails:
+        """Return everything about the job that holds a unique key in a queue: the live one, or with
+        `unique_until="pruned"` one that has ended. Raises `JobNotFoundError`.
+
+        >>> app.get_by_key("mail", "receipt-7").state  # doctest: +SKIP
+        <State.FINISHED: 'finished'>
+        """
+        name = checked_name(queue, "queue", ConfigurationError)
+        checked_name(key, "the key", ConfigurationError)
+        if self.here is not None and (job := self.here.holder(name, key)) is not None:
+            return self.get(job.id)
+        self.database.require_tables()
+        with self.database.read() as conn:
+            id = unique.holder(conn, name, key)
+        if id is None:
+            raise JobNotFoundError(
+                f"no job holds the unique key {key!r} in the queue {name!r}: a job that has ended holds it "
+                'with unique_until="pruned" only, and as long as its row is kept'
+            )
+        return self.get(id)
+
+    async def aget_by_key(self, queue: str, key: str) -> JobDetails:
+        """`get_by_key` in a thread, so that the event loop goes on meanwhile.
+
+        >>> job = await app.aget_by_key("mail", "receipt-7")  # doctest: +SKIP
+        """
+        return await asyncio.to_thread(self.get_by_key, queue, key)
+
+
+class _End:
+    """What is waited for where a result is: a job, or the last steps of a flow."""
+
+    def __init__(self, jobs: dict[int, AnyJob], ends: list[int], *, is_list: bool) -> None:
+        self.jobs = jobs
+        self._ends = ends
+        self._is_list = is_list
+        self._missing = set(ends or jobs)
+
+    @classmethod
+    def of(cls, job: Job[Any] | EnqueuedFlow | int) -> _End:
+        if isinstance(job, EnqueuedFlow):
+            ends = [job.jobs[number].id for number in job.ends]
+            return cls(distinct(job.jobs), ends, is_list=job.is_list)
+        jobs = distinct([job])
+        return cls(jobs, [*jobs], is_list=False)
+
+    def is_reached_by(self, seen: Seen) -> bool:
+        """Whether nothing more need be waited for, now that this job has ended."""
+        self._missing.discard(seen.id)
+        if seen.state is State.FAILED:
+            self._ends, self._is_list = [seen.id], False  # guard: a-failed-step-ends-the-wait
+            return True
+        return not self._missing
+
+    def value(self, seen: Mapping[int, Seen], tasks: Registry, seal: Seal | None) -> Any:
+        values = [result_of(seen[id], tasks.get(seen[id].task), seal) for id in self._ends]
+        return values if self._is_list else values[0]
+
+
+def result_of(job: Seen, task: Task[..., Any] | None, seal: Seal | None) -> Any:
+    """Return what the handler of a finished job returned, as the return annotation of its task says. Raises
+    `NoResultError`, and `SealError` for a sealed one that is not opened."""
+    if job.state is State.FAILED:
+        tries = f"{job.attempts} attempt{'s' if job.attempts != 1 else ''}"
+        line = error_line(job.reason, job.exception, job.message)
+        raise JobFailedError(
+            f"job {job.id} ({job.task}) failed after {tries}: {line}",
+            id=job.id,
+            task=job.task,
+            attempts=job.attempts,
+            reason=job.reason,
+            exception=job.exception,
+            message=job.message,
+            traceback=job.traceback,
+        )
+    if job.state is State.CANCELLED:
+        why = "" if job.reason is None else f": {job.reason}"
+        raise JobCancelledError(
+            f"job {job.id} ({job.task}) was cancelled{why}", id=job.id, task=job.task, reason=job.reason
+        )
+    if job.state is not State.FINISHED:
+        raise WaitTimeoutError(f"job {job.id} is {job.state} and has no result")
+    if job.reason is not None:
+        raise NoResultError(f"job {job.id} has finished, but {job.reason}")
+    result = None if job.result is None else result_shown(seal, job.task, job.queue, job.result)
+    if isinstance(result, Unopened):  # guard: a-result-that-is-not-opened-is-none
+        raise SealError(f"the result of job {job.id} cannot be read: {result.why}")
+    if result is None or task is None or (conversion := task.result_conversion) is None:
+        return result
+    try:
+        return conversion.decode(result, f"the result of job {job.id}")
+    except ArgumentsError as misfit:
+        raise NoResultError(f"{misfit}: app.get({job.id}) has it as JSON") from None
+
+
+def _waited(ends: Ends[R], known: Mapping[int, AnyJob]) -> Waited[R]:
+    over = {id for id, seen in ends.seen.items() if seen.is_over}
+    return Waited(
+        [ends.job(id) for id in known if id in over], [ends.job(id) for id in known if id not in over]
+    )
+
+
+def distinct(jobs: Iterable[AnyJob]) -> dict[int, AnyJob]:
+    """Return jobs by their ids. Raises `ConfigurationError` for what is none."""
+    if isinstance(jobs, EnqueuedFlow):
+        raise ConfigurationError("this is a flow: wait for its jobs, as in app.wait(flow.jobs)")
+    if isinstance(jobs, (str, Job)) or not isinstance(jobs, Iterable):
+        raise ConfigurationError(f"{jobs!r} is no list of jobs: write app.wait([job])")
+    found: dict[int, AnyJob] = {}
+    for job in jobs:
+        id = job.id if isinstance(job, Job) else job
+        if not isinstance(id, int) or isinstance(id, bool):
+            raise ConfigurationError(
+                f"{job!r} is no job: give what app.enqueue has returned, or a job's id, a whole number"
+            )
+        if isinstance(job, Job):
+            job.require_own()
+            found[id] = job
+        found.setdefault(id, job)
+    return found
+
+
+def _checked(timeout: Duration | None) -> int | None:
+    return None if timeout is None else milliseconds(timeout, "timeout")

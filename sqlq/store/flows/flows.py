@@ -1,0 +1,356 @@
+"""Flows as they are stored: a row that names them, their steps in `jobs`, and an edge for each wait.
+
+Edges are written once and never changed: whether one is open is for the row of its job to say, which is
+blocked as long as it waits. They go when their job's row goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    case,
+    cast,
+    func,
+    insert,
+    null,
+    select,
+    type_coerce,
+    union_all,
+)
+
+from sqlq.config.constants import IDS
+from sqlq.database.database import Database
+from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialects import DIALECTS
+from sqlq.errors import SealError
+from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
+from sqlq.model.job import ClaimedJob, Job, State
+from sqlq.model.outcome import ErrorText, Failed, Outcome
+from sqlq.model.retry import put_off_without_key
+from sqlq.payload.encryption import Seal, opened_without_keys
+from sqlq.schema.tables import TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
+from sqlq.schema.types import Moment, after, far, now
+from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, fields, slices
+from sqlq.store.limits import wakes
+
+STEPS_AT_ONCE = 1_000
+EDGES_AT_ONCE = 5_000
+
+# -- insert (T1, T16) ----------------------------------------------------------------------------------------
+
+
+def insert_flow(conn: Connection, plan: Plan, schema: str | None) -> EnqueuedFlow:
+    """Insert a flow on a caller's connection or one of sqlq's, in the transaction that is open there."""
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    named = insert(flows).values(name=plan.name).returning(flows.c.id)
+    flow_id = conn.execute(named, execution_options=options).scalar_one()
+    jobs = tuple(_insert_steps(conn, plan, schema, flow_id))
+    return EnqueuedFlow(flow_id, plan.name, jobs, plan.ends, plan.is_list)
+
+
+def grow(conn: Connection, plan: Plan, schema: str | None, flow_id: int, grown_from: int) -> list[Job]:
+    """Insert more steps into a flow, in the transaction that ends the job `grown_from`."""
+    return _insert_steps(conn, plan, schema, flow_id, grown_from)
+
+
+def _insert_steps(
+    conn: Connection, plan: Plan, schema: str | None, flow_id: int, grown_from: int | None = None
+) -> list[Job]:
+    dialect = DIALECTS[conn.dialect.name]
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    wakes.write(conn, dialect, wakes.of(plan.jobs), options)
+    waiting = {edge.step for edge in plan.edges}
+    values = fields((*COLUMNS, *DUE, "limit"))
+    done: list[Job] = []
+    for part in slices(list(enumerate(plan.jobs)), STEPS_AT_ONCE):
+        rows = [(n, *values(job), int(n in waiting)) for n, job in part]
+        parameters = {**dialect.parameters(_STEPS, rows), "flow_id": flow_id}
+        # ids rise in the order of the rows: the statement sorts them before it numbers them
+        inserted = sorted(
+            conn.execute(_insert(dialect), parameters, execution_options=options).all(), key=itemgetter(0)
+        )
+        done += [
+            Job(id, job.queue, job.task, State.BLOCKED if n in waiting else State(state), created=True)
+            for (n, job), (id, state) in zip(part, inserted, strict=True)
+        ]
+    ids = {number: job.id for number, job in enumerate(done)}
+    if grown_from is not None:
+        ids[GROWN_FROM] = grown_from
+    for some in slices(plan.edges, EDGES_AT_ONCE):
+        each = [(ids[edge.step], ids[edge.after], edge.when, edge.place) for edge in some]
+        conn.execute(_insert_edges(dialect), dialect.parameters(_EDGES, each), execution_options=options)
+    return done
+
+
+_STEPS = Batch(n=Integer, **COLUMNS, **DUE, limit=Text, waits=Integer)
+_EDGES = Batch(job_id=BigInteger, depends_on=BigInteger, on_outcome=Text, place=Integer)
+
+
+@cache
+def _insert(dialect: Dialect) -> Any:
+    rows = dialect.rows(_STEPS)
+    waits = rows.c.waits == 1  # guard: a-step-that-waits-is-blocked
+    limited = rows.c.limit.is_not(None)
+    blocked_by = case((waits, "flow"), (limited, "limit"), else_=null())
+    due = case((rows.c.moment.is_not(None), rows.c.moment), else_=after(rows.c.delay_ms))
+    is_delayed = rows.c.moment.is_not(None) | (rows.c.delay_ms > 0)
+    columns: dict[str, Any] = {name: rows.c[name] for name in COLUMNS} | {
+        "flow_id": bindparam("flow_id", type_=BigInteger),
+        "limit_key": rows.c.limit,
+        "blocked_by": blocked_by,
+        "available_at": case((waits | limited, far()), else_=due),
+        "due_at": case((waits & is_delayed, due), (limited & ~waits, due), else_=null()),
+    }
+    source = select(*columns.values()).order_by(rows.c.n)
+    return dialect.insert(jobs).from_select([*columns], source).returning(jobs.c.id, NEW_OR_BLOCKED)
+
+
+@cache
+def _insert_edges(dialect: Dialect) -> Any:
+    rows = dialect.rows(_EDGES)
+    source = select(*(rows.c[name] for name in _EDGES.columns))
+    statement = dialect.insert(edges).from_select([*_EDGES.columns], source)
+    return statement.returning(edges.c.place)  # a driver's own connection wants rows to fetch
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+class Before(NamedTuple):
+    """A step that another waited for, and what it returned, as JSON; `result` None and `why` where there is
+    no result. `unopened` is why there is none where there is a sealed one."""
+
+    id: int
+    task: str | None
+    result: str | None
+    why: str | None
+    unopened: SealError | None = None
+
+
+def before(conn: Connection, takers: Mapping[int, str], seal: Seal | None = None) -> dict[int, list[Before]]:
+    """Return the steps before each of these jobs, which are in these queues, in the order in which they were
+    named; their results are opened."""
+    found: dict[int, list[Before]] = defaultdict(list)
+    for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
+        why = unopened = None
+        if result is not None:
+            try:
+                if seal is None:
+                    opened_without_keys("result", result)
+                else:
+                    # guard: results-of-steps-are-opened
+                    result = seal.result_for(takers[id], task, queue, result)
+            except SealError as error:
+                result, why, unopened = None, f"of job {depends_on} ({task}): {error}", error
+        if outcome is None:
+            why = f"there is no finished job {depends_on}: it failed, or its row was pruned"
+        elif outcome != "completed":
+            why = f"job {depends_on} ({task}) was cancelled"
+        elif reason is not None:
+            why = f"of job {depends_on} ({task}): {reason}"
+        found[id].append(Before(depends_on, task, result, why, unopened))
+    return found
+
+
+_BEFORE = (
+    select(
+        edges.c.job_id,
+        edges.c.depends_on,
+        finished_jobs.c.task,
+        finished_jobs.c.queue,
+        finished_jobs.c.outcome,
+        finished_jobs.c.result,
+        finished_jobs.c.reason,
+    )
+    .join_from(edges, finished_jobs, finished_jobs.c.id == edges.c.depends_on, isouter=True)
+    .where(edges.c.job_id.in_(bindparam("ids", expanding=True)))
+    .order_by(edges.c.job_id, edges.c.place)
+)
+
+
+class Filled(NamedTuple):
+    """Jobs whose arguments are whole, and those that cannot be run, since a result is not there, with how
+    they end."""
+
+    ready: list[ClaimedJob]
+    unready: list[tuple[ClaimedJob, Outcome]]
+
+
+def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
+    """Put the results of the steps before them into the arguments of claimed jobs: one read for all."""
+    taking = {job.id: job.queue for job in claimed if takes_results(job)}
+    if not taking:
+        return Filled(list(claimed), [])
+    with database.single_statements() as conn:
+        found = before(conn, taking, database.seal)
+    done = Filled([], [])
+    for job in claimed:
+        if job.id not in taking:
+            done.ready.append(job)
+            continue
+        steps = found.get(job.id, [])
+        payload, why = with_results(job.payload, steps)
+        lacking = next((step.unopened for step in steps if step.unopened and step.unopened.lacks_key), None)
+        if why is None:
+            done.ready.append(job._replace(payload=payload))
+        elif lacking is not None:  # guard: a-result-without-its-key-is-put-back
+            done.unready.append((job, put_off_without_key(job, lacking)))
+        else:
+            error = ErrorText("sqlq.errors.NoResultError", f"it takes a result that is not there: {why}")
+            done.unready.append((job, Failed("bad_payload", error)))  # guard: a-missing-result-fails-its-job
+    return done
+
+
+def takes_results(job: ClaimedJob) -> bool:
+    # SQLite lets in bytes, of which whoever runs the job says what is wrong
+    is_text = isinstance(job.payload, str)  # guard: bytes-take-no-results
+    return job.flow_id is not None and is_text and '"results": [' in job.payload
+
+
+def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | None]:
+    """Return a payload with the results in their places, and why one cannot be there, if that is so.
+
+    What cannot be read is returned as it is: whoever runs the job says what is wrong with it.
+    """
+    try:
+        read: dict[str, Any] = json.loads(payload)
+        places: list[list[Any]] = read.pop("results")
+        args, kwargs = read.get("args", []), read.get("kwargs", {})
+        missing = None
+        for where, wanted in places:
+            steps = [before[place] for place in (wanted if isinstance(wanted, list) else [wanted])]
+            missing = missing or next((step.why for step in steps if step.why is not None), None)
+            values = [None if step.result is None else json.loads(step.result) for step in steps]
+            (kwargs if isinstance(where, str) else args)[where] = (
+                values if isinstance(wanted, list) else values[0]
+            )
+        return json.dumps(read, ensure_ascii=False), missing
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return payload, None
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] | None:
+    """Return the row of a flow, those of its steps by their ids, and those of their edges; None where there
+    is no such flow."""
+    flow = conn.execute(select(flows).where(flows.c.id == flow_id)).one_or_none() if flow_id in IDS else None
+    if flow is None:
+        return None
+    given = {"flow": flow_id}
+    return flow, sorted(conn.execute(_STEPS_OF, given), key=_id), list(conn.execute(_EDGES_OF, given))
+
+
+def exists(conn: Connection, flow_id: int) -> bool:
+    """Whether there is such a flow."""
+    query = select(flows.c.id).where(flows.c.id == flow_id)
+    return flow_id in IDS and conn.scalar(query) is not None
+
+
+def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[str]]]:
+    """Return the rows of the newest flows, and how many steps of each are in which state."""
+    found = list(conn.execute(select(flows).order_by(flows.c.id.desc()).limit(limit)))
+    counts: dict[int, Counter[str]] = {row.id: Counter() for row in found}
+    for flow_id, state, number in conn.execute(_COUNTS, {"flows": list(counts)}) if found else ():
+        counts[flow_id][state] += number
+    return found, counts
+
+
+class Stuck(NamedTuple):
+    """A step that has failed, and behind which others of its flow are blocked: how long ago, and how many."""
+
+    flow_id: int
+    name: str | None
+    step: int
+    task: str
+    seconds: float
+    waiting: int
+
+
+FAILED_LOOKED_AT = 1_000
+
+
+def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
+    """Return the steps, at most `most`, that failed longer ago than that and are waited for, those waited for
+    longest first. Looks at no more than a thousand failed steps."""
+    given = {"ago_ms": -longer_than_ms, "looked_at": FAILED_LOOKED_AT, "most": most}
+    return [
+        Stuck(
+            row.flow_id, row.name, row.id, row.task, (row.moment - row.failed_at).total_seconds(), row.waiting
+        )
+        for row in conn.execute(_STUCK, given)
+    ]
+
+
+_failed = (
+    select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_jobs.c.failed_at)
+    .where(
+        failed_jobs.c.flow_id.is_not(None),
+        failed_jobs.c.failed_at < after(bindparam("ago_ms", type_=BigInteger)),
+    )
+    .order_by(failed_jobs.c.failed_at)
+    .limit(bindparam("looked_at", type_=Integer))
+    .subquery("failed")
+)
+_waiting = (
+    select(func.count())
+    .select_from(edges.join(jobs, jobs.c.id == edges.c.job_id))
+    .where(edges.c.depends_on == _failed.c.id, edges.c.on_outcome == "success", jobs.c.blocked_by == "flow")
+    .correlate(_failed)
+    .scalar_subquery()
+)
+_counted = select(_failed, _waiting.label("waiting")).subquery("counted")
+_STUCK = (
+    select(_counted, flows.c.name, type_coerce(now(), Moment).label("moment"))
+    .join_from(_counted, flows, flows.c.id == _counted.c.flow_id)
+    .where(_counted.c.waiting > 0)
+    .order_by(_counted.c.failed_at)
+    .limit(bindparam("most", type_=Integer))
+)
+
+_id = itemgetter(0)
+_FLOW = bindparam("flow", type_=BigInteger)
+
+
+def _steps_of() -> Any:
+    nothing = cast(null(), Text)
+    shown = ("id", "task", "queue", "label", "attempts")
+    of_the_end = ("result", "reason", "exception", "message")
+    return union_all(
+        *(
+            select(
+                *(table.c[name] for name in shown),
+                state.label("state"),
+                *(table.c.get(name, nothing).label(name) for name in of_the_end),
+            ).where(table.c.flow_id == _FLOW)
+            for table, state in TABLES
+        )
+    )
+
+
+_STEPS_OF = _steps_of()
+_EDGES_OF = (
+    select(edges)
+    .where(edges.c.job_id.in_(union_all(*(select(t.c.id).where(t.c.flow_id == _FLOW) for t, _ in TABLES))))
+    .order_by(edges.c.job_id, edges.c.place)
+)
+_COUNTS = union_all(
+    *(
+        select(table.c.flow_id, state, func.count())
+        .where(table.c.flow_id.in_(bindparam("flows", expanding=True)))
+        .group_by(table.c.flow_id, state)
+        for table, state in TABLES
+    )
+)

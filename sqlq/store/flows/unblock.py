@@ -1,0 +1,117 @@
+"""Unblock: what waits for steps that have ended is made available, or cancelled where it can never run.
+
+Always after the commit that ended a step, in a statement of its own, and by committed facts alone: the rows
+of the steps before. Nothing is counted, so that nothing can be counted twice or lost, and no row that others
+share is written. Of several that come to the same verdict one gets the lock of the step's row, and the others
+find it not blocked any more. What dies between a commit and this is made up for by the sweeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sqlq.database.database import Database
+from sqlq.database.dialect import Place
+from sqlq.store.jobs.rows import slices
+from sqlq.store.jobs.settle import Rescued
+
+ENDED_AT_ONCE = 500
+STEPS_AT_ONCE = 1_000
+"""A statement makes so many available, and locks their rows until it ends."""
+REASON = "a step before it ended otherwise"
+
+
+@dataclass
+class Unblocked:
+    """What an unblock has done: how many steps are `free`, and which were `cancelled`."""
+
+    free: int = 0
+    cancelled: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.free > 0 or bool(self.cancelled)
+
+
+def after(database: Database, ended: Iterable[int]) -> Unblocked:
+    """Unblock what waits for jobs that have ended, or are gone; and, where that cancels steps, what waits for
+    these."""
+    done = Unblocked()
+    waiting = sorted(set(ended))
+    while waiting:
+        batch, waiting = waiting[:ENDED_AT_ONCE], waiting[ENDED_AT_ONCE:]
+        found, cancelled = _judge(database, batch, done, are_steps=False)
+        if found >= STEPS_AT_ONCE:  # there may be more, of which some wait on
+            steps = _waiting_for(database, batch)
+            cancelled += [
+                id for part in slices(steps, STEPS_AT_ONCE) for id in _judge_steps(database, part, done)
+            ]
+        waiting += cancelled
+    return done
+
+
+def steps(database: Database, ids: Sequence[int]) -> Unblocked:
+    """Unblock those of these steps that wait for nothing any more, and what waits for those that are
+    cancelled."""
+    done = Unblocked()
+    cancelled = [id for part in slices(ids, STEPS_AT_ONCE) for id in _judge_steps(database, part, done)]
+    if cancelled:
+        more = after(database, cancelled)
+        done.free += more.free
+        done.cancelled += more.cancelled
+    return done
+
+
+def after_losses(database: Database, taken: Iterable[Rescued]) -> Unblocked:
+    """Unblock what waits for steps that have failed with their workers."""
+    failed = [job.id for job in taken if job.failed and job.flow_id is not None]
+    return after(database, failed) if failed else Unblocked()
+
+
+def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> list[int]:
+    return _judge(database, ids, done, are_steps=True)[1]
+
+
+def _judge(
+    database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool
+) -> tuple[int, list[int]]:
+    """Judge a portion of steps; return how many there were, and those cancelled."""
+    dialect, schema = database.dialect, database.schema
+    verdict = database.ask_alone(
+        lambda ask: dialect.unblock(ask, schema, ids, are_steps=are_steps, most=STEPS_AT_ONCE, reason=REASON)
+    )
+    done.free += len(verdict.free)
+    done.cancelled += verdict.cancelled
+    return verdict.found, list(verdict.cancelled)
+
+
+def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
+    dialect, schema = database.dialect, database.schema
+    return sorted(database.ask_alone(lambda ask: dialect.waiting_for(ask, schema, ended), reads=True))
+
+
+# -- sweeps --------------------------------------------------------------------------------------------------
+
+
+def sweep_recent(database: Database, within_ms: int) -> Unblocked:
+    """Unblock what waits for jobs that ended within this time: of those that ended and whose unblock did not
+    come, since its process died."""
+    dialect, schema = database.dialect, database.schema
+    found = database.ask_alone(lambda ask: dialect.waiting_for_recent(ask, schema, within_ms), reads=True)
+    return steps(database, sorted(found)) if found else Unblocked()
+
+
+def sweep_all(database: Database, place: Place, most: int) -> tuple[Unblocked, Place | None]:
+    """Unblock what can be of the next `most` steps of all flows after a place; return the place to go on
+    from, None when it was the last."""
+    dialect, schema = database.dialect, database.schema
+    rows = database.ask_alone(lambda ask: dialect.steps_beyond(ask, schema, place, most), reads=True)
+    blocked = [id for _, id, is_blocked in rows if is_blocked]
+    done = steps(database, blocked) if blocked else Unblocked()
+    return done, (rows[-1][0], rows[-1][1]) if len(rows) == most else None
+
+
+def are_in_use(database: Database) -> bool:
+    """Whether there is any flow at all."""
+    dialect, schema = database.dialect, database.schema
+    return database.ask_alone(lambda ask: dialect.has_flows(ask, schema), reads=True)

@@ -1,0 +1,234 @@
+"""What each queue holds: counted to the last row, or as far as a person needs, so that the work does not grow
+with the backlog.
+
+A capped count reads at most `MOST` rows of a queue in one state, and of all queues together about `ROWS`. No
+count goes by the table itself: waiting jobs are counted by the claim index, one queue and priority after the
+other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    MetaData,
+    Select,
+    String,
+    Table,
+    bindparam,
+    func,
+    select,
+    type_coerce,
+)
+
+from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialects import DIALECTS
+from sqlq.database.postgresql import health
+from sqlq.database.postgresql.health import Rows
+from sqlq.database.sqlite import health as healths
+from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, jobs
+from sqlq.schema.types import FAR, Moment, now
+from sqlq.store.workers.look import waiting_queues
+from sqlq.store.workers.pauses import paused
+from sqlq.store.workers.workers import moment
+
+MOST = 10_000
+"""How far one count goes: "10,000+" says as much to a person as the number."""
+ROWS = 100_000
+"""How many rows the counts of waiting jobs read in each state; with many queues and priorities each count
+ends sooner."""
+LEAST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """What a queue holds, as a row of the view queue_stats; the wait is in seconds, None when nothing waits.
+    `capped` names the counts that ended before the last row: there are at least so many."""
+
+    queue: str
+    available: int
+    scheduled: int
+    blocked: int
+    running: int
+    failed: int
+    oldest_wait_seconds: float | None
+    paused: bool
+    capped: tuple[str, ...] = ()
+
+
+def exact(conn: Connection) -> list[QueueStats]:
+    """Return what each queue holds, by name; reads every job that waits, runs or has failed."""
+    rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
+    return [QueueStats(**{**row, "paused": bool(row["paused"])}) for row in rows]
+
+
+_COUNTED = ("available", "scheduled", "blocked", "running", "failed")
+
+# a Table and not a table(): the schema_translate_map passes over the latter
+_QUEUE_STATS = Table(
+    "queue_stats",
+    MetaData(schema=TOKEN_SCHEMA),
+    *(Column(name) for name in ("queue", *_COUNTED, "oldest_wait_seconds", "paused")),
+)
+
+
+class Level(NamedTuple):
+    """A queue and one of the priorities of the jobs that wait in it."""
+
+    queue: str
+    priority: int
+
+
+def levels(conn: Connection) -> list[Level]:
+    """Return the queues in which jobs wait with their priorities: one probe of the claim index for each."""
+    return [Level(*row) for row in conn.execute(_LEVELS)]
+
+
+def capped(conn: Connection) -> list[QueueStats]:
+    """Return what each queue holds, by name, each number counted to `MOST` at the most; one that got there is
+    named as capped.
+
+    Of failed jobs, which no index finds by their queue, the newest are looked at: where there are more of
+    them, every queue may have more than it shows.
+    """
+    found = levels(conn)
+    each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
+    waiting = _count_waiting(conn, found, each) if found else []
+    others = {"running": conn.execute(_RUNNING, {"limit": MOST}).all()}
+    others["failed"] = conn.execute(_FAILED, {"limit": MOST}).all()
+    until, stopped = moment(conn), paused(conn)
+
+    held: dict[str, Counter[str]] = {}
+    ended: set[tuple[str, str]] = set()
+    oldest: dict[str, datetime] = {}
+    for queue, due, later, blocked, first in waiting:
+        numbers = {"available": due, "scheduled": later, "blocked": blocked}
+        held.setdefault(queue, Counter()).update(numbers)
+        ended |= {(queue, name) for name, n in numbers.items() if n == each}
+        if due:
+            oldest[queue] = min(first, oldest.get(queue, first))
+    for name, rows_by_queue in others.items():
+        for queue, number in rows_by_queue:
+            held.setdefault(queue, Counter())[name] = number
+    for name, rows_by_queue in others.items():  # which queue has more is not known
+        if sum(number for _, number in rows_by_queue) == MOST:
+            ended |= {(queue, name) for queue in held}
+    return [
+        QueueStats(
+            queue,
+            **{name: min(number[name], MOST) for name in _COUNTED},
+            oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
+            paused=queue in stopped,
+            capped=tuple(name for name in _COUNTED if (queue, name) in ended or number[name] > MOST),
+        )
+        for queue, number in sorted(held.items())
+    ]
+
+
+def _levels() -> Any:
+    waits = jobs.c.reserved_at.is_(None)
+
+    def highest(queue: ColumnElement[str], *where: ColumnElement[bool]) -> Select[Any]:
+        return select(func.max(jobs.c.priority)).where(jobs.c.queue == queue, waits, *where)
+
+    first = (
+        select(
+            waiting_queues.c.name.label("queue"),
+            highest(waiting_queues.c.name).correlate(waiting_queues).scalar_subquery().label("priority"),
+        )
+        .where(waiting_queues.c.name.is_not(None))
+        .cte("levels", recursive=True)
+    )
+    lower = highest(first.c.queue, jobs.c.priority < first.c.priority).correlate(first).scalar_subquery()
+    return first.union_all(select(first.c.queue, lower).where(first.c.priority.is_not(None)))
+
+
+_levels_cte = _levels()
+_LEVELS = (
+    select(_levels_cte.c.queue, _levels_cte.c.priority)
+    .where(_levels_cte.c.priority.is_not(None))
+    .order_by(_levels_cte.c.queue, _levels_cte.c.priority.desc())
+)
+
+
+def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
+    dialect = DIALECTS[conn.dialect.name]
+    return conn.execute(_waiting(dialect), {"limit": each, **dialect.parameters(_LEVEL, found)}).all()
+
+
+_LEVEL = Batch(queue=String, priority=Integer)
+
+
+@cache
+def _waiting(dialect: Dialect) -> Select[Any]:
+    """Count at levels that are given: were they found here again, PostgreSQL would expect so many of them
+    that compiling the statement takes longer than running it."""
+    level = dialect.rows(_LEVEL)
+    at_level = select(jobs.c.available_at).where(
+        jobs.c.queue == level.c.queue, jobs.c.priority == level.c.priority, jobs.c.reserved_at.is_(None)
+    )
+    # in the order of the index, which keeps the planner from reading the table until it has met enough rows
+    at_level = at_level.order_by(jobs.c.available_at).correlate(level)  # guard: counts-go-by-the-index
+
+    def number(when: ColumnElement[bool]) -> Any:
+        some = at_level.where(when).limit(bindparam("limit")).subquery()
+        return select(func.count()).select_from(some).scalar_subquery()
+
+    return select(
+        level.c.queue,
+        number(jobs.c.available_at <= now()),
+        number((jobs.c.available_at > now()) & (jobs.c.available_at < FAR)),
+        number(jobs.c.available_at >= FAR),
+        type_coerce(at_level.limit(1).scalar_subquery(), Moment),
+    )
+
+
+def _by_queue(source: Table, *where: ColumnElement[bool]) -> Select[Any]:
+    newest = select(source.c.queue).where(*where).order_by(source.c.id.desc()).limit(bindparam("limit"))
+    some = newest.subquery()
+    return select(some.c.queue, func.count()).group_by(some.c.queue)
+
+
+_RUNNING = _by_queue(jobs, jobs.c.reserved_at.is_not(None))
+_FAILED = _by_queue(failed_jobs)
+
+
+class Vitals(NamedTuple):
+    """Failed jobs by reason, among the newest 10,000; and what makes a database slow in the end. None for
+    what this database does not have."""
+
+    failed: dict[str, int]
+    rows: Rows | None
+    oldest_transaction_seconds: float | None
+    wal_bytes: int | None
+
+
+def vitals(conn: Connection) -> Vitals:
+    failed = {str(reason): number for reason, number in conn.execute(_BY_REASON, {"limit": MOST})}
+    if DIALECTS[conn.dialect.name].one_writer:
+        return Vitals(failed, None, None, _wal_bytes(conn))
+    oldest = health.old_transactions(conn, older_than_s=0)
+    return Vitals(failed, health.dead_rows(conn), oldest[0].seconds if oldest else 0.0, None)
+
+
+def _wal_bytes(conn: Connection) -> int | None:
+    file = healths.database_file(conn)
+    if file is None:
+        return None
+    try:
+        return file.with_name(f"{file.name}-wal").stat().st_size
+    except OSError:  # there is none while nobody is connected
+        return 0
+
+
+_newest = select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()).limit(bindparam("limit")).subquery()
+_BY_REASON = select(_newest.c.reason, func.count()).group_by(_newest.c.reason).order_by(_newest.c.reason)

@@ -1,0 +1,159 @@
+"""What `sqlq doctor` asks the database: settings, sessions, statistics and files. Reads only, and changes
+nothing.
+
+Each function is one question, so that a role that may not ask one of them is still answered the others.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Connection, bindparam, func, literal, select
+
+from sqlq.database.database import Database
+from sqlq.database.postgresql.health import _asked
+from sqlq.schema.tables import jobs
+from sqlq.schema.types import after, now
+from sqlq.store.health import counts
+from sqlq.store.workers import workers
+
+STATEMENT_TIMEOUT_MS = 15_000
+"""On PostgreSQL: an examination must not become the load that it looks for."""
+
+
+def limit_time(conn: Connection) -> None:
+    """Let no question of this transaction take long (PostgreSQL)."""
+    if conn.dialect.name == "postgresql":
+        _asked(conn, "SELECT set_config('statement_timeout', :ms, true)", ms=str(STATEMENT_TIMEOUT_MS))
+
+
+@contextmanager
+def reading(database: Database) -> Iterator[Connection]:
+    """Read in a transaction in which no question takes long."""
+    with database.read() as conn:
+        limit_time(conn)
+        yield conn
+
+
+class Stuck(NamedTuple):
+    """Running jobs whose leases ran out long ago: how many, some ids, and since when the first."""
+
+    number: int
+    ids: list[int]
+    seconds: float
+
+
+def stuck(conn: Connection, *, longer_than_ms: int) -> Stuck | None:
+    """Return the running jobs whose lease expired longer ago than that, though a rescue should have come
+    by."""
+    # a row that was reserved by hand need not say until when
+    until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
+    late = until < after(bindparam("ago_ms", type_=BigInteger))
+    where = (jobs.c.reserved_at.is_not(None), late)
+    count, oldest, moment = conn.execute(
+        select(func.count(), func.min(until, type_=until.type), now()).where(*where),
+        {"ago_ms": -longer_than_ms},
+    ).one()
+    if not count:
+        return None
+    ids = conn.scalars(
+        select(jobs.c.id).where(*where).order_by(jobs.c.id).limit(5), {"ago_ms": -longer_than_ms}
+    )
+    return Stuck(count, list(ids), (moment - oldest).total_seconds())
+
+
+def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
+    """Return running jobs, at most five, that were to be cancelled longer ago than that."""
+    late = jobs.c.cancel_requested_at < after(bindparam("ago_ms", type_=BigInteger))
+    query = select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), late).order_by(jobs.c.id).limit(5)
+    return list(conn.scalars(query, {"ago_ms": -longer_than_ms}))
+
+
+class Unknown(NamedTuple):
+    """A task that no worker knows, how many of its jobs are being put back, and since when the first one
+    is."""
+
+    task: str
+    number: int
+    seconds: float
+
+
+PUT_BACK_WITHIN_MS = 3_600_000
+"""A job that no worker knows is put back for less than this."""
+LOOKED_AT = 1_000
+LEVELS_LOOKED_AT = 50
+
+
+def unknown_tasks(conn: Connection) -> list[Unknown]:
+    """Return the tasks whose jobs workers put back because they do not know them, those waiting longest
+    first.
+
+    No index has these jobs. They are looked for where they must be while workers keep up: among the first
+    that are due, and the first that will be, of each queue and priority.
+    """
+    firsts: dict[str, tuple[int, datetime]] = {}
+    moment = workers.moment(conn)
+    due = jobs.c.available_at <= now()
+    soon = jobs.c.available_at <= after(literal(PUT_BACK_WITHIN_MS, BigInteger))
+    for level in counts.levels(conn)[:LEVELS_LOOKED_AT]:
+        for when in (due, ~due & soon):
+            some = (
+                select(jobs.c.task, jobs.c.unknown_since)
+                .where(jobs.c.queue == level.queue, jobs.c.priority == level.priority)
+                .where(jobs.c.reserved_at.is_(None), when)
+                .order_by(jobs.c.available_at)
+                .limit(LOOKED_AT)
+                .subquery()
+            )
+            since = func.min(some.c.unknown_since, type_=jobs.c.unknown_since.type)
+            known = some.c.unknown_since.is_not(None)
+            query = select(some.c.task, func.count(), since).where(known).group_by(some.c.task)
+            for task, number, first in conn.execute(query):
+                before, earliest = firsts.get(task, (0, first))
+                firsts[task] = (before + number, min(first, earliest))
+    found = [
+        Unknown(task, number, (moment - first).total_seconds()) for task, (number, first) in firsts.items()
+    ]
+    return sorted(found, key=lambda unknown: -unknown.seconds)
+
+
+def hears(database: Database, *, seconds: float) -> bool | None:
+    """Whether a LISTEN where workers listen hears a NOTIFY from where jobs are enqueued; None where the
+    driver cannot tell.
+
+    On a channel of its own, so that no hint to workers is taken for it.
+    """
+    channel = f"sqlq_doctor_{uuid.uuid4().hex[:16]}"
+    with (
+        database.for_listening() as ear,
+        ear.connect(isolation_level="AUTOCOMMIT") as listening,
+        database.connect(isolation_level="AUTOCOMMIT") as calling,
+    ):
+        driver: Any = listening.connection.driver_connection
+        if not callable(getattr(driver, "notifies", None)):
+            return None
+        try:
+            listening.exec_driver_sql(f'LISTEN "{channel}"')
+            deadline = time.monotonic() + seconds
+            _asked(calling, "SELECT pg_notify(:channel, '')", channel=channel)
+            while (left := deadline - time.monotonic()) > 0:
+                if any(
+                    notified.channel == channel for notified in driver.notifies(timeout=left, stop_after=1)
+                ):
+                    return True
+            return False
+        except _dbapi_error(listening):  # the driver's own, since SQLAlchemy is not in between
+            return False
+        finally:
+            listening.invalidate()  # a listening connection must not return to the pool
+
+
+def _dbapi_error(conn: Connection) -> type[Exception]:
+    dbapi: Any = conn.dialect.loaded_dbapi
+    error: type[Exception] = dbapi.Error
+    return error

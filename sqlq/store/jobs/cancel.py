@@ -1,0 +1,114 @@
+"""What operators write: cancelling waiting and running jobs, pausing and resuming queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, case, exists, func, select, text, update
+
+from sqlq.schema.tables import failed_jobs, jobs
+from sqlq.schema.types import now
+from sqlq.store.jobs import settle
+from sqlq.store.jobs.lookup import Selection, possible
+from sqlq.store.jobs.prune import Gone
+from sqlq.store.jobs.rows import TABLES
+from sqlq.store.workers import workers
+
+BATCH = 500
+"""Jobs in one transaction: their rows stay locked until it ends."""
+WAITING_REASON = "cancelled by an operator"
+RUNNING_REASON = "cancelled by an operator while it ran; what that attempt still did does not count"
+
+# -- cancelling (T10 to T12) ---------------------------------------------------------------------------------
+
+
+def newest(conn: Connection) -> int:
+    """Return the largest id of a live job; 0 where there are none."""
+    return int(conn.scalar(select(func.coalesce(func.max(jobs.c.id), 0))) or 0)
+
+
+def live(conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int) -> list[int]:
+    """Return the next live jobs of a selection by their ids, ascending, at most a batch."""
+    query = select(jobs.c.id).where(chosen.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id)
+    return list(conn.scalars(query.order_by(jobs.c.id).limit(BATCH)))
+
+
+class CancelledBatch(NamedTuple):
+    """Which jobs of a batch have ended as cancelled, and of which running ones that was requested."""
+
+    gone: Gone
+    requested: list[int]
+
+    @property
+    def ended(self) -> list[int]:
+        return self.gone.ids
+
+
+def cancel(
+    conn: Connection, ids: Sequence[int], *, force: bool = False, wait_ms: int | None = None
+) -> CancelledBatch:
+    """Cancel a batch of live jobs: those that no worker has reserved end here and now (T10), those that run
+    are asked to (T11), or with `force` end as well (T12).
+
+    Whether a job runs is judged under its row's lock, so a claim that came first wins and makes of a T10 a
+    T11. A row locked by another transaction is passed over and not returned; with `wait_ms` it is waited for
+    so long, and the database's error raised then. A forced one's token rises before anything else is written:
+    from then on its owner matches nothing.
+    """
+    if wait_ms is not None and conn.dialect.name == "postgresql":
+        conn.execute(
+            text("SELECT pg_catalog.set_config('lock_timeout', :wait, true)"), {"wait": f"{wait_ms}ms"}
+        )
+    rows = conn.execute(
+        select(
+            jobs.c.id,
+            case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running"),
+            jobs.c.flow_id,
+            jobs.c.limit_key,
+        )
+        .where(jobs.c.id.in_(ids))
+        .order_by(jobs.c.id)
+        .with_for_update(skip_locked=wait_ms is None)  # guard: cancel-passes-over-locked
+    ).all()
+    ending = [row for row in rows if force or not row.running]
+    keys = [row.limit_key for row in ending if row.limit_key is not None]
+    settle.wake(conn, keys)  # guard: cancelled-slots-are-looked-at
+    waiting = [row.id for row in rows if not row.running]
+    running = [row.id for row in rows if row.running]
+    settle.cancel(conn, waiting, WAITING_REASON)
+    if force:
+        settle.revoke(conn, running)
+        settle.cancel(conn, running, RUNNING_REASON)
+        return CancelledBatch(Gone.of(rows), [])
+    requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
+    conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_requested_at=requested))
+    if running:
+        # guard: cancels-are-hinted-at
+        workers.hint_at_cancels(conn, workers.running_of(conn, running))
+    return CancelledBatch(Gone.of(row for row in rows if not row.running), running)
+
+
+class Found(NamedTuple):
+    """Where named jobs are: in `jobs`, or ended."""
+
+    live: set[int]
+    ended: set[int]
+
+
+def find(conn: Connection, ids: Sequence[int]) -> Found:
+    """Look for jobs by id in all three tables."""
+    in_jobs, in_finished, in_failed = (
+        set(conn.scalars(select(table.c.id).where(table.c.id.in_(possible(ids))))) for table, _ in TABLES
+    )
+    return Found(in_jobs, in_finished | in_failed)
+
+
+def holds_jobs(conn: Connection, name: str) -> bool:
+    """Whether a queue has live or failed jobs. (Finished ones are not asked: there may be many, and no
+    index.)"""
+    # by its two halves, each of which has an index
+    waiting = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_(None))
+    running = exists().where(jobs.c.queue == name, jobs.c.reserved_at.is_not(None))
+    failed = exists().where(failed_jobs.c.queue == name)
+    return bool(conn.scalar(select(case((waiting | running | failed, 1), else_=0))))

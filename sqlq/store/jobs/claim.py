@@ -1,0 +1,73 @@
+"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
+
+Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
+`store.endings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby, zip_longest
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from sqlq.database.dialect import schema_of
+from sqlq.database.dialects import _dialect
+from sqlq.model.job import ClaimedJob
+
+T = TypeVar("T")
+
+
+# -- claim (T2) ----------------------------------------------------------------------------------------------
+
+
+def claim(
+    conn: Connection,
+    names: Sequence[str],
+    *,
+    limit: int,
+    owner: str,
+    lease_ms: int,
+    max_attempts: str = "{}",
+    follow_ups: str | None = None,
+    newest_first: bool = False,
+) -> list[ClaimedJob]:
+    """Claim at most `limit` due jobs of these queues for `owner`, and return them in the order they should
+    start.
+
+    Counts the attempt and raises the token. To be committed before any handler runs. `max_attempts` is for
+    rows that do not say it, as JSON: what each task says; so are `follow_ups`, where a task has some.
+    """
+
+    def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
+        return list(conn.exec_driver_sql(statement, parameters))
+
+    given = (owner, lease_ms, max_attempts, follow_ups)
+    rows = _dialect(conn).claim(ask, schema_of(conn), names, limit, *given, newest_first=newest_first)
+    return claimed(rows, names, limit, newest_first=newest_first)
+
+
+def claimed(
+    rows: Iterable[Sequence[Any]],
+    names: Sequence[str],
+    limit: int,
+    *,
+    newest_first: bool = False,
+    evenly: bool = False,
+) -> list[ClaimedJob]:
+    """Return the jobs that a claim returned, in the order they should start: queue by queue, or `evenly`, the
+    first ones of all queues before the second ones."""
+    claimed = [ClaimedJob._make(row) for row in rows]
+    if len(claimed) > limit:  # guard: no-more-than-asked-for
+        raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
+    place = {name: i for i, name in enumerate(names)}
+    if newest_first:
+        claimed.sort(key=lambda job: (place[job.queue], -job.priority, -job.due_ms, -job.id))
+    else:
+        claimed.sort(key=lambda job: (place[job.queue], -job.priority, job.due_ms, job.id))
+    if evenly and claimed and claimed[0].queue != claimed[-1].queue:
+        queues = [list(group) for _, group in groupby(claimed, attrgetter("queue"))]
+        claimed = [job for turn in zip_longest(*queues) for job in turn if job is not None]
+    return claimed

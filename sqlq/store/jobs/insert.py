@@ -1,0 +1,138 @@
+"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
+
+Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
+`store.endings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select
+
+from sqlq.database.compiled import Compiled
+from sqlq.database.dialects import DIALECTS, _dialect
+from sqlq.model.job import Job, NewJob, State
+from sqlq.schema.tables import TOKEN_SCHEMA, jobs
+from sqlq.store.jobs import unique
+from sqlq.store.jobs.rows import (
+    NEW_STATE,
+    driver_row_of,
+    insert_of,
+    insert_of_many,
+    is_delayed,
+    is_due_at_once,
+    parameters_of,
+    said_by,
+    slices,
+)
+from sqlq.store.jobs.unique import Conflict, conflict_of, insert_keyed, inserting
+from sqlq.store.limits import wakes
+
+# -- insert (T1) ---------------------------------------------------------------------------------------------
+
+
+def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[Job]:
+    """Insert jobs on a caller's connection or one of sqlq's and return them in the order given.
+
+    Runs on the caller's connection inside the caller's transaction, and says the schema with each statement.
+    A job whose unique key is live is not inserted; the live one is returned with `created` False, and nothing
+    is raised that would abort the transaction.
+    """
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    if any(job.limit_key is not None for job in new):
+        unique.require_read_committed(conn, _dialect(conn), new)
+        wakes.write(conn, _dialect(conn), wakes.of(new), options)  # guard: a-limited-job-is-looked-at
+    elif len(new) == 1 and new[0].unique_key is None:
+        return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
+    keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
+    if keyed:
+        unique.require_read_committed(conn, _dialect(conn), (new[i] for i in keyed))
+    plain = new if not keyed else [job for job in new if job.unique_key is None]
+    done = [job for part in slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part, options)]
+    if not keyed:
+        return done
+    found = insert_keyed(conn, _dialect(conn), new, keyed, options)
+    inserted_plainly = iter(done)
+    return [found[i] if i in found else next(inserted_plainly) for i in range(len(new))]
+
+
+def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str, Any]) -> list[Job]:
+    """Insert jobs without unique keys, by one statement."""
+    statement, parameters = insert_of_many(_dialect(conn), new)
+    # ids rise in the order of the rows: the statement sorts them before it numbers them
+    rows = sorted(conn.execute(statement, parameters, execution_options=options).all(), key=_id)
+    if len(rows[0]) == 1:  # all are due at once
+        return [_available(job, id) for job, (id,) in zip(new, rows, strict=True)]
+    return [_job(job, id, state) for job, (id, state) in zip(new, rows, strict=True)]
+
+
+def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
+    """Return when jobs were created, as a driver's connection has it from SQLite."""
+    options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
+    asked = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
+    return {id: at for each in asked for id, at in conn.execute(_CREATED, each, execution_options=options)}
+
+
+_CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
+    """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
+    them. What it returns is for `inserted`."""
+    said = said_by(job)
+    compiled = _compiled(dialect, schema, said)
+    return compiled.statement, compiled.parameters(driver_row_of(job, said, dialect))
+
+
+def inserted(job: NewJob, row: Sequence[Any]) -> Job:
+    """Return the job of which an `insert_statement` has returned a row."""
+    return _job(job, row[0], State.AVAILABLE if is_due_at_once(job) else row[1])
+
+
+def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) -> tuple[str, Any]:
+    """Return a statement that inserts one job, and its parameters, for a driver of any kind whose parameters
+    are in this style. It returns the job's id, or no row where a live job holds the unique key. Without a
+    schema the table is found by the connection's search_path."""
+    said = said_by(job)
+    keyed = job.unique_key is not None
+    dialect, compiled = _compiled_for_others(kind, style, schema, said, keyed, conflict_of(job))
+    return compiled.statement, compiled.parameters(driver_row_of(job, said, dialect))
+
+
+@lru_cache(maxsize=256)
+def _compiled_for_others(
+    kind: str, style: Any, schema: str | None, said: tuple[str, ...], keyed: bool, conflict: Conflict | None
+) -> tuple[Any, Compiled]:
+    found = DIALECTS[kind]
+    dialect = found.for_parameters(style)
+    statement = inserting(found, said, conflict) if keyed else insert_of(found, said)
+    compiled = Compiled.of(
+        statement.returning(jobs.c.id), dialect, schema or TOKEN_SCHEMA, parameters_of(said)
+    )
+    return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
+
+
+@lru_cache(maxsize=256)
+def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compiled:
+    """Return the insert of one job that says these options."""
+    found = DIALECTS[dialect.name]
+    returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
+    statement = insert_of(found, said).returning(*returned)
+    return Compiled.of(statement, dialect, schema, parameters_of(said))
+
+
+def _job(job: NewJob, id: int, state: str) -> Job:
+    return Job(id, job.queue, job.task, _STATES[state], True)  # noqa: FBT003 - by name it takes half as long again
+
+
+def _available(job: NewJob, id: int) -> Job:
+    return Job(id, job.queue, job.task, State.AVAILABLE, True)  # noqa: FBT003
+
+
+_ROWS_AT_ONCE = 1_000
+_STATES = {str(state): state for state in State}
+_id = itemgetter(0)

@@ -1,0 +1,126 @@
+"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
+
+Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
+`store.endings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Update,
+    bindparam,
+    literal,
+    select,
+    update,
+)
+
+from sqlq.database.dialect import Batch, Dialect, Right, held
+from sqlq.database.dialects import _dialect
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
+from sqlq.schema.types import after
+
+_RIGHT = (jobs.c.id, jobs.c.lease_token)
+HOLD = Batch(id=BigInteger, token=BigInteger)
+"""Rights, and nothing else."""
+
+
+# -- extend (T3) ---------------------------------------------------------------------------------------------
+
+
+def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
+    """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
+    job's end (T11). What is missing is locked or lost; see `fates`."""
+    dialect = _dialect(conn)
+    return _renewed(
+        conn.execute(_extend(dialect), {**dialect.parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms})
+    )
+
+
+def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
+    return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
+
+
+_RENEWED: dict[str, Any] = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
+
+
+@cache
+def _extend(dialect: Dialect) -> Update:
+    mine = held(dialect, HOLD)
+    # guard: renewal
+    return (
+        update(jobs)
+        .values(_RENEWED)
+        .where(jobs.c.id == mine.c.id)
+        .returning(*_RIGHT, jobs.c.cancel_requested_at)
+    )
+
+
+def owned(conn: Connection, owner: str) -> list[Right]:
+    """Return the rights that an owner has, by id. Reads every row that is reserved."""
+    mine = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner)
+    return [(id, token) for id, token in conn.execute(select(*_RIGHT).where(*mine).order_by(jobs.c.id))]
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+class Fate(Enum):
+    """What became of a right to a job, where a settle or a heartbeat matched no row or its reply was lost."""
+
+    HELD = "held"
+    SETTLED = "settled"
+    LOST = "lost"
+
+
+def fates(
+    conn: Connection,
+    wanted: Iterable[Right],
+    *,
+    keep_finished: bool = True,
+    dropped: Collection[Right] = (),
+) -> dict[Right, Fate]:
+    """Look singly at jobs: still held under the token (a row lock was in the way), settled under it, or lost
+    to another owner.
+
+    A row that is gone altogether was settled where finished jobs, or these, are not kept. A standby is not
+    believed: it raises.
+    """
+    _dialect(conn).refuse_standby(conn)  # guard: standby-is-not-believed
+    wanted = list(wanted)
+    ids = [id for id, _ in wanted]
+    found: dict[int, tuple[int, bool]] = {}
+    for table, reserved in (
+        (jobs, jobs.c.reserved_at.is_not(None)),
+        (finished_jobs, literal(0)),
+        (failed_jobs, literal(0)),
+    ):
+        query = select(table.c.id, table.c.lease_token, reserved).where(table.c.id.in_(ids))
+        found |= {id: (token, bool(is_reserved)) for id, token, is_reserved in conn.execute(query)}
+
+    def fate(id: int, token: int) -> Fate:
+        if id not in found:
+            kept = keep_finished and (id, token) not in dropped  # guard: the-dropped-are-settled
+            return Fate.LOST if kept else Fate.SETTLED  # guard: gone-is-settled-without-retention
+        actual, is_reserved = found[id]
+        if actual != token:  # guard: fate-by-token
+            return Fate.LOST
+        return Fate.HELD if is_reserved else Fate.SETTLED
+
+    return {(id, token): fate(id, token) for id, token in wanted}
+
+
+def still_holds(conn: Connection, id: str) -> bool:
+    """Say whether anything is reserved by a worker, locked rows included."""
+    return (
+        conn.scalar(
+            select(jobs.c.id).where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == id).limit(1)
+        )
+        is not None
+    )

@@ -1,0 +1,374 @@
+"""The cold path: ended jobs, listings and pruning."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    MetaData,
+    RowMapping,
+    Select,
+    Table,
+    case,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.sql.selectable import FromClause
+
+from sqlq.config.constants import IDS
+from sqlq.model import history
+from sqlq.model.handle import AnyJob, Handle
+from sqlq.model.history import HistoryLine
+from sqlq.model.job import JobDetails, Progress, State, error_line
+from sqlq.payload.encryption import Seal, Unopened, looked_into
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
+from sqlq.schema.types import FAR, milliseconds_of, now
+from sqlq.store.jobs.rows import ENDED_STATE, LIVE_STATE, TABLES
+from sqlq.store.workers import workers
+
+BATCH = 1_000
+
+
+def possible(ids: Iterable[int]) -> list[int]:
+    """Return those of these numbers that a database can compare with an id; of the others there is no job."""
+    return [id for id in ids if id in IDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs are meant: some ids, a task's, a queue's, a flow's, or, with none of these given, all."""
+
+    ids: tuple[int, ...] = ()
+    task: str | None = None
+    queue: str | None = None
+    flow_id: int | None = None
+
+    def where(self, source: FromClause) -> ColumnElement[bool]:
+        chosen: ColumnElement[bool] = true()
+        if self.ids:
+            chosen &= source.c.id.in_(possible(self.ids))
+        if self.task is not None:
+            chosen &= source.c.task == self.task
+        if self.queue is not None:
+            chosen &= source.c.queue == self.queue
+        if self.flow_id is not None:
+            chosen &= source.c.flow_id == self.flow_id
+        return chosen
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+_OF_THE_END = (
+    *("result", "reason", "exception", "message", "traceback", "cancel_requested_at", "expires_at"),
+    *("blocked_by", "due_at", "start_ms", "replayed_as"),
+)
+"""What is in some of the tables only."""
+
+
+def _details(source: Table, state: Any, ended_at: Any) -> Select[Any]:
+    columns = [c for c in source.c if c.name in CARRIED]
+    extra = (source.c.get(name, null()).label(name) for name in _OF_THE_END)
+    return select(*columns, *extra, state.label("state"), ended_at.label("ended_at"))
+
+
+_LIVE = _details(jobs, LIVE_STATE, null())
+_FINISHED = _details(finished_jobs, ENDED_STATE, finished_jobs.c.finished_at)
+_FAILED = _details(failed_jobs, literal(State.FAILED.value), failed_jobs.c.failed_at)
+_EVERYWHERE = ((_LIVE, jobs), (_FINISHED, finished_jobs), (_FAILED, failed_jobs))
+
+_SOURCES: dict[State, tuple[Select[Any], Table, ColumnElement[bool]]] = {
+    State.BLOCKED: (_LIVE, jobs, jobs.c.blocked_by.is_not(None)),
+    State.SCHEDULED: (
+        _LIVE,
+        jobs,
+        jobs.c.reserved_at.is_(None) & jobs.c.blocked_by.is_(None) & (jobs.c.available_at > now()),
+    ),
+    State.AVAILABLE: (_LIVE, jobs, jobs.c.reserved_at.is_(None) & (jobs.c.available_at <= now())),
+    State.RUNNING: (_LIVE, jobs, jobs.c.reserved_at.is_not(None)),
+    State.FAILED: (_FAILED, failed_jobs, true()),
+    State.FINISHED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "completed"),
+    State.CANCELLED: (_FINISHED, finished_jobs, finished_jobs.c.outcome == "cancelled"),
+}
+
+
+def require_own(asked: AnyJob, found: JobDetails | None) -> None:
+    """Raise `JobNotFoundError` where a handle was asked for, and what was found is another job's."""
+    if isinstance(asked, Handle):
+        asked.require_own(None if found is None else milliseconds_of(found.created_at))
+
+
+def details(conn: Connection, id: int, seal: Seal | None = None) -> JobDetails | None:
+    """Return everything about a job, in whichever table it is; `seal` opens what is sealed."""
+    for query, source in _EVERYWHERE:
+        row = conn.execute(query.where(source.c.id == id)).mappings().one_or_none() if id in IDS else None
+        if row is not None:
+            return _told_from_started(conn, [_job(row, seal)])[0]
+    return None
+
+
+def listing(
+    conn: Connection,
+    *,
+    state: State | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int = 100,
+    within: int | None = None,
+    seal: Seal | None = None,
+) -> Listing:
+    """Return jobs, the newest first, at most `limit` of them; with `within` of so many of the newest in each
+    table, since what is asked for may be rare. `seal` opens what is sealed."""
+    sources = [_SOURCES[state]] if state else [(query, source, true()) for query, source in _EVERYWHERE]
+    chosen = Selection(task=task, queue=queue)
+    found: list[JobDetails] = []
+    rare = bool(queue or task) or state not in (None, State.RUNNING, State.FAILED)
+    if not rare:  # all are asked for, or an index has those that are
+        within = None
+    floors: list[int] = []
+    for query, source, belongs in sources:
+        floor = None if within is None else _place_of(conn, source, within)
+        if floor is None or within is None:
+            query = query.where(belongs, chosen.where(source))
+        else:
+            query = query.where(source.c.id.in_(_among_newest(source, belongs, chosen, within, limit)))
+        rows = conn.execute(query.order_by(source.c.id.desc()).limit(limit)).mappings().all()
+        found += [_job(row, seal) for row in rows]
+        if floor is not None and len(rows) < limit:
+            floors.append(floor)
+    found = _told_from_started(conn, sorted(found, key=lambda job: -job.id)[:limit])
+    full_to = found[-1].id if len(found) == limit else 0
+    return Listing(found, all(floor < full_to for floor in floors))
+
+
+def _told_from_started(conn: Connection, found: list[JobDetails]) -> list[JobDetails]:
+    """Return jobs such that one which its worker holds and has not started is told from one that runs."""
+    if not any(job.state is State.RUNNING for job in found):
+        return found
+    held = workers.held(conn)
+    return [
+        replace(job, started=False, history=(*job.history[:-1], replace(job.history[-1], outcome="claimed")))
+        if job.state is State.RUNNING and (job.reserved_by, job.id) in held
+        else replace(job, started=True)
+        if job.state is State.RUNNING
+        else job
+        for job in found
+    ]
+
+
+class Ending(NamedTuple):
+    """The state of a job, the moment of its schedule, and its error."""
+
+    state: str
+    scheduled_for: datetime | None
+    error: str | None
+
+
+def outcomes(conn: Connection, ids: Sequence[int]) -> dict[int, Ending]:
+    """Return what has become of jobs, by id; those that are kept no longer are not among them."""
+    found: dict[int, Ending] = {}
+    for query, source in _EVERYWHERE:
+        columns = query.selected_columns
+        short = query.with_only_columns(
+            *(columns[name] for name in ("id", "state", "scheduled_for", "reason", "exception", "message"))
+        )
+        for start in range(0, len(ids), BATCH):
+            chosen = source.c.id.in_(possible(ids[start : start + BATCH]))
+            for row in conn.execute(short.where(chosen)):
+                failed = row.state == State.FAILED
+                error = error_line(row.reason, row.exception, row.message) if failed else row.reason
+                found[row.id] = Ending(row.state, row.scheduled_for, error)
+    return found
+
+
+class Listing(NamedTuple):
+    """Jobs, and whether there can be no others that should be among them."""
+
+    jobs: list[JobDetails]
+    complete: bool
+
+
+def _place_of(conn: Connection, source: Table, place: int) -> int | None:
+    """Return the id of the newest job but `place`, if there are so many."""
+    found: int | None = conn.scalar(select(source.c.id).order_by(source.c.id.desc()).offset(place).limit(1))
+    return found
+
+
+def _among_newest(
+    source: Table, belongs: ColumnElement[bool], chosen: Selection, within: int, limit: int
+) -> Select[Any]:
+    """Return the ids of what is chosen of the newest jobs: these are found first, without their payloads, so
+    that no plan reads more of the table."""
+    columns = (source.c.id, source.c.queue, source.c.task, belongs.label("belongs"))
+    newest = select(*columns).order_by(source.c.id.desc()).limit(within).subquery()
+    return (
+        select(newest.c.id)
+        .where(newest.c.belongs, chosen.where(newest))
+        .order_by(newest.c.id.desc())
+        .limit(limit)
+    )
+
+
+class Failures(NamedTuple):
+    """How many jobs of a task failed of the same error, and the newest of them."""
+
+    task: str
+    error: str
+    number: int
+    newest: int
+
+
+def failures(
+    conn: Connection, chosen: Selection, *, within: int | None = None
+) -> tuple[list[Failures], bool]:
+    """Count failed jobs by task and error, the most frequent first, and say whether all were counted; with
+    `within` so many of the newest are."""
+    source: FromClause = failed_jobs
+    complete = True
+    if within is not None:
+        newest = select(failed_jobs).order_by(failed_jobs.c.id.desc()).limit(within).subquery()
+        source, complete = newest, _place_of(conn, failed_jobs, within) is None
+    table = source.c
+    message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
+    query = select(table.id, table.task, table.reason, table.exception, message).order_by(table.id.desc())
+    numbers: Counter[tuple[str, str]] = Counter()
+    newest_ids: dict[tuple[str, str], int] = {}
+    rows = conn.execute(query.where(chosen.where(source)), execution_options={"yield_per": BATCH})
+    for id, task, reason, exception, said in rows:
+        key = task, error_line(reason, exception, said)
+        numbers[key] += 1
+        newest_ids.setdefault(key, id)
+    found = [Failures(*key, number, newest_ids[key]) for key, number in numbers.items()]
+    return sorted(found, key=lambda each: (-each.number, -each.newest)), complete
+
+
+FIRST_LINE_CHARACTERS = 200
+"""Of a message; what differs behind them counts as the same error."""
+
+
+def _job(row: RowMapping, seal: Seal | None = None) -> JobDetails:
+    found: dict[str, Any] = {str(name): value for name, value in row.items()}
+    payload = looked_into(seal, "payload", row.task, row.queue, row.payload)
+    done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
+    started_at = history.started_at(row.reserved_at, found.pop("start_ms"))
+    records = _records(row.errors)
+    found |= {
+        "state": State(row.state),
+        "payload": _shown(payload.text),
+        "sealed": payload.sealed,
+        "result": None if row.result is None else result_shown(seal, row.task, row.queue, row.result),
+        "errors": [record for record in records if history.is_error(record)],
+        "history": history.lines(records, _last_line(row, started_at)),
+        "headers": {} if row.headers is None else decoded(row.headers),
+        "on_success": None if row.on_success is None else decoded(row.on_success),
+        "on_failure": None if row.on_failure is None else decoded(row.on_failure),
+        "progress": _progress(done, of, note),
+        "cursor": None if row.cursor is None else decoded(row.cursor),
+        "label": None if row.label is None else str(row.label),
+        "available_at": None if row.available_at == FAR else row.available_at,
+        "due_at": None if row.blocked_by is None else row.due_at,
+    }
+    return JobDetails(**found)
+
+
+def _progress(done: Any, of: Any, note: Any) -> Progress | None:
+    """Return the progress in a row, which SQLite lets hold anything."""
+    if not isinstance(done, int | float):
+        return None
+    return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
+
+
+def result_shown(seal: Seal | None, task: str, queue: str, text: Any) -> Any:
+    """Return a result as it may be shown: decoded, or `Unopened`."""
+    return _shown(looked_into(seal, "result", task, queue, text).text)
+
+
+def _shown(text: Any) -> Any:
+    return text if isinstance(text, Unopened) else decoded(text)
+
+
+def decoded(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def _last_line(row: RowMapping, started_at: datetime | None) -> HistoryLine | None:
+    """Return the line of the attempt that goes on, or that has ended the job, which no record holds."""
+    state = State(row.state)
+    claimed = (row.attempts if row.reserved_at is not None else None, row.reserved_at, started_at)
+    if state is State.RUNNING:
+        return HistoryLine("running", *claimed, worker=row.reserved_by)
+    if state is State.FAILED:
+        outcome: history.LineOutcome = "lost" if row.reason == "worker_lost" else "failed"
+        said = (None, row.reason, row.exception, row.message)
+        return HistoryLine(outcome, *claimed, row.ended_at, row.reserved_by, *said)
+    if state in (State.FINISHED, State.CANCELLED):
+        outcome = "finished" if state is State.FINISHED else "cancelled"
+        return HistoryLine(outcome, *claimed, row.ended_at, row.reserved_by, message=row.reason)
+    return None
+
+
+def _records(text: str | None) -> list[Any]:
+    """Return the lines of a job's history as its row has them."""
+    found = decoded(text) if text else []
+    return [
+        record if isinstance(record, dict) else {"message": record}
+        for record in (found if isinstance(found, list) else [found])
+    ]
+
+
+class Waiting(NamedTuple):
+    """How many jobs are due and unclaimed; `exact` unless there were too many to look at."""
+
+    number: int
+    exact: bool
+
+
+def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Waiting:
+    """Count the jobs that are due, of these queues or all; looks at no more than `limit` of those that no
+    worker holds."""
+    looked_at = select((jobs.c.available_at <= now()).label("due")).where(jobs.c.reserved_at.is_(None))
+    if queues is not None:
+        looked_at = looked_at.where(jobs.c.queue.in_(queues))
+    sample = looked_at.limit(limit).subquery()
+    due = func.coalesce(func.sum(case((sample.c.due, 1), else_=0)), 0)
+    number, seen = conn.execute(select(due, func.count()).select_from(sample)).one()
+    return Waiting(int(number), seen < limit)
+
+
+def states(conn: Connection, queues: Collection[str]) -> dict[str, int]:
+    """Return how many jobs of these queues are in which state."""
+    query = (
+        select(_JOB_STATES.c.state, func.count())
+        .where(_JOB_STATES.c.queue.in_(queues))
+        .group_by(_JOB_STATES.c.state)
+    )
+    return {row.state: row[1] for row in conn.execute(query)}
+
+
+_JOB_STATES = Table("job_states", MetaData(schema=TOKEN_SCHEMA), Column("queue"), Column("state"))
+
+
+def enqueued(conn: Connection, task: str, schema: str | None) -> Sequence[Sequence[Any]]:
+    """Return id, task, queue, payload, priority and unique key of a task's jobs, the oldest first, on
+    a caller's connection."""
+    names = ("id", "task", "queue", "payload", "priority", "unique_key")
+    sources = (
+        select(*(source.c[name] for name in names)).where(source.c.task == task) for source, _ in TABLES
+    )
+    return conn.execute(
+        union_all(*sources).order_by("id"), execution_options={"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    ).all()

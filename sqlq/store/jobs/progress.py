@@ -1,0 +1,69 @@
+"""What a worker writes of a running job beside its lease: how far it has come, and how long it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import DOUBLE_PRECISION, BigInteger, Connection, Text, Update, case, func, update
+
+from sqlq.database.dialect import NO_OPTIONS, Batch, Dialect, Right, held, rights
+from sqlq.database.dialects import DIALECTS
+from sqlq.schema.tables import jobs
+
+
+class Note(NamedTuple):
+    """What to write of one job: its progress, unless `progress` is None, and its retention where its row says
+    none."""
+
+    id: int
+    token: int
+    progress: float | None
+    progress_of: float | None
+    progress_note: str | None
+    retention_ms: int | None
+
+
+_NOTES = Batch(
+    id=BigInteger,
+    token=BigInteger,
+    progress=DOUBLE_PRECISION,
+    progress_of=DOUBLE_PRECISION,
+    progress_note=Text,
+    retention_ms=BigInteger,
+)
+
+
+def write(
+    conn: Connection,
+    notes: Sequence[Note],
+    *,
+    skip_locked: bool = True,
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> set[Right]:
+    """Write notes in one statement, each fenced by itself, and return the rights that were their owner's.
+
+    A row that another transaction has locked is left out, unless `skip_locked` is False: then it is waited
+    for.
+    """
+    dialect = DIALECTS[conn.dialect.name]
+    parameters = dialect.parameters(_NOTES, sorted(notes))
+    return rights(conn.execute(_write(dialect, skip_locked), parameters, execution_options=options))
+
+
+@cache
+def _write(dialect: Dialect, skip_locked: bool) -> Update:
+    mine = held(dialect, _NOTES, skip_locked=skip_locked)
+    silent = mine.c.progress.is_(None)
+    return (
+        update(jobs)
+        .values(
+            progress=func.coalesce(mine.c.progress, jobs.c.progress),
+            progress_of=case((silent, jobs.c.progress_of), else_=mine.c.progress_of),
+            progress_note=case((silent, jobs.c.progress_note), else_=mine.c.progress_note),
+            retention_ms=func.coalesce(jobs.c.retention_ms, mine.c.retention_ms),
+        )
+        .where(jobs.c.id == mine.c.id)
+        .returning(jobs.c.id, jobs.c.lease_token)
+    )

@@ -1,0 +1,138 @@
+"""The cold path: ended jobs, listings and pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    exists,
+    or_,
+    select,
+)
+
+from sqlq.database.dialects import DIALECTS
+from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
+from sqlq.schema.types import after, now
+from sqlq.store.jobs.lookup import BATCH, Selection
+from sqlq.store.jobs.rows import TABLES
+from sqlq.store.limits.wakes import Wake, write
+
+
+class Gone(NamedTuple):
+    """Jobs that have ended, or were deleted; those of them that were steps, and of which flows."""
+
+    ids: list[int]
+    steps: list[int]
+    flows: list[int]
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> Gone:
+        """Return what rows of id and flow_id say."""
+        ids: list[int] = []
+        of_flows: dict[int, int] = {}
+        for row in rows:
+            ids.append(row.id)
+            if row.flow_id is not None:
+                of_flows[row.id] = row.flow_id
+        return cls(sorted(ids), sorted(of_flows), sorted(set(of_flows.values())))
+
+    def __bool__(self) -> bool:
+        return bool(self.ids)
+
+
+def forget_failed(conn: Connection, chosen: Selection) -> Gone:
+    """Delete a batch of failed jobs for good and return them, at most 1,000."""
+    ids = (
+        select(failed_jobs.c.id)
+        .where(chosen.where(failed_jobs))
+        .order_by(failed_jobs.c.id)
+        .limit(BATCH)
+        .with_for_update(skip_locked=True)
+    )
+    forgotten = delete(failed_jobs).where(failed_jobs.c.id.in_(ids))
+    rows = conn.execute(
+        forgotten.returning(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.limit_key)
+    ).all()
+    held = {Wake(row.limit_key) for row in rows if row.limit_key is not None}
+    write(conn, DIALECTS[conn.dialect.name], held)  # guard: forgetting-lets-a-line-go-on
+    gone = Gone.of(rows)
+    _clear_up_after(conn, gone)
+    return gone
+
+
+def _clear_up_after(conn: Connection, gone: Gone) -> None:
+    """Delete the edges of steps that are gone, and flows that were left without a step. What waits for a step
+    that is gone keeps its edge, and finds it in no table."""
+    if not gone.steps:
+        return
+    conn.execute(delete(edges).where(edges.c.job_id.in_(gone.steps)))
+    empty = (~exists().where(source.c.flow_id == flows.c.id) for source, _ in TABLES)
+    conn.execute(delete(flows).where(flows.c.id.in_(gone.flows), *empty))
+
+
+def erase(conn: Connection, queues: Collection[str]) -> None:
+    """Delete every job of these queues, whatever its state, and flows that are left without a step; for
+    queues that no other program uses."""
+    for source, _ in TABLES:
+        erased = delete(source).where(source.c.queue.in_(queues)).returning(source.c.id, source.c.flow_id)
+        _clear_up_after(conn, Gone.of(conn.execute(erased)))
+
+
+def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
+    """Delete finished and cancelled jobs that ended longer ago than that, the oldest first, and return how
+    many; those with a retention of their own stay."""
+    return _prune(conn, finished_jobs, finished_jobs.c.finished_at, finished_older_than_ms, limit)
+
+
+def prune_failed(conn: Connection, *, failed_older_than_ms: int, limit: int) -> int:
+    """Delete failed jobs that failed longer ago than that, the oldest first, and return how many; those with
+    a retention of their own stay."""
+    return _prune(conn, failed_jobs, failed_jobs.c.failed_at, failed_older_than_ms, limit)
+
+
+def prune_expired(conn: Connection, *, limit: int) -> int:
+    """Delete ended jobs, failed ones too, whose own retention is over; return how many."""
+    pruned = 0
+    for source in (finished_jobs, failed_jobs):
+        ends = source.c.expires_at
+        chosen = select(source.c.id).where(ends < now()).order_by(ends)
+        pruned += _delete(conn, source, chosen, {"most": limit - pruned})
+    return pruned
+
+
+def _prune(
+    conn: Connection, source: Table, ended_at: ColumnElement[Any], older_than_ms: int, limit: int
+) -> int:
+    # guard: own-retention-is-kept
+    old = (ended_at < after(bindparam("ago_ms", type_=BigInteger)), source.c.expires_at.is_(None))
+    chosen = select(source.c.id).where(*old).order_by(ended_at)
+    return _delete(conn, source, chosen, {"ago_ms": -older_than_ms, "most": limit})
+
+
+def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: dict[str, Any]) -> int:
+    """Delete at most `most` of the chosen rows; one that is locked is left to the next turn."""
+    # guard: what-is-asked-for-is-kept
+    chosen = chosen.where(or_(source.c.flow_id.is_(None), ~_is_asked_for(source)))
+    ids = chosen.limit(bindparam("most", type_=Integer)).with_for_update(skip_locked=True)
+    pruned = delete(source).where(source.c.id.in_(ids)).returning(source.c.id, source.c.flow_id)
+    gone = Gone.of(conn.execute(pruned, parameters))
+    _clear_up_after(conn, gone)
+    return len(gone.ids)
+
+
+def _is_asked_for(source: Table) -> ColumnElement[bool]:
+    """Whether an ended job is a step for which another waits, or whose result that may still take: since it
+    is live, or has failed and may be retried."""
+    waits = select(edges.c.job_id).where(edges.c.depends_on == source.c.id)
+    live = waits.where(exists().where(jobs.c.id == edges.c.job_id))
+    failed = failed_jobs.alias("failed_step")
+    return live.exists() | waits.where(exists().where(failed.c.id == edges.c.job_id)).exists()

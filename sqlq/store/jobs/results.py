@@ -1,0 +1,158 @@
+"""What has become of jobs, as those who wait for them see it: one statement asks for all of them.
+
+Where commits are not seen by themselves, two sorts of notifications go between processes. Who waits says for
+which jobs, on the channel on which workers are told of new ones; and a worker that has written the end of one
+of those says so, on a channel of its own. Both are hints: who waits looks in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Connection, Integer, Text, case, cast, null, select, text, union_all
+
+from sqlq.database.compiled import Compiled
+from sqlq.database.database import Database
+from sqlq.database.dialect import Batch, Dialect, schema_of
+from sqlq.database.dialects import DIALECTS
+from sqlq.database.notifications import ANY_JOB
+from sqlq.model.job import State
+from sqlq.schema.tables import jobs
+from sqlq.store.jobs.lookup import possible
+from sqlq.store.jobs.rows import TABLES, slices
+from sqlq.store.workers import notify
+
+AT_ONCE = 10_000
+"""For so many jobs one statement asks."""
+WAITS = "waits "
+"""How what a waiter says begins; a hint to workers is empty."""
+MOST_NAMED = 2_000
+_LONGEST = 7_500
+"""Bytes of a notification, of which PostgreSQL takes just under 8,000."""
+
+
+class Seen(NamedTuple):
+    """What was seen of a job. `result` is JSON text; of a job that has not ended there is nothing but its
+    state."""
+
+    id: int
+    state: State
+    queue: str
+    task: str
+    attempts: int
+    result: str | None = None
+    reason: str | None = None
+    exception: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+    created: int | None = None
+    """When it was created, as SQLite has it, which may give its id to another job."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.state in _OVER
+
+
+_OVER = (State.FINISHED, State.FAILED, State.CANCELLED)
+
+
+def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
+    """Return what is to be seen of jobs, by their ids: by one snapshot, in which a job is in one table and
+    not between two. Those that are in none are not among them. True stands for a job of which more than the
+    state is wanted."""
+    compiled = _compiled(conn.dialect, schema_of(conn))
+    return _seen(
+        wanted, DIALECTS[conn.dialect.name], compiled, lambda *asked: conn.exec_driver_sql(*asked).all()
+    )
+
+
+def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:
+    """Do so in a transaction of its own, past SQLAlchemy."""
+    compiled = _compiled(database.engine.dialect, database.schema)
+
+    def asks(statement: str, parameters: Any) -> list[Sequence[Any]]:
+        return database.run_past_sqlalchemy(lambda ask: ask(statement, parameters), reads=True)
+
+    return _seen(wanted, database.dialect, compiled, asks)
+
+
+def _seen(
+    wanted: Mapping[int, bool], dialect: Dialect, compiled: Compiled, ask: Callable[[str, Any], Sequence[Any]]
+) -> dict[int, Seen]:
+    found: dict[int, Seen] = {}
+    for some in slices(possible(wanted), AT_ONCE):
+        rows = [(id, int(wanted[id])) for id in some]
+        given = compiled.parameters(dialect.parameters(_WANTED, rows))
+        for row in ask(compiled.statement, given):
+            found[row[0]] = Seen(row[0], State(row[1]), *row[2:])
+    return found
+
+
+@lru_cache(maxsize=16)
+def _compiled(dialect: Any, schema: str | None) -> Compiled:
+    kind = DIALECTS[dialect.name]
+    return Compiled.of(_look(kind), dialect, schema, list(kind.parameters(_WANTED, [(0, 0)])))
+
+
+_WANTED = Batch(id=BigInteger, whole=Integer)
+_SAID = ("result", "reason", "exception", "message", "traceback")
+
+
+@cache
+def _look(dialect: Dialect) -> Any:
+    rows = dialect.rows(_WANTED)
+    whole = rows.c.whole == 1
+    sources = []
+    for table, state in TABLES:
+        said = [
+            case((whole, table.c[name])) if name in table.c and table is not jobs else cast(null(), Text)
+            for name in _SAID
+        ]
+        columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *said)
+        if dialect.one_writer:
+            columns = (*columns, table.c.created_at)
+        sources.append(select(*columns).join_from(rows, table, table.c.id == rows.c.id))
+    return union_all(*sources)
+
+
+# -- who waits, and who answers ------------------------------------------------------------------------------
+
+
+def listen(conn: Connection) -> None:
+    """Have this connection hear which jobs have ended for which somebody waits (PostgreSQL)."""
+    conn.exec_driver_sql(f'LISTEN "{_channel(schema_of(conn))}"')
+
+
+def ask(conn: Connection, ids: Iterable[int]) -> None:
+    """Tell workers that somebody waits for these jobs (PostgreSQL)."""
+    wanted = list(ids)
+    said = [ANY_JOB] if len(wanted) > MOST_NAMED else _named(wanted)
+    for words in said:
+        conn.execute(_NOTIFY, {"channel": notify.channel(schema_of(conn)), "words": WAITS + words})
+
+
+def answer(database: Database, ids: Iterable[int]) -> None:
+    """Tell those who wait that these jobs have ended (PostgreSQL)."""
+    for words in _named(ids):
+        notify.hint(database, _channel(database.schema), words)
+
+
+def _named(ids: Iterable[int]) -> list[str]:
+    """Return ids as texts that a notification takes."""
+    said: list[str] = []
+    for id in ids:
+        if said and len(said[-1]) < _LONGEST:
+            said[-1] += f",{id}"
+        else:
+            said.append(str(id))
+    return said
+
+
+_NOTIFY = text("SELECT pg_catalog.pg_notify(:channel, :words)")
+
+
+def _channel(schema: str | None) -> str:
+    return f"{notify.channel(schema)}_ended"

@@ -1,0 +1,250 @@
+"""What an insert says of its jobs: the columns that all have, and those of the options that one of them says.
+
+Every parameter costs time, and the rest is the table's default. Most jobs say no option, and are due at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    case,
+    func,
+    literal,
+    null,
+    select,
+)
+from sqlalchemy.types import TypeEngine
+
+from sqlq.database.dialect import Batch, Dialect
+from sqlq.model.job import NewJob, State
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
+from sqlq.schema.types import Moment, after, far, moment_after, now
+
+T = TypeVar("T")
+
+# A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a
+# NULL in RETURNING.
+NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
+NEW_OR_BLOCKED = case((jobs.c.available_at >= far(), State.BLOCKED.value), else_=NEW_STATE)
+LIVE_STATE = case(
+    (jobs.c.reserved_at.is_not(None), State.RUNNING.value),
+    (jobs.c.blocked_by.is_not(None), State.BLOCKED.value),
+    else_=NEW_STATE,
+)
+
+ENDED_STATE = case(
+    (finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value
+)
+
+TABLES: tuple[tuple[Table, ColumnElement[str]], ...] = (
+    (jobs, LIVE_STATE),
+    (finished_jobs, ENDED_STATE),
+    (failed_jobs, literal(State.FAILED.value)),
+)
+"""Where a job may be, and its state there."""
+
+_ALWAYS = {"queue": Text, "task": Text, "payload": Text, "max_attempts": Integer}
+_OPTIONS: dict[str, type[TypeEngine[Any]]] = {
+    "priority": Integer,
+    "timeout_ms": BigInteger,
+    "unique_key": Text,
+    "unique_until": Text,
+    "on_success": Text,
+    "on_failure": Text,
+    "label": Text,
+    "headers": Text,
+    "backoff": Text,
+    "retention_ms": BigInteger,
+    "schedule": Text,
+    "scheduled_for": Moment,
+}
+"""The columns of options."""
+DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
+"""What `available_at` is computed from."""
+_START: dict[str, type[TypeEngine[Any]]] = {"start_by": Moment, "expires_ms": BigInteger}
+"""What `start_by` is computed from, with when the job is due."""
+_LIMIT: dict[str, type[TypeEngine[Any]]] = {"limit": Text}
+"""The key of the limit that blocks a job."""
+_COMPUTED = (*DUE, *_START, *_LIMIT)
+
+COLUMNS = {**_ALWAYS, **_OPTIONS}
+"""What a job can say of itself beside its times."""
+_TYPES = {**COLUMNS, **DUE, **_START, **_LIMIT}
+_ELSEWHERE = {"headers": "headers_text", "moment": "available_at", "limit": "limit_key"}
+_FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
+"""Each by the name it has in `NewJob`."""
+_COMMON = ("queue", "task", "max_attempts")
+_SAYABLE = (*_OPTIONS, *_COMPUTED)
+
+
+def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
+    """Return what reads from a job the values of these columns."""
+    return attrgetter(*(_FIELDS[name] for name in names))
+
+
+_values = fields(_SAYABLE)
+_all_but_payload = fields((*_COMMON, *_SAYABLE))
+_UNSAID = _values(NewJob("", "", "", 1))
+
+
+def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def said_by(job: NewJob) -> tuple[str, ...]:
+    """Return which options a job says."""
+    values = _values(job)
+    if values == _UNSAID:
+        return ()
+    return tuple(
+        name for name, value, unsaid in zip(_SAYABLE, values, _UNSAID, strict=True) if value != unsaid
+    )
+
+
+def said_by_any(new: Sequence[NewJob]) -> tuple[str, ...]:
+    """Return which options at least one of these jobs says."""
+    said = {name for job in new for name in said_by(job)}
+    return tuple(name for name in _SAYABLE if name in said)
+
+
+def parameters_of(said: Sequence[str]) -> tuple[str, ...]:
+    """Return the parameters of an insert of jobs that say these options."""
+    return (*_ALWAYS, *said)
+
+
+def row_of(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of one job."""
+    row = {"queue": job.queue, "task": job.task, "payload": job.payload, "max_attempts": job.max_attempts}
+    for name in said:
+        row[name] = getattr(job, _FIELDS[name])
+    return row
+
+
+def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, Any]:
+    """Return the parameters of one job as a driver takes them, to which SQLAlchemy does nothing any more."""
+    row = row_of(job, said)
+    for name, moment in (
+        ("moment", job.available_at),
+        ("start_by", job.start_by),
+        ("scheduled_for", job.scheduled_for),
+    ):
+        if moment is not None:
+            row[name] = Moment().process_bind_param(moment, dialect)
+    return row
+
+
+def is_computed(said: Sequence[str]) -> bool:
+    """Whether a column is computed from what these options say."""
+    return not set(_COMPUTED).isdisjoint(said)
+
+
+def state_of(said: Sequence[str]) -> ColumnElement[Any]:
+    """Return the state in which jobs are that say these options."""
+    return NEW_OR_BLOCKED if "limit" in said else NEW_STATE
+
+
+def is_delayed(said: Sequence[str]) -> bool:
+    """Whether jobs that say these options may be due later."""
+    return not DUE.keys().isdisjoint(said)
+
+
+def is_due_at_once(job: NewJob) -> bool:
+    return job.available_at is None and not job.delay_ms
+
+
+def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> Mapping[str, Any]:
+    """Return the columns that are computed of jobs that say so; `value` finds what they say. A job under a
+    limit is blocked until it has its turn."""
+    due: ColumnElement[Any] = after(value("delay_ms")) if "delay_ms" in said else now()
+    if "moment" in said:
+        due = func.coalesce(value("moment"), due)
+    times: dict[str, ColumnElement[Any]] = {"available_at": due} if is_delayed(said) else {}
+    if "expires_ms" in said:
+        start_by: ColumnElement[Any] = moment_after(due, value("expires_ms"))
+        times["start_by"] = func.coalesce(value("start_by"), start_by) if "start_by" in said else start_by
+    elif "start_by" in said:
+        times["start_by"] = value("start_by")
+    if "limit" in said:
+        times |= {"limit_key": value("limit"), **in_line(value("limit").is_not(None), due)}
+    return times
+
+
+def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    """Return the columns of jobs that wait in the line of a limit, where they are `limited`."""
+    return {
+        "available_at": case((limited, far()), else_=due),
+        "blocked_by": case((limited, "limit"), else_=null()),  # guard: a-limited-job-is-blocked
+        "due_at": case((limited, due), else_=null()),
+    }
+
+
+def _parameter(name: str) -> ColumnElement[Any]:
+    return bindparam(name, type_=_TYPES[name])
+
+
+@cache
+def insert_of(dialect: Dialect, said: tuple[str, ...]) -> Any:
+    """Return the insert of one job that says these options."""
+    statement = dialect.insert(jobs)
+    return statement.values(**_times(said, _parameter)) if is_computed(said) else statement
+
+
+def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
+    """Return the statement that inserts these jobs, and its parameters. It returns ids; states, too, where
+    not all jobs are due at once."""
+    first = new[0]
+    if (
+        len(set(map(_all_but_payload, new))) == 1
+        and (texts := dialect.joined([job.payload for job in new])) is not None
+    ):
+        said = said_by(first)
+        return _insert_alike(dialect, said), {**row_of(first, said), "texts": texts}
+    said = said_by_any(new)
+    values = fields(parameters_of(said))
+    rows = [(i, *values(job)) for i, job in enumerate(new)]
+    return _insert_many(dialect, said), dialect.parameters(_batch(said), rows)
+
+
+@cache
+def _batch(said: tuple[str, ...]) -> Batch:
+    return Batch(n=Integer, **{name: _TYPES[name] for name in parameters_of(said)})
+
+
+@cache
+def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
+    """For jobs that differ in their payloads only, as most batches: what they have in common is sent once,
+    and the payloads as one text. A statement that takes each value of each row by itself costs several times
+    as much."""
+    texts = dialect.texts()
+    common = {
+        name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _COMPUTED
+    }
+    columns: dict[str, Any] = {**common, "payload": texts.c.value, **_times(said, _parameter)}
+    return _insert_from(dialect, columns, texts.c.place, state_of(said))
+
+
+@cache
+def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
+    rows = dialect.rows(_batch(said))
+    columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
+    columns |= _times(said, lambda name: rows.c[name])
+    return _insert_from(dialect, columns, rows.c.n, state_of(said))
+
+
+def _insert_from(
+    dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any], state: ColumnElement[Any]
+) -> Any:
+    source = select(*columns.values()).order_by(place)
+    returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
+    return dialect.insert(jobs).from_select([*columns], source).returning(*returned)

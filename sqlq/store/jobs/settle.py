@@ -1,0 +1,596 @@
+"""The one door out of `running`: here alone an attempt ends, and its job ends with it or waits again.
+
+    settle          what a worker says of its attempts            T4 to T7
+    complete        a handler, in a transaction of its own        T4
+    rescue, lose    who finds that a job's worker is gone         T8, T9
+    cancel          an operator, of waiting jobs and by force     T10, T12
+
+Each of them comes down to `_end`, which takes rows out of `jobs`, and `_put_back`, which lets them wait
+again; both write only where the fence lets them, and return the rights that it let through. `_follow` then
+enqueues what follows the jobs that ended, in the same transaction: the row and its follow-up are committed
+together or not at all, and of several that believe to hold a job only one gets past the fence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, assert_never
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    Table,
+    Text,
+    Update,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    update,
+)
+from sqlalchemy import insert as insert_into
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.dml import ReturningDelete
+
+from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
+from sqlq.database.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights, schema_of
+from sqlq.database.dialects import DIALECTS
+from sqlq.errors import JobTimeoutError, WorkerLostError
+from sqlq.model import history
+from sqlq.model.callbacks import as_trusted, follow_up, settlement
+from sqlq.model.history import Course
+from sqlq.model.job import ClaimedJob, NewJob
+from sqlq.model.job_result import FailureReason
+from sqlq.model.outcome import (
+    Cancelled,
+    Completed,
+    ErrorText,
+    Failed,
+    Released,
+    Retried,
+    SelfCompleted,
+    Settlement,
+)
+from sqlq.model.retry import error_record, follows, given_back, wait_after_loss_ms
+from sqlq.payload.encryption import Seal
+from sqlq.schema.tables import (
+    CARRIED,
+    TOKEN_SCHEMA,
+    attempts_allowed,
+    failed_jobs,
+    finished_jobs,
+    jobs,
+    next_token,
+    one_more,
+)
+from sqlq.schema.types import Moment, after, far, now
+from sqlq.store.jobs.insert import insert
+from sqlq.store.jobs.lease import HOLD
+from sqlq.store.limits.wakes import Wake, write
+
+log = logging.getLogger("sqlq.worker")
+
+# -- the door ------------------------------------------------------------------------------------------------
+
+
+def _end(
+    conn: Connection,
+    batch: Batch,
+    rows: Sequence[tuple[Any, ...]],
+    target: Table | None,
+    *,
+    skip_locked: bool = True,
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> set[Right]:
+    """Move the jobs of a batch that their owner still holds into `target`, or with None delete them; return
+    the rights to them. Without `skip_locked` a row that another transaction has locked is waited for."""
+    dialect = DIALECTS[conn.dialect.name]
+    if target is not None:
+        return dialect.move(conn, batch, rows, target, skip_locked=skip_locked, options=options)
+    parameters = dialect.parameters(batch, rows)
+    gone = conn.execute(_drop(dialect, batch, skip_locked), parameters, execution_options=options)
+    return rights(gone)
+
+
+def _put_back(
+    conn: Connection,
+    batch: Batch,
+    rows: Sequence[tuple[Any, ...]],
+    changes: Changes,
+    keys: Mapping[int, str],
+) -> set[Right]:
+    """Let the jobs of a batch that their owner still holds wait for `delay_ms`, or with None in their old
+    places in the queue, with `changes`; return the rights to them.
+
+    Those that have `keys` of limits, by their ids, give their slots back and wait in line.
+    """
+    dialect = DIALECTS[conn.dialect.name]
+    done: set[Right] = set()
+    for in_line in (False, True):
+        some = [row for row in rows if (row[0] in keys) is in_line]
+        if not some:
+            continue
+        statement = _waiting_again(dialect, batch, changes, in_line=in_line)
+        back = rights(conn.execute(statement, dialect.parameters(batch, some)))
+        done |= back
+        if in_line:
+            has_moments = "at" in batch.columns
+            waits = {
+                Wake(keys[id], delay_ms=ms or 0, moment=said[0] if has_moments else None)
+                for id, token, ms, *said in some
+                if (id, token) in back
+            }
+            write(conn, dialect, waits)  # guard: a-put-back-is-looked-at
+    return done
+
+
+def _follow(conn: Connection, follow_ups: Iterable[NewJob | None], schema: str | None) -> None:
+    """Enqueue what follows jobs that end in this transaction."""
+    new = [job for job in follow_ups if job is not None]
+    if new:  # guard: follow-ups-are-written
+        insert(conn, new, schema)
+
+
+Changes: TypeAlias = Callable[[CTE], Mapping[str, Any]]
+"""Given the jobs of a batch that are held, with the batch's columns, says what changes in their rows."""
+
+_RIGHT = (jobs.c.id, jobs.c.lease_token)
+_UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
+
+
+@cache
+def _drop(dialect: Dialect, batch: Batch, skip_locked: bool) -> ReturningDelete[Any]:
+    mine = held(dialect, batch, skip_locked=skip_locked)
+    return delete(jobs).where(jobs.c.id.in_(select(mine.c.id))).returning(*_RIGHT)
+
+
+@cache
+def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Update:
+    mine = held(dialect, batch)
+    # guard: a-put-back-keeps-its-place
+    due = func.coalesce(
+        *([mine.c.at] if "at" in batch.columns else []),
+        after(mine.c.delay_ms),
+        *([jobs.c.due_at] if in_line else []),
+        jobs.c.available_at,
+    )
+    # guard: a-put-back-holds-no-slot
+    waits = (
+        {"available_at": far(), "blocked_by": "limit", "due_at": due} if in_line else {"available_at": due}
+    )
+    values = {**_UNRESERVED, **waits, **changes(mine)}
+    return update(jobs).values(**values).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+
+
+# -- settle (T4 to T7) ---------------------------------------------------------------------------------------
+
+
+def settle(conn: Connection, settlements: Sequence[Settlement], *, keep_finished: bool = True) -> set[Right]:
+    """Write how attempts ended, and return the rights that were still their owner's.
+
+    Each row is fenced by itself. One that is not returned was either locked by another transaction at that
+    moment, or is not the owner's any more: `jobs.fates` tells which. With `keep_finished` False a finished
+    job leaves no row. Settlements with a follow-up belong into one transaction: on a connection whose
+    statements commit one by one, a crash between two of them would lose it.
+    """
+    ended: dict[Batch, list[tuple[Any, ...]]] = defaultdict(list)
+    waiting: dict[tuple[Batch, Changes], list[tuple[Any, ...]]] = defaultdict(list)
+    for s in sorted(settlements, key=lambda s: s.id):
+        right = (s.id, s.lease_token)
+        match s.outcome:
+            case Completed(None, None) if s.course is None:
+                ended[_COMPLETE].append(right)
+            case Completed(result, note):
+                batch, row = _finished(right, "completed", result, note, s.course)
+                ended[batch].append(row)
+            case Cancelled(reason):
+                batch, row = _finished(right, "cancelled", None, reason, s.course)
+                ended[batch].append(row)
+            case Failed(why, error):
+                start_ms = None if s.course is None else s.course.start_ms
+                ended[_FAIL].append((*right, why, error.exception, error.message, error.traceback, start_ms))
+            case Retried(delay_ms, error, why, priority, queue, at):
+                record = error_record(s.attempts, why, error, s.course)
+                if priority is None and queue is None and at is None:
+                    waiting[_RETRY, _retried].append((*right, delay_ms, record))
+                else:
+                    row = (*right, delay_ms, at, record, priority, queue)
+                    waiting[_RETRY_THERE, _retried_there].append(row)
+            case Released(delay_ms, unknown_task, in_time=in_time, at=at):
+                moment = () if at is None else (at,)
+                batch = _RELEASE if at is None else _RELEASE_AT
+                rows = waiting[batch, _released_in_time if in_time else _released]
+                rows.append((*right, delay_ms, *moment, int(unknown_task), _note_of(s, s.outcome)))
+            case SelfCompleted():
+                raise AssertionError(
+                    "whether its handler completed a job is for the database to say, not to write"
+                )
+            case _:
+                assert_never(s.outcome)
+    finished = finished_jobs if keep_finished else None
+    keys = {s.id: s.limit_key for s in settlements if s.limit_key is not None}
+    done: set[Right] = set()
+    for batch, rows in ended.items():
+        done |= _end(conn, batch, rows, failed_jobs if batch is _FAIL else finished)
+    for (batch, changes), rows in waiting.items():
+        done |= _put_back(conn, batch, rows, changes, keys)
+    if any(s.follow_up is not None for s in settlements):
+        # guard: only-the-owner-is-followed
+        _follow(conn, (s.follow_up for s in settlements if (s.id, s.lease_token) in done), schema_of(conn))
+    return done
+
+
+_COMPLETE = Batch({"outcome": "completed"}, id=BigInteger, token=BigInteger)
+"""Without a result, as most jobs are."""
+_FINISH = Batch(id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text)
+_FINISH_LATER = Batch(
+    id=BigInteger, token=BigInteger, outcome=Text, result=Text, reason=Text, start_ms=BigInteger
+)
+"""Of a job that was claimed before: its history is worth a column more."""
+_FAIL = Batch(
+    id=BigInteger,
+    token=BigInteger,
+    reason=Text,
+    exception=Text,
+    message=Text,
+    traceback=Text,
+    start_ms=BigInteger,
+)
+_RETRY = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, record=Text)
+_RETRY_THERE = Batch(
+    id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text
+)
+_RELEASE_AT = Batch(
+    id=BigInteger, token=BigInteger, delay_ms=BigInteger, at=Moment, unknown=Integer, record=Text
+)
+_RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=Integer, record=Text)
+
+
+def _finished(
+    right: Right, outcome: str, result: str | None, reason: str | None, course: Course | None
+) -> tuple[Batch, tuple[Any, ...]]:
+    """Return the row of a job that has finished, and which batch it belongs to."""
+    row = (*right, outcome, result, reason)
+    return (_FINISH, row) if course is None else (_FINISH_LATER, (*row, course.start_ms))
+
+
+def _note_of(s: Settlement, released: Released) -> str:
+    said: history.Note = "snoozed" if released.snoozed else "released"
+    return history.note(s.attempts or None, said, s.course or history.UNKNOWN, released.reason)
+
+
+def _errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
+    """The lines of earlier attempts and one more, as a JSON array in text; a full record keeps the
+    oldest."""
+    return case(
+        (jobs.c.errors.is_(None), literal("[").concat(record).concat("]")),
+        (func.length(jobs.c.errors) > most, jobs.c.errors),
+        else_=func.substr(jobs.c.errors, 1, func.length(jobs.c.errors) - 1)
+        .concat(", ")
+        .concat(record)
+        .concat("]"),
+    )
+
+
+def _retried(mine: CTE) -> Mapping[str, Any]:
+    return {"errors": _errors_and(mine.c.record), "unknown_since": null()}
+
+
+def _retried_there(mine: CTE) -> Mapping[str, Any]:
+    return {
+        **_retried(mine),
+        "priority": func.coalesce(mine.c.priority, jobs.c.priority),
+        "queue": func.coalesce(mine.c.queue, jobs.c.queue),
+    }
+
+
+def _released(mine: CTE) -> Mapping[str, Any]:
+    return {
+        "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
+        "releases": one_more(jobs.c.releases),  # guard: release-is-counted
+        # a job that is snoozed a thousand times leaves room for its errors
+        "errors": _errors_and(mine.c.record, NOTES_BYTES),  # guard: notes-leave-room
+        "unknown_since": case(
+            (mine.c.unknown == 1, func.coalesce(jobs.c.unknown_since, now())), else_=null()
+        ),
+    }
+
+
+def _released_in_time(mine: CTE) -> Mapping[str, Any]:
+    """Of a job that has been started in its time: there is none any more that it could miss."""
+    return {**_released(mine), "start_by": null()}  # guard: what-began-in-time-goes-on
+
+
+# -- complete (T4, in the handler's own transaction) ---------------------------------------------------------
+
+
+def complete(
+    conn: Connection,
+    right: Right,
+    done: Completed,
+    *,
+    schema: str | None,
+    keep_finished: bool,
+    follow_up: NewJob | None = None,
+    course: Course | None = None,
+) -> bool:
+    """Finish one job on a caller's connection, and say whether the right to it still held; if it did, enqueue
+    its follow-up. `course` is for a job that was claimed before.
+
+    A row that a heartbeat has locked is waited for: here, unlike in a batch, there is no next one to go on
+    with.
+    """
+    options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
+    batch, row = _finished(right, "completed", done.result, done.note, course)
+    target = finished_jobs if keep_finished else None  # guard: complete-without-retention
+    # guard: complete-waits
+    ended = bool(_end(conn, batch, [row], target, skip_locked=False, options=options))
+    if ended:  # guard: a-late-complete-is-not-followed
+        _follow(conn, [follow_up], schema)  # guard: complete-is-followed
+    return ended
+
+
+# -- rescue (T8, T9) -----------------------------------------------------------------------------------------
+
+
+class Rescued(NamedTuple):
+    """A job taken from an owner that did not renew: `failed` when it had no attempts left."""
+
+    id: int
+    task: str
+    queue: str
+    attempts: int
+    owner: str
+    failed: bool
+    flow_id: int | None = None
+    limit_key: str | None = None
+    reason: str = "worker_lost"
+
+
+def rescue(conn: Connection, *, limit: int = 500, seal: Seal | None = None) -> list[Rescued]:
+    """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
+
+    Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
+    before anything else is written: from then on the old owner matches nothing.
+    """
+    expired = conn.execute(_REVOKE, {"most": limit}).all()
+    return _lose(conn, expired, "did not renew its lease", seal)
+
+
+def lose(
+    conn: Connection,
+    wanted: Iterable[Right],
+    why: str,
+    *,
+    late: Collection[Right] = (),
+    seal: Seal | None = None,
+) -> list[Rescued]:
+    """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it, and
+    `late` which attempts were past their timeout then."""
+    dialect = DIALECTS[conn.dialect.name]
+    revoked = conn.execute(_revoke(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
+    return _lose(conn, revoked, why, seal, {id for id, _ in late})
+
+
+def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None = None) -> set[Right]:
+    """Give back jobs that their owner never began, in its stead; return the rights that it still had. A row
+    that another transaction has locked is passed over."""
+    if not wanted:
+        return set()
+    dialect = DIALECTS[conn.dialect.name]
+    rows = conn.execute(_unbegun(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
+    # guard: what-never-began-keeps-its-key
+    unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
+    settlements = [
+        settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
+    ]
+    return settle(conn, settlements)
+
+
+def _lose(
+    conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None, late: Collection[int] = ()
+) -> list[Rescued]:
+    alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
+    spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
+
+    def reason(row: Any) -> FailureReason:
+        return "timeout" if row.id in late else "worker_lost"  # guard: late-is-told-as-timeout
+
+    def error(row: Any) -> ErrorText:
+        kind = JobTimeoutError if row.id in late else WorkerLostError
+        said = f"worker {row.reserved_by or 'unknown'} {why}"
+        return ErrorText(f"{kind.__module__}.{kind.__name__}", said)
+
+    if alive:
+        again = [
+            (
+                r.id,
+                r.lease_token,
+                wait_after_loss_ms(r.losses) or None,  # it may never have started
+                error_record(r.attempts, reason(r), error(r), _course_of_lost(r)),
+            )
+            for r in alive
+        ]
+        _put_back(conn, _RETRY, again, _lost, _keys_of(alive))
+
+    def fail(some: Sequence[Any]) -> None:
+        over = [(row, Failed(reason(row), error(row))) for row in some]
+        _fail(conn, over, seal)  # guard: the-lost-are-followed
+
+    failed = end_apart(conn, spent, fail, "has failed")
+    wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
+    return [
+        Rescued(r.id, r.task, r.queue, r.attempts, r.reserved_by, over, r.flow_id, r.limit_key, reason(r))
+        for some, over in ((alive, False), (failed, True))
+        for r in some
+    ]
+
+
+def _course_of_lost(row: Any) -> Course:
+    return Course(row.reserved_at, worker=row.reserved_by)
+
+
+def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
+    return {row.id: row.limit_key for row in rows if row.limit_key is not None}
+
+
+def wake(conn: Connection, keys: Iterable[str]) -> None:
+    """Have these keys looked at when this transaction commits: what it ends gives their slots back."""
+    write(conn, DIALECTS[conn.dialect.name], {Wake(key) for key in keys})
+
+
+def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> None:
+    """End jobs that were taken from their owners, with what follows them."""
+    rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
+    forged: set[int] = set()
+    if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
+        found = conn.execute(select(*_SEALED).where(jobs.c.id.in_(followed)))
+        forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted
+    _end(conn, _FAIL, rows, failed_jobs)
+    follow_ups = (follow_up(row, failure, seal) for row, failure in over if row.id not in forged)
+    _follow(conn, follow_ups, schema_of(conn))
+
+
+_SEALED = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
+
+
+class HasEnded(Protocol):
+    """A job that is about to end, as its line in the log names it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+
+
+J = TypeVar("J", bound=HasEnded)
+
+
+def end_apart(
+    conn: Connection, some: Sequence[J], end: Callable[[Sequence[J]], object], why: str
+) -> Sequence[J]:
+    """End jobs together, and return those that ended; `why` says of one why it ends.
+
+    What the database does not take, for want of a right, for a row that another table has under the same id,
+    or for a rule of the host's own, keeps none of the others back: the job stays as it is, and is found again
+    the next time.
+    """
+    if not some:
+        return []
+    try:
+        with conn.begin_nested():  # guard: a-refused-end-is-its-jobs-alone
+            end(some)
+        return some
+    except DBAPIError as refusal:
+        dialect = DIALECTS[conn.dialect.name]
+        if dialect.is_away(refusal) or dialect.rolled_back(refusal):
+            raise
+        if (half := len(some) // 2) > 0:
+            return [job for part in (some[:half], some[half:]) for job in end_apart(conn, part, end, why)]
+        (job,) = some
+        log.error(
+            "job %d: it %s, but the database refuses its end, or what follows it: %s",
+            *(job.id, why, refusal.orig),
+            extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": "unstorable"},
+        )
+        return []
+
+
+def _lost(mine: CTE) -> Mapping[str, Any]:
+    # guard: losses-are-counted
+    return {"errors": _errors_and(mine.c.record), "losses": one_more(jobs.c.losses)}
+
+
+# A row that was reserved by hand need not say until when.
+_HAS_EXPIRED = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at) <= now()
+# guard: rescue-takes-the-expired
+_EXPIRED = (
+    select(jobs.c.id)
+    .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)
+    .order_by(jobs.c.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(skip_locked=True)
+    .cte("expired")
+    .prefix_with("MATERIALIZED")
+)
+_revoking = update(jobs).values(lease_token=next_token(jobs.c.lease_token))  # guard: rescue-raises-the-token
+_REVOKED = (
+    jobs.c.id,
+    jobs.c.lease_token,
+    jobs.c.task,
+    jobs.c.queue,
+    jobs.c.attempts,
+    attempts_allowed.label("max_attempts"),
+    jobs.c.losses,
+    jobs.c.reserved_at,
+    jobs.c.reserved_by,
+    jobs.c.label,
+    jobs.c.headers,
+    jobs.c.on_failure,
+    jobs.c.flow_id,
+    jobs.c.limit_key,
+)
+_REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
+
+
+@cache
+def _unbegun(dialect: Dialect) -> Select[Any]:
+    mine = held(dialect, HOLD)
+    return select(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by).where(jobs.c.id == mine.c.id)
+
+
+@cache
+def _revoke(dialect: Dialect) -> Update:
+    return _revoking.where(jobs.c.id == held(dialect, HOLD).c.id).returning(*_REVOKED)
+
+
+# -- cancel (T10, T12) ---------------------------------------------------------------------------------------
+
+
+def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
+    """End jobs as cancelled whose rows this transaction has locked; nothing follows them.
+
+    The lock is the fence here: nobody claims or settles a row under it.
+    """
+    _finish(conn, jobs, locked, "cancelled", reason)
+
+
+def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, reason: str) -> None:
+    source = select(*(table.c[name] for name in CARRIED), literal(outcome), literal(reason)).where(
+        table.c.id.in_(ids)
+    )
+    columns = [*CARRIED, "outcome", "reason"]
+    conn.execute(insert_into(finished_jobs).from_select(columns, source.order_by(table.c.id)))
+    conn.execute(delete(table).where(table.c.id.in_(ids)))
+
+
+def skip(conn: Connection, step: int, reason: str) -> bool:
+    """End a job that waits, or has failed, as one that has finished, without a result; say whether it was
+    there. A row that another transaction has locked is waited for."""
+    for table, waits in ((jobs, jobs.c.reserved_at.is_(None)), (failed_jobs, true())):
+        this = (table.c.id == step, waits)
+        found = conn.execute(select(table.c.limit_key).where(*this).with_for_update()).one_or_none()
+        if found is not None:
+            wake(conn, [key for key in found if key is not None])  # guard: skipping-lets-a-line-go-on
+            _finish(conn, table, [step], "completed", reason)
+            return True
+    return False
+
+
+def revoke(conn: Connection, locked: Sequence[int]) -> None:
+    """Raise the token of running jobs whose rows this transaction has locked: from then on their owners match
+    nothing."""
+    # guard: forced-cancel-raises-the-token
+    conn.execute(update(jobs).where(jobs.c.id.in_(locked)).values(lease_token=next_token(jobs.c.lease_token)))

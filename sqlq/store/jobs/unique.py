@@ -1,0 +1,212 @@
+"""Jobs with unique keys: each is inserted, or found, or takes the place of the one that waits.
+
+All of a call's keys are touched in one order, whatever becomes of each, so that two producers cannot deadlock
+on each other: statement by statement in runs of the sorted keys that are treated alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import Connection, Text, and_, bindparam, cast, literal, select, text, union_all
+
+from sqlq.database.dialect import Batch, Dialect
+from sqlq.errors import EnqueueError
+from sqlq.model.job import Job, NewJob, State
+from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, failed_jobs, finished_jobs, jobs
+from sqlq.store.jobs.rows import TABLES, insert_of, row_of, said_by_any, slices, state_of
+
+
+def insert_keyed(
+    conn: Connection,
+    dialect: Dialect,
+    new: Sequence[NewJob],
+    keyed: Iterable[int],
+    options: Mapping[str, Any],
+) -> dict[int, Job]:
+    """Insert the jobs at these places, which have unique keys, and return them by their places."""
+    places: dict[Key, list[int]] = defaultdict(list)
+    for i in keyed:
+        places[new[i].queue, new[i].unique_key].append(i)
+    lasts = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
+    several = (len(places) > 1 or bool(lasts)) and not dialect.one_writer
+    missed: list[Key] = []
+    # A rival's job can end between the insert that met it and the look at it: then the key is free, and we
+    # try again. With higher keys in hand that would be out of order, so they are let go of before.
+    for _ in range(_ROUNDS):
+        with conn.begin_nested() if several else nullcontext() as savepoint:
+            done, missed = _insert_in_order(conn, dialect, new, places, lasts, options)
+            if not missed and several and lasts:
+                # its job may have ended after it was looked for, and before the insert, which waited for that
+                made = [key for key in lasts if any(done[i].created for i in places[key])]
+                # guard: what-has-just-ended-keeps-its-key
+                missed = list(held(conn, dialect, made, options))
+            if not missed:
+                return done
+            if savepoint is not None:
+                savepoint.rollback()  # guard: keys-are-let-go-of
+    queue, key = missed[0]
+    raise EnqueueError(
+        f"unique key {key!r} in queue {queue!r} was taken and freed {_ROUNDS} times while it was being "
+        "enqueued: enqueue it again"
+    )
+
+
+def _insert_in_order(
+    conn: Connection,
+    dialect: Dialect,
+    new: Sequence[NewJob],
+    places: Mapping[Key, list[int]],
+    lasts: Sequence[Key],
+    options: Mapping[str, Any],
+) -> tuple[dict[int, Job], list[Key]]:
+    """Insert one job of each key, or let it take the place of the one that waits, or find the live one;
+    return the jobs by their places, and the keys of which there was neither. Of those that last, a job that
+    has ended is found, too."""
+    waiting = dict(places)
+    counts = {key: _that_counts(new, found) for key, found in places.items()}
+    done: dict[int, Job] = {}
+
+    def found(key: Key, job: Job) -> None:
+        for i in waiting.pop(key, ()):
+            is_it = i == counts[key]
+            done[i] = job if is_it else replace(job, created=False, replaced=False)
+
+    # guard: what-has-ended-keeps-its-key
+    ended = held(conn, dialect, lasts, options) if lasts else {}
+    for key, job in ended.items():
+        found(key, job)
+    changing = [key for key in waiting if new[counts[key]].on_conflict != "keep"]
+    live = held(conn, dialect, changing, options, live=True)
+    for key, job in live.items():
+        if job.state is State.RUNNING:  # guard: what-runs-is-not-waited-for
+            found(key, job)
+    ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))  # guard: keys-in-one-order
+    for conflict, run in groupby(ordered, key=lambda key: conflict_of(new[counts[key]])):
+        chosen = [new[counts[key]] for key in run]
+        said = said_by_any(chosen)
+        rows = [row_of(job, said) for job in chosen]
+        statement = _statement(dialect, said, conflict)
+        for queue, key, id, state, *told in conn.execute(statement, rows, execution_options=options).all():
+            is_new = conflict is None or (told[0] if told[0] is not None else (queue, key) not in live)
+            task = new[counts[queue, key]].task
+            found((queue, key), Job(id, queue, task, State(state), created=is_new, replaced=not is_new))
+    for key, job in held(conn, dialect, list(waiting), options, live=True).items():
+        found(key, job)
+    return done, list(waiting)
+
+
+def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
+    """Return the place of the job that counts of several with one key: the last that takes another's place,
+    or the first where none does."""
+    return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
+
+
+class Conflict(NamedTuple):
+    """What becomes of a waiting job whose unique key a new one has: how long after it was first enqueued it
+    may at most be due where it is postponed, None where it is only replaced."""
+
+    at_most_ms: int | None
+
+
+def conflict_of(job: NewJob) -> Conflict | None:
+    """Return what becomes of the waiting job whose unique key this one has; None where it is kept."""
+    if job.on_conflict == "keep":
+        return None
+    return Conflict(job.at_most_ms if job.on_conflict == "postpone" else None)
+
+
+@cache
+def _statement(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None) -> Any:
+    returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, state_of(said))
+    told = () if conflict is None else (dialect.is_new,)
+    return inserting(dialect, said, conflict).returning(*returned, *told)
+
+
+def inserting(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None) -> Any:
+    """Return the insert of a job with a unique key, that leaves the live job with that key alone, or lets the
+    new one take its place while it waits."""
+    statement = insert_of(dialect, said)
+    if conflict is None:
+        return dialect.passing_over_live_keys(statement)
+    return dialect.replacing_waiting(statement, conflict.at_most_ms)
+
+
+_ROUNDS = 20
+
+Key: TypeAlias = tuple[str, str | None]
+"""A queue and a unique key in it."""
+_KEYS_AT_ONCE = 1_000
+"""Drivers take 32,767 parameters in one statement, and each key is two, in two tables."""
+
+
+def lasts(job: NewJob) -> bool:
+    """Whether a job's key is to name it until its row is gone."""
+    return job.unique_until == "pruned"
+
+
+def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[NewJob]) -> None:
+    """Raise `EnqueueError` for a key that lasts in a transaction that sees nothing that is committed after it
+    began."""
+    job = next(filter(lasts, new), None)
+    if job is not None and (level := dialect.stricter_isolation(conn)) is not None:
+        # guard: lasting-keys-need-read-committed
+        raise EnqueueError(
+            f'unique_until="pruned" of a job of {job.task} needs READ COMMITTED, and this transaction is '
+            f"{level}: in it a job with the same key that ends meanwhile would not be seen"
+        )
+
+
+def held(
+    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any], *, live: bool = False
+) -> dict[Key, Job]:
+    """Return the ended jobs that hold these keys, of several the newest; or the `live` ones."""
+    found: dict[Key, Job] = {}
+    for some in slices(keys, _KEYS_AT_ONCE):
+        given = dialect.parameters(_KEYS, some)
+        rows = conn.execute(_holders_of(dialect, live), given, execution_options=options)
+        for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
+            found[queue, key] = Job(id, queue, task, State(state), created=False)
+    return found
+
+
+def holder(conn: Connection, queue: str, key: str) -> int | None:
+    """Return the job that holds a key, by one snapshot: a live one, or the newest that has ended."""
+    rows = conn.execute(_HOLDERS, {"queue": queue, "key": key}).all()
+    return max(((live, id) for live, id in rows), default=(0, None))[1]
+
+
+_KEYS = Batch(in_queue=Text, held_key=Text)
+
+
+@cache
+def _holders_of(dialect: Dialect, live: bool) -> Any:
+    """Choose the jobs that hold the keys of a batch."""
+    keys = dialect.rows(_KEYS)
+    tables, holds = (TABLES[:1], HOLDS_KEY) if live else (TABLES[1:], HOLDS_KEY_TO_THE_END)
+    sources = []
+    for table, state in tables:
+        is_its = and_(table.c.queue == keys.c.in_queue, table.c.unique_key == keys.c.held_key)
+        columns = (table.c.queue, table.c.unique_key, table.c.id, table.c.task, cast(state, Text))
+        sources.append(select(*columns).join_from(keys, table, is_its).where(text(holds)))
+    return union_all(*sources)
+
+
+_HOLDERS = union_all(
+    *(
+        select(literal(live), table.c.id).where(
+            text(rule), table.c.queue == bindparam("queue"), table.c.unique_key == bindparam("key")
+        )
+        for table, rule, live in (
+            (jobs, HOLDS_KEY, 1),
+            (finished_jobs, HOLDS_KEY_TO_THE_END, 0),
+            (failed_jobs, HOLDS_KEY_TO_THE_END, 0),
+        )
+    )
+)

@@ -1,0 +1,140 @@
+"""What is sealed in the database, and with which keys: counted, and sealed anew in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Table,
+    Text,
+    Update,
+    case,
+    func,
+    null,
+    select,
+    true,
+    update,
+)
+
+from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialects import DIALECTS
+from sqlq.payload.encryption import HEAD, MARK, Kind
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, schedules
+
+BATCH = 100
+"""Rows in one transaction, with payloads of up to 1.4 MiB each."""
+
+
+class Place(NamedTuple):
+    """A column that holds sealed texts."""
+
+    table: Table
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.name}.{self.kind}"
+
+    @property
+    def key(self) -> Column[Any]:
+        """What names a row: of a schedule its name."""
+        return self.table.c.name if self.table is schedules else self.table.c.id
+
+    @property
+    def text(self) -> Column[Any]:
+        return self.table.c[self.kind]
+
+
+WAITING = (Place(jobs, "payload"), Place(schedules, "payload"))
+LIVE = (Place(jobs, "payload"), Place(failed_jobs, "payload"), Place(schedules, "payload"))
+"""What may still be run."""
+EVERYWHERE = (*LIVE, Place(finished_jobs, "payload"), Place(finished_jobs, "result"))
+
+
+def _begins(text: ColumnElement[Any], beginning: str) -> ColumnElement[bool]:
+    return func.substr(text, 1, len(beginning)) == beginning
+
+
+class Sealed(NamedTuple):
+    """How many texts begin with a mark, as in `e1.3f9a2c41`; None for plain ones."""
+
+    mark: str | None
+    number: int
+
+
+def counts(conn: Connection, place: Place, *, within: int | None = None) -> list[Sealed]:
+    """Count the texts in a place by how and with which key they are sealed; with `within` of so many of the
+    newest rows."""
+    rows = select(place.text.label("text")).where(place.text.is_not(None))
+    if within is not None:
+        rows = rows.order_by(place.key.desc()).limit(within)
+    some = rows.subquery()
+    mark = case((_begins(some.c.text, HEAD), func.substr(some.c.text, len(HEAD) + 1, MARK)), else_=null())
+    marks = select(mark.label("mark")).subquery()
+    counted = select(marks.c.mark, func.count()).group_by(marks.c.mark).order_by(marks.c.mark)
+    return [Sealed(*row) for row in conn.execute(counted)]
+
+
+class Row(NamedTuple):
+    key: Any
+    task: str
+    queue: str
+    text: Any
+
+
+def rows(
+    conn: Connection,
+    place: Place,
+    *,
+    after: Any = None,
+    but: str | None = None,
+    plain: bool = False,
+    lock: bool = False,
+) -> list[Row]:
+    """Return a batch of rows with sealed texts, in the order of their keys, those `after` one of them; `but`
+    those that begin so. With `plain` also plain texts; with `lock` they are locked, and locked ones left
+    out."""
+    table = place.table
+    query = select(place.key, table.c.task, table.c.queue, place.text).where(
+        place.text.is_not(None),
+        true() if after is None else place.key > after,
+        true() if plain else _begins(place.text, HEAD),
+        true() if but is None else ~_begins(place.text, but),
+    )
+    query = query.order_by(place.key).limit(BATCH)
+    # guard: rotation-skips-the-locked
+    found = conn.execute(query.with_for_update(skip_locked=True) if lock else query)
+    return [Row(*row) for row in found]
+
+
+def number(conn: Connection, place: Place, *, but: str, plain: bool) -> int:
+    """Return how many rows `rows` would find in all."""
+    query = select(func.count()).where(
+        place.text.is_not(None),
+        true() if plain else _begins(place.text, HEAD),
+        ~_begins(place.text, but),
+    )
+    return int(conn.scalar(query) or 0)
+
+
+def write(conn: Connection, place: Place, texts: Sequence[tuple[Any, str]]) -> None:
+    """Write texts, by the keys of their rows."""
+    dialect = DIALECTS[conn.dialect.name]
+    conn.execute(_write(dialect, place), dialect.parameters(_batch(place), texts))
+
+
+@cache
+def _batch(place: Place) -> Batch:
+    return Batch(key=Text if place.table is schedules else BigInteger, text=Text)
+
+
+@cache
+def _write(dialect: Dialect, place: Place) -> Update:
+    given = dialect.rows(_batch(place))
+    return update(place.table).values({place.kind: given.c.text}).where(place.key == given.c.key)

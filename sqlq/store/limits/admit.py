@@ -1,0 +1,579 @@
+"""Admission: which of the jobs that wait in the line of a limit may run now.
+
+A slot is a row: admitted is what has the key and is not blocked, from its admission until it ends or is put
+back. So a slot lives and dies with its job, and no death can lose or double one. To lock a key and to count
+its rows are two statements, since the count must see what was committed while the lock was waited for. Keys
+are locked in ascending order, so that two admissions cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Table,
+    bindparam,
+    delete,
+    exists,
+    func,
+    null,
+    or_,
+    select,
+    update,
+)
+
+from sqlq.database.database import Database
+from sqlq.database.dialect import Batch, Dialect, Line
+from sqlq.database.dialects import DIALECTS
+from sqlq.model.checks import Rule
+from sqlq.model.limit import LimitStatus
+from sqlq.schema.tables import failed_jobs, jobs, limits, queues, wakes
+from sqlq.schema.types import Moment, after, far, now, since_ms
+from sqlq.store.limits.wakes import UNSAID, Wake, write
+from sqlq.store.workers import workers
+
+WAKES_AT_ONCE = 500
+KEYS_AT_ONCE = 500
+JOBS_AT_ONCE = 1_000
+AHEAD = timedelta(milliseconds=100)
+"""So far ahead a rate grants starts; the claim keeps the time. Half of it before the last of them is over the
+key is looked at again."""
+A_DAY = timedelta(days=1)
+SAYS = Rule._fields
+ONE_BY_ONE = Rule(max_running=1, in_order=True)
+
+
+@dataclass
+class Admitted:
+    """What an admission has done: how many jobs it has admitted, and when they may start, in milliseconds
+    from now, where that is not at once; of which keys there may be more."""
+
+    number: int = 0
+    starts_ms: list[float] = field(default_factory=list)
+    more: set[str] = field(default_factory=set)
+    more_wakes: bool = False
+
+
+class Served:
+    """The queues that workers serve, asked for at most once in `seconds`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._asked_at = float("-inf")
+        self._names: list[str] | None = None
+
+    def names(self, conn: Connection) -> list[str] | None:
+        """Return them; None where one worker serves all, or none is alive that could tell."""
+        moment = time.monotonic()
+        if moment - self._asked_at >= self._seconds:
+            self._names, self._asked_at = workers.served(conn), moment
+        return self._names
+
+
+def look(
+    database: Database,
+    keys: Collection[str] = (),
+    *,
+    most: int = WAKES_AT_ONCE,
+    served: Served | None = None,
+) -> Admitted:
+    """Take at most `most` wakes that are due, and admit what may run of their keys and of the keys given, of
+    which there are no more than `KEYS_AT_ONCE`.
+
+    One transaction: a crash leaves the wakes as they were. Jobs of queues that are paused, or that no worker
+    serves, stay in line.
+    """
+    with database.begin() as conn:
+        return look_on(conn, keys, most=most, served=served)
+
+
+def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Served | None = None) -> Admitted:
+    """Do so in the transaction that is open."""
+    taken = conn.execute(_TAKE, {"most": most}).all() if most else []
+    wanted = {*keys, *(wake.limit_key for wake in taken)}
+    done = _admit(conn, wanted, _said(taken), served or Served())
+    done.more_wakes = done.more_wakes or (most > 0 and len(taken) == most)
+    return done
+
+
+def next_wake_ms(database: Database) -> float | None:
+    """Return in how many milliseconds the next wake is due; None where there is none."""
+    with database.single_statements() as conn:
+        since = conn.scalar(_NEXT_WAKE)
+    return None if since is None else -float(since)
+
+
+_DUE = (
+    select(wakes.c.id)
+    .where(wakes.c.at <= now())
+    .order_by(wakes.c.at, wakes.c.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(skip_locked=True)
+    .cte("due")
+    .prefix_with("MATERIALIZED")
+)
+_TAKE = (
+    delete(wakes)
+    .where(wakes.c.id.in_(select(_DUE.c.id)))
+    .returning(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS))
+)
+_NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
+
+
+def _said(taken: Iterable[Any]) -> dict[str, Rule]:
+    """Return what the newest wake of each key says that says anything."""
+    said: dict[str, Rule] = {}
+    for wake in sorted(taken, key=lambda wake: int(wake.id)):
+        rule = _rule(wake)
+        if rule != UNSAID:
+            said[wake.limit_key] = rule
+    return said
+
+
+def _rule(row: Any) -> Rule:
+    return Rule(row.max_running, row.rate, row.period_ms, bool(row.in_order), bool(row.holds))
+
+
+# -- admission (T19) -----------------------------------------------------------------------------------------
+
+
+def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], served: Served) -> Admitted:
+    """Admit jobs of these keys, about a thousand at most, by the rules that are said and written."""
+    done = Admitted()
+    if not keys:
+        return done
+    dialect = DIALECTS[conn.dialect.name]
+    most = max(1, JOBS_AT_ONCE // len(keys))
+    turns = {turn.key: turn for turn in _turns(conn, dialect, sorted(keys), said, most)}
+    if gone := said.keys() - turns.keys():  # forgotten just now: it is made anew by the next look
+        write(conn, dialect, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
+        done.more_wakes = True
+    for id, key in dialect.pick(conn, [turn.line for turn in turns.values()], served.names(conn)):
+        turns[key].ids.append(id)
+    at_once = [id for turn in turns.values() if turn.rule.rate is None for id in turn.ids]
+    later = [start for turn in turns.values() if turn.rule.rate is not None for start in turn.starts()]
+    if at_once:
+        conn.execute(_ADMIT, {"ids": at_once})
+    if later:
+        conn.execute(_admit_later(dialect), dialect.parameters(_STARTS, later))
+    if used := [turn for turn in turns.values() if turn.rule.rate is not None and turn.ids]:
+        conn.execute(_NEXT_FREE, [{"of": turn.key, "at": turn.start(len(turn.ids))} for turn in used])
+    write(conn, dialect, (turn.again() for turn in turns.values() if turn.is_used_up))
+    done.number = len(at_once) + len(later)
+    done.starts_ms = [(start - turn.moment) / _MS for turn in used for _, start in turn.starts()]
+    done.more = {turn.key for turn in turns.values() if len(turn.ids) == most and not turn.rule.in_order}
+    return done
+
+
+def _turns(
+    conn: Connection, dialect: Dialect, keys: Sequence[str], said: dict[str, Rule], most: int
+) -> Iterator[Turn]:
+    """Lock the rows of these keys, write what is said into them, and yield what may be granted. A key without
+    a row is left to a sweep."""
+    _add(conn, dialect, said)
+    rows = conn.execute(_LOCK, {"keys": list(keys)}).all()
+    if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
+        conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
+    for row in rows:
+        rule, next_free_at, changed = _rule(row), row.next_free_at, False
+        wanted = said.get(row.limit_key, rule)
+        if row.pinned_at is not None:  # guard: an-operators-word-counts
+            # but for the order, of which nobody knew when the key was set before its first job
+            in_order = wanted.in_order  # guard: what-is-set-keeps-the-order
+            wanted = wanted._replace(rate=rule.rate, period_ms=rule.period_ms) if in_order else rule
+        if wanted != rule:
+            rule, changed = wanted, True
+            next_free_at = _change(conn, row, rule)
+        yield Turn(row.limit_key, rule, row.moment, next_free_at, most, dialect.shortest_us, changed)
+
+
+def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
+    """Give a key, whose row is locked, another rule; return from when on its next start is free."""
+    next_free_at = _next_free(row, rule)
+    conn.execute(_CHANGE, {"of": row.limit_key, "at": next_free_at, **rule._asdict()})
+    return next_free_at
+
+
+def _next_free(row: Any, rule: Rule) -> datetime | None:
+    """Return when the next start of a key is free by another rule: so long after the last one as this says,
+    and not as the one before said, by which it might be a day."""
+    free_at: datetime | None = row.next_free_at
+    before = _rule(row)
+    if free_at is None or rule.rate is None or rule.period_ms is None:
+        return free_at
+    # in whole milliseconds, and so never early; no start is granted further ahead than so
+    distance = timedelta(milliseconds=-(-rule.period_ms // rule.rate))
+    latest: datetime = row.moment + AHEAD + distance
+    if before.rate is not None and before.period_ms is not None:
+        free_at += distance - timedelta(microseconds=before.period_ms * 1000 // before.rate)
+    return min(free_at, latest)  # guard: the-next-start-is-by-the-new-rate
+
+
+def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
+    """Make a row for each of these keys that has none; before any row is locked, and in the order of keys, so
+    that two that add the same cannot deadlock."""
+    if said:
+        rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
+        conn.execute(dialect.insert(limits).on_conflict_do_nothing(index_elements=["limit_key"]), rows)
+
+
+def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
+    """Return, of keys that have no row, what their wakes say; those that have none, since SQL inserted their
+    jobs, go one after the other, which is less than any limit allows."""
+    known = set(conn.scalars(_KNOWN, {"keys": list(keys)}))
+    unknown = [key for key in keys if key not in known]
+    if not unknown:
+        return {}
+    said = _said(conn.execute(_WAKES_OF, {"keys": unknown}).all())
+    return {key: said.get(key, ONE_BY_ONE) for key in unknown}  # guard: an-unknown-limit-is-the-strictest
+
+
+@dataclass
+class Turn:
+    """What may be granted to a key."""
+
+    key: str
+    rule: Rule
+    moment: datetime
+    next_free_at: datetime | None
+    most: int
+    shortest_us: int
+    changed: bool = False
+    """Whether its rule is another one than before."""
+    ids: list[int] = field(default_factory=list)
+    """The jobs that are granted a start."""
+
+    @property
+    def line(self) -> Line:
+        return Line(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
+
+    @property
+    def number(self) -> int:
+        """How many starts the rate allows by the end of the time that is granted ahead."""
+        if self.rule.rate is None or self.rule.period_ms is None:
+            return self.most
+        ahead_us = (self.moment + AHEAD - self._first) // _US
+        if ahead_us < 0:
+            return 0
+        return min(self.most, ahead_us * self.rule.rate // (self.rule.period_ms * 1000) + 1)
+
+    @property
+    def _first(self) -> datetime:
+        return self.moment if self.next_free_at is None else max(self.next_free_at, self.moment)
+
+    def start(self, place: int) -> datetime:
+        """Return the start that comes at this place, counted from 0; never earlier than evenly spread ones
+        are."""
+        assert self.rule.rate is not None
+        assert self.rule.period_ms is not None
+        us = place * self.rule.period_ms * 1000
+        step = self.rule.rate * self.shortest_us
+        return self._first + -(-us // step) * self.shortest_us * _US  # guard: a-start-is-never-early
+
+    def starts(self) -> list[tuple[int, datetime]]:
+        return [(id, self.start(place)) for place, id in enumerate(self.ids)]
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the starts are used up, and nobody has said yet when to look again: who granted the last of
+        them has."""
+        is_news = bool(self.ids) or self.changed  # guard: one-wake-for-the-next-start
+        return self.rule.rate is not None and len(self.ids) == self.number and is_news
+
+    def again(self) -> Wake:
+        """Return when to look at the key again whose starts are used up."""
+        return Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
+
+
+_MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
+_LOCK = (
+    select(limits, now().label("moment"))
+    .where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
+    .order_by(limits.c.limit_key)
+    .with_for_update()  # guard: a-key-is-waited-for
+)
+_KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
+_WAKES_OF = select(wakes).where(wakes.c.limit_key.in_(bindparam("keys", expanding=True)))
+_USED = update(limits).where(limits.c.limit_key.in_(bindparam("keys", expanding=True))).values(used_at=now())
+_CHANGE = (
+    update(limits)
+    .where(limits.c.limit_key == bindparam("of"))
+    .values({name: bindparam(name) for name in SAYS} | {"next_free_at": bindparam("at", type_=Moment)})
+)
+_NEXT_FREE = (
+    update(limits)
+    .where(limits.c.limit_key == bindparam("of"))
+    .values(next_free_at=bindparam("at", type_=Moment))
+)
+_in_line = jobs.c.blocked_by == "limit"
+_ADMIT = (
+    update(jobs)
+    .where(jobs.c.id.in_(bindparam("ids", expanding=True)), _in_line)
+    .values(available_at=now(), blocked_by=null())  # guard: the-admitted-know-their-place
+)
+_STARTS = Batch(id=BigInteger, start=Moment)
+
+
+@cache
+def _admit_later(dialect: Dialect) -> Any:
+    rows = dialect.rows(_STARTS)
+    return (
+        update(jobs)
+        .where(jobs.c.id == rows.c.id, _in_line)
+        .values(available_at=rows.c.start, blocked_by=null())
+    )
+
+
+# -- sweeps --------------------------------------------------------------------------------------------------
+
+
+def are_in_use(database: Database) -> bool:
+    """Whether any job is in line, or holds a slot."""
+    with database.single_statements() as conn:
+        return bool(conn.scalar(_ANY))
+
+
+def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple[Admitted, str | None]:
+    """Take slots from jobs that nobody may claim, and admit what may run of the next keys in whose lines jobs
+    wait; return the key to go on from, None when it was the last.
+
+    It finds the lines whose wake was taken by a process that died, and those that never had one.
+    """
+    with database.begin() as conn:
+        keys, freed = sweep_on(conn, after_key, most)
+    done = look(database, {*keys, *freed}, most=0) if keys or freed else Admitted()
+    done.more_wakes = done.more_wakes or len(freed) >= JOBS_AT_ONCE  # guard: a-full-sweep-goes-on
+    return done, keys[-1] if len(keys) == most else None
+
+
+def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], list[str]]:
+    """Return the next keys in whose lines jobs wait, each with a row by now, and those of which slots were
+    given back, once for each slot."""
+    freed = list(conn.scalars(_BACK_INTO_LINE, {"most": JOBS_AT_ONCE}))
+    if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
+        freed += list(conn.scalars(_BACK_INTO_LINE_UNSERVED, {"most": JOBS_AT_ONCE, "served": served}))
+    keys = [key for key in conn.scalars(_KEYS, {"after_key": after_key, "most": most}) if key is not None]
+    if keys:
+        _add(conn, DIALECTS[conn.dialect.name], _unknown(conn, keys))
+    return keys, freed
+
+
+def _keys_in_line(*where: ColumnElement[bool]) -> Any:
+    """Choose keys at which jobs wait, each by one look into the index of the lines, and at last a NULL."""
+    least = func.min(jobs.c.limit_key)
+    first = (
+        select(least.label("key"))
+        .where(_in_line, *where, jobs.c.limit_key > bindparam("after_key"))
+        .cte("keys", recursive=True)
+    )
+    following = select(least).where(_in_line, *where, jobs.c.limit_key > first.c.key)
+    more = select(following.correlate(first).scalar_subquery()).where(first.c.key.is_not(None))
+    return select(first.union_all(more).c.key).limit(bindparam("most", type_=Integer))
+
+
+_KEYS = _keys_in_line()
+_ANY = select(
+    or_(
+        exists(select(jobs.c.id).where(_in_line)),
+        exists(select(jobs.c.id).where(jobs.c.limit_key.is_not(None), jobs.c.blocked_by.is_(None))),
+    )
+)
+
+
+def _back_into_line(in_vain: ColumnElement[bool]) -> Any:
+    """Return what takes slots from jobs that wait for a worker in vain."""
+    holds_a_slot = (jobs.c.limit_key.is_not(None), jobs.c.blocked_by.is_(None), jobs.c.reserved_at.is_(None))
+    found = (
+        select(jobs.c.id)
+        .where(*holds_a_slot, in_vain)
+        .order_by(jobs.c.id)
+        .limit(bindparam("most", type_=Integer))
+        .with_for_update(of=jobs, skip_locked=True)
+        .cte("waiting_in_vain")
+        .prefix_with("MATERIALIZED")
+    )
+    due_at = func.coalesce(jobs.c.due_at, jobs.c.available_at)
+    # guard: paused-hold-no-slots
+    back = {"due_at": due_at, "available_at": far(), "blocked_by": "limit"}
+    return update(jobs).where(jobs.c.id.in_(select(found.c.id))).values(back).returning(jobs.c.limit_key)
+
+
+_BACK_INTO_LINE = _back_into_line(
+    jobs.c.queue.in_(select(queues.c.queue).where(queues.c.paused_at.is_not(None)))
+)
+_BACK_INTO_LINE_UNSERVED = _back_into_line(jobs.c.queue.not_in(bindparam("served", expanding=True)))
+
+
+# -- keys that nobody uses any more --------------------------------------------------------------------------
+
+
+def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
+    """Forget at most `most` keys that no job has and nobody has looked at for so long, those aside that an
+    operator has set; return how many.
+
+    What the limit says comes back with the next job that is enqueued under it. A replay of a job that ended
+    before its key was forgotten does not say it: such jobs go one after the other.
+    """
+    found = conn.execute(_FORGET, {"ago_ms": -unused_ms, "most": most})
+    return len(found.all())
+
+
+def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
+    return exists().where(table.c.limit_key == limits.c.limit_key, *where)
+
+
+_steps_keys = select(jobs.c.limit_key).where(
+    jobs.c.flow_id.is_not(None), jobs.c.blocked_by == "flow", jobs.c.limit_key.is_not(None)
+)
+_unused = (
+    select(limits.c.limit_key)
+    .where(
+        limits.c.used_at < after(bindparam("ago_ms", type_=BigInteger)),
+        limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
+        or_(limits.c.next_free_at.is_(None), limits.c.next_free_at < now()),  # guard: rates-are-not-forgotten
+        ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
+        ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
+        ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
+        limits.c.limit_key.not_in(_steps_keys),  # guard: steps-keys-are-not-forgotten
+    )
+    .order_by(limits.c.used_at)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(of=limits, skip_locked=True)  # guard: no-key-is-waited-for
+    .cte("unused")
+    .prefix_with("MATERIALIZED")
+)
+_FORGET = (
+    delete(limits).where(limits.c.limit_key.in_(select(_unused.c.limit_key))).returning(limits.c.limit_key)
+)
+
+
+# -- looking, and an operator's word -------------------------------------------------------------------------
+
+COUNTED = 10_000
+"""So many jobs of a line are counted."""
+
+
+def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
+    """Return keys that begin so, in their order, with what each allows and holds.
+
+    A key that no worker has looked at yet has no row: its jobs alone know it.
+    """
+
+    def begins(column: ColumnElement[Any]) -> ColumnElement[bool]:
+        return func.substr(column, 1, len(prefix)) == prefix
+
+    query = select(limits, now().label("moment")).where(begins(limits.c.limit_key))
+    rows = conn.execute(query.order_by(limits.c.limit_key).limit(most)).all()
+    statuses = {row.limit_key: _status(conn, row.limit_key, row) for row in rows}
+    waiting = conn.scalars(_keys_in_line(begins(jobs.c.limit_key)), {"after_key": "", "most": most}).all()
+    for key in waiting:
+        if key is not None and key not in statuses:
+            statuses[key] = status(conn, key) or _status(conn, key, None)
+    return [statuses[key] for key in sorted(statuses)][:most]
+
+
+def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
+    """Return what a key holds, and what its row says, which is None before a worker has looked at the key."""
+
+    def counted(*where: Any) -> int:
+        some = select(jobs.c.id).where(jobs.c.limit_key == key, *where).limit(COUNTED + 1)
+        return int(conn.scalar(select(func.count()).select_from(some.subquery())) or 0)
+
+    waiting = counted(_in_line)
+    oldest = select(func.min(jobs.c.due_at)).where(jobs.c.limit_key == key, _in_line, jobs.c.due_at <= now())
+    starts = row is not None and row.rate is not None and row.next_free_at is not None
+    return LimitStatus(
+        key,
+        *(UNSAID if row is None else _rule(row)),
+        running=counted(jobs.c.blocked_by.is_(None)),
+        waiting=min(waiting, COUNTED),
+        is_capped=waiting > COUNTED,
+        oldest_due_at=conn.scalar(oldest),
+        next_start_seconds=max(0.0, (row.next_free_at - row.moment).total_seconds()) if starts else None,
+        set_at=None if row is None else row.pinned_at,
+        is_known=row is not None,
+    )
+
+
+def status(conn: Connection, key: str) -> LimitStatus | None:
+    """Return what a key allows and holds; None where it is not known."""
+    row = conn.execute(select(limits, now().label("moment")).where(limits.c.limit_key == key)).one_or_none()
+    return None if row is None else _status(conn, key, row)
+
+
+def pin(conn: Connection, key: str, rule: Rule) -> None:
+    """Set what a key allows, until `unpin`, and have it looked at."""
+    dialect = DIALECTS[conn.dialect.name]
+    row = dialect.insert(limits).values(limit_key=key, **rule._asdict(), pinned_at=now())
+    conn.execute(row.on_conflict_do_update(index_elements=["limit_key"], set_={"pinned_at": now()}))
+    write(conn, dialect, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
+
+
+def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
+    """Let tasks say again what a key allows, and have that be `rule`, where that is known."""
+    conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=null()))
+    write(conn, DIALECTS[conn.dialect.name], [Wake(key)] if rule is None else _set(conn, key, rule))
+
+
+def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
+    """Give a key another rule; return when to look at it: now, and before its next start."""
+    again = {Wake(key)}
+    for row in conn.execute(_LOCK, {"keys": [key]}).all():
+        next_free_at = _change(conn, row, rule)
+        if next_free_at is not None and rule.rate is not None:
+            again.add(Wake(key, moment=next_free_at - AHEAD / 2))
+    return again
+
+
+class Starving(NamedTuple):
+    """A line in which a job could have run long ago: since when and in which queue, and how many jobs hold
+    its slots, of which so many no worker has claimed, in this queue for one; `held_by` is a job that has
+    failed, and holds a line that goes on only after it."""
+
+    key: str
+    due_at: datetime
+    waits_in: str
+    running: int
+    unclaimed: int
+    queue: str | None
+    held_by: int | None
+
+
+def starving(conn: Connection, since_ms: int, most: int) -> list[Starving]:
+    """Return the lines in which a job has been due for so long, the longest first."""
+    first = func.min(jobs.c.due_at)
+    late = jobs.c.due_at < after(bindparam("ago_ms", type_=BigInteger))
+    lines = select(jobs.c.limit_key, first).where(_in_line, late).group_by(jobs.c.limit_key)
+    found = []
+    for key, due_at in conn.execute(lines.order_by(first).limit(most), {"ago_ms": -since_ms}).all():
+        holders = select(jobs.c.reserved_at, jobs.c.queue).where(
+            jobs.c.limit_key == key, jobs.c.blocked_by.is_(None)
+        )
+        slots = conn.execute(holders.limit(COUNTED)).all()
+        unclaimed = [slot.queue for slot in slots if slot.reserved_at is None]
+        head = select(jobs.c.id, jobs.c.queue).where(jobs.c.limit_key == key, _in_line)
+        first_of = conn.execute(head.order_by(jobs.c.id).limit(1)).one_or_none()
+        if first_of is not None:
+            held_by = _held_by(conn, key, first_of.id)
+            place = (len(slots), len(unclaimed), next(iter(unclaimed), None), held_by)
+            found.append(Starving(key, due_at, first_of.queue, *place))
+    return found
+
+
+def _held_by(conn: Connection, key: str, head: int) -> int | None:
+    """Return the failed job that holds the line of a key, if one does."""
+    holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
+    failed = select(func.min(failed_jobs.c.id)).where(
+        failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds
+    )
+    found: int | None = conn.scalar(failed)
+    return found

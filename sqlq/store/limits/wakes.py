@@ -1,0 +1,87 @@
+"""Wakes: which key of a limit is to be looked at, and when.
+
+A wake is written in the transaction that blocks a job by its limit, or that gives a slot back where nobody
+looks at once. It is a row of its own for each transaction, so that no enqueue waits for another; and it
+carries what the limit says, since a row that many share may be written by admissions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, Connection, Integer, Text, case, select
+
+from sqlq.database.dialect import NO_OPTIONS, Batch, Dialect
+from sqlq.model.checks import Rule
+from sqlq.model.job import NewJob
+from sqlq.schema.tables import wakes
+from sqlq.schema.types import Moment, after, now
+
+UNSAID = Rule()
+"""The rule of a wake that does not know what the limit says."""
+
+
+class Wake(NamedTuple):
+    """A key to look at, in so many milliseconds or at a moment; and what its limit says."""
+
+    key: str
+    rule: Rule = UNSAID
+    delay_ms: int = 0
+    moment: datetime | None = None
+
+
+def of(new: Iterable[NewJob]) -> set[Wake]:
+    """Return the wakes for jobs that are enqueued: one for each key and moment.
+
+    What a limit says is said at once, also for a job that is due later: else it would come after what newer
+    jobs say, and undo that.
+    """
+    found: set[Wake] = set()
+    for job in new:
+        if job.limit_key is not None:
+            rule = job.rule or UNSAID
+            if job.delay_ms or job.available_at is not None:
+                found.add(Wake(job.limit_key, UNSAID, job.delay_ms, job.available_at))
+            if rule != UNSAID or not (job.delay_ms or job.available_at is not None):
+                found.add(Wake(job.limit_key, rule))  # guard: a-rule-is-said-at-once
+    return found
+
+
+def write(
+    conn: Connection, dialect: Dialect, found: Iterable[Wake], options: Mapping[str, Any] = NO_OPTIONS
+) -> None:
+    """Insert wakes, on a caller's connection or one of sqlq's."""
+    rows = [
+        (wake.key, *wake.rule[:3], int(wake.rule.in_order), int(wake.rule.holds), wake.moment, wake.delay_ms)
+        for wake in found
+    ]
+    if rows:
+        conn.execute(_insert(dialect), dialect.parameters(_WAKES, rows), execution_options=options)
+
+
+_WAKES = Batch(
+    limit_key=Text,
+    max_running=Integer,
+    rate=Integer,
+    period_ms=BigInteger,
+    in_order=Integer,
+    holds=Integer,
+    moment=Moment,
+    delay_ms=BigInteger,
+)
+
+
+@cache
+def _insert(dialect: Dialect) -> Any:
+    rows = dialect.rows(_WAKES)
+    columns: dict[str, Any] = {
+        name: rows.c[name] for name in ("limit_key", "max_running", "rate", "period_ms")
+    }
+    columns |= {name: case((rows.c[name] == 1, True), else_=False) for name in ("in_order", "holds")}
+    due = case((rows.c.delay_ms == 0, now()), else_=after(rows.c.delay_ms))
+    columns["at"] = case((rows.c.moment.is_not(None), rows.c.moment), else_=due)
+    statement = dialect.insert(wakes).from_select([*columns], select(*columns.values()))
+    return statement.returning(wakes.c.id)  # a driver's own connection wants rows to fetch

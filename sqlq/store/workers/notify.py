@@ -1,0 +1,73 @@
+"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
+information."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    text,
+)
+
+from sqlq.database.database import Database
+from sqlq.database.dialect import schema_of
+from sqlq.schema.qualify import in_catalog
+
+
+def notify(database: Database) -> None:
+    """Wake the idle workers now (PostgreSQL)."""
+    hint(database, channel(database.schema))
+
+
+def notifying_statement(
+    statement: str, parameters: Mapping[str, Any], schema: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Return a statement that is a transaction by itself, with a hint to idle workers at its commit
+    (PostgreSQL)."""
+    told = f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
+    return told, {**parameters, "channel": channel(schema)}
+
+
+def wake_others(conn: Connection) -> None:
+    """Wake idle workers when this transaction commits, where they do not see commits by themselves."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("SELECT pg_catalog.pg_notify(:channel, '')"), {"channel": _channel_of(conn)})
+
+
+def listen(conn: Connection) -> None:
+    """Have this connection receive what `notify` sends (PostgreSQL)."""
+    conn.exec_driver_sql(f'LISTEN "{_channel_of(conn)}"')
+
+
+def listens(conn: Connection) -> bool:
+    """Whether the session that answers now is the one that LISTENs; also a sign of life (PostgreSQL)."""
+    found = conn.execute(
+        text(in_catalog("SELECT :channel = ANY (SELECT pg_listening_channels())")),
+        {"channel": _channel_of(conn)},
+    )
+    return bool(found.scalar_one())
+
+
+def channel(schema: str | None) -> str:
+    """The name of the channel: one for each schema, short enough for PostgreSQL whatever the schema's
+    name."""
+    return "sqlq_" + hashlib.sha256(str(schema).encode()).hexdigest()[:16]
+
+
+def _channel_of(conn: Connection) -> str:
+    return channel(schema_of(conn))
+
+
+def hint(database: Database, channel: str, words: str = "") -> None:
+    """Send a notification, in a transaction of its own (PostgreSQL)."""
+    # No hint outlives the server, so there is nothing that waiting for the disk could save. What it speaks of
+    # was committed before.
+    # guard: hint-alone-is-asynchronous
+    database.run_statement(
+        "SELECT pg_catalog.pg_notify(%(channel)s, %(words)s), "
+        "pg_catalog.set_config('synchronous_commit', 'off', true)",
+        {"channel": channel, "words": words},
+    )

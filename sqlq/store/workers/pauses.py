@@ -1,0 +1,112 @@
+"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
+information."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    func,
+    literal,
+    null,
+    select,
+    type_coerce,
+    update,
+)
+
+from sqlq.database.dialects import DIALECTS
+from sqlq.schema.tables import queues
+from sqlq.schema.types import Moment, after, now
+from sqlq.store.workers.notify import wake_others
+
+
+def paused(conn: Connection) -> Pauses:
+    """Return what is paused."""
+    query = select(queues.c.queue, queues.c.paused_at, queues.c.paused_until)
+    rows = conn.execute(query.where(queues.c.paused_at.is_not(None)).order_by(queues.c.queue))
+    return Pauses({row.queue: Pause(row.paused_at, row.paused_until) for row in rows})
+
+
+ALL = ""
+"""Stands in sqlq_queues for all queues, those made later included: no queue has this name."""
+
+
+class Pause(NamedTuple):
+    """Since when, and until when, nothing is claimed; `until` None for without an end."""
+
+    since: datetime
+    until: datetime | None
+
+
+class Pauses:
+    """The queues that are paused, each or all together."""
+
+    def __init__(self, found: dict[str, Pause]) -> None:
+        self.all = found.pop(ALL, None)
+        """The pause of all queues, those made later included."""
+        self.named = found
+
+    def __contains__(self, queue: object) -> bool:
+        return self.all is not None or queue in self.named
+
+    def keys(self) -> Set[str]:
+        """Return the names of the queues that are paused by name."""
+        return self.named.keys()
+
+
+_PAUSED = select(queues.c.queue, queues.c.paused_until, type_coerce(now(), Moment).label("now")).where(
+    queues.c.paused_at.is_not(None)
+)
+
+
+def end_pauses(conn: Connection) -> list[str]:
+    """Resume what was paused until a moment that has come; return the queues, "" for all."""
+    over = update(queues).where(queues.c.paused_until <= now())
+    return list(conn.scalars(over.values(paused_at=null(), paused_until=null()).returning(queues.c.queue)))
+
+
+def next_end(conn: Connection) -> float | None:
+    """Return in how many milliseconds the next pause is over; None where none has an end."""
+    row = conn.execute(select(func.min(queues.c.paused_until), type_coerce(now(), Moment))).one()
+    until, moment = row
+    return None if until is None else float((until - moment).total_seconds() * 1000)
+
+
+# -- pausing -------------------------------------------------------------------------------------------------
+
+
+def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool:
+    """Let no worker claim from a queue until it is resumed, or for so long; return whether it was not paused
+    before. What was said last about the end counts.
+
+    Takes effect with the next claim: the claim statement itself looks at the pause. That of all queues is
+    seen by each worker within two seconds.
+    """
+    dialect = DIALECTS[conn.dialect.name]
+    until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
+    added = (
+        dialect.insert(queues)
+        .values(queue=name, paused_at=now(), paused_until=until)
+        .on_conflict_do_nothing(index_elements=["queue"])
+    )
+    if conn.scalar(added.returning(queues.c.queue)) is not None:
+        return True
+    row = queues.c.queue == name
+    before = conn.scalar(select(queues.c.paused_at).where(row).with_for_update())
+    since = func.coalesce(queues.c.paused_at, now())
+    conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
+    return before is None
+
+
+def resume(conn: Connection, name: str) -> bool:
+    """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
+    paused = queues.c.paused_at.is_not(None)
+    again = update(queues).where(queues.c.queue == name, paused)
+    resumed = conn.execute(again.values(paused_at=null(), paused_until=null())).rowcount == 1
+    if resumed:
+        wake_others(conn)
+    return resumed

@@ -1,0 +1,366 @@
+"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
+information."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    String,
+    bindparam,
+    cast,
+    delete,
+    insert,
+    null,
+    select,
+    type_coerce,
+    union_all,
+    update,
+)
+
+from sqlq.config.constants import LEASE_MS
+from sqlq.database.dialect import Right
+from sqlq.database.dialects import DIALECTS
+from sqlq.schema.tables import jobs, workers
+from sqlq.schema.types import Moment, after, now
+from sqlq.store.workers.pauses import _PAUSED, ALL
+
+ALIVE_MS = 3 * LEASE_MS
+"""A worker is taken for alive this long after its last heartbeat. With the default lease it then missed nine
+in a row: a database that was away for a minute does not make every worker look dead, and one that died does
+not look alive for long."""
+
+
+def register(
+    conn: Connection,
+    *,
+    id: str,
+    host: str,
+    pid: int,
+    version: str,
+    queues: Sequence[str] | None,
+    concurrency: int,
+    supervisor_pid: int | None = None,
+    name: str | None = None,
+    state: str = "working",
+) -> None:
+    """Enter a worker; `queues` None means that it serves all, `supervisor_pid` None that it has no
+    supervisor. `state` is one of those of `store.control`."""
+    named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
+    conn.execute(
+        insert(workers).values(
+            id=id,
+            host=host,
+            pid=pid,
+            supervisor_pid=supervisor_pid,
+            version=version,
+            queues=named,
+            concurrency=concurrency,
+            name=name,
+            state=state,
+        )
+    )
+
+
+def seen(conn: Connection, id: str) -> bool:
+    """Note that a worker lives, and say whether it is still entered: one that slept for a day was swept out,
+    and registers again."""
+    return conn.execute(update(workers).where(workers.c.id == id).values(seen_at=now())).rowcount == 1
+
+
+def stand_in(
+    conn: Connection, owners: Collection[str], *, lease_ms: int
+) -> tuple[set[str], dict[str, dict[Right, bool]]]:
+    """Note that these workers live, and renew all they hold, for their supervisor; in one statement where the
+    database can do that in one.
+
+    Rows that another transaction has locked are passed over, so that one worker that is stuck keeps the
+    leases of no other from being renewed. Returns which of the workers are entered, and for each the rights
+    renewed, and whether their end is asked for. The id of a worker is made anew for each process and never
+    used again, so that it stands for its rights.
+    """
+    given = {"owners": sorted(owners), "lease_ms": lease_ms}
+    if not DIALECTS[conn.dialect.name].changes_in_queries:
+        rows = [(id, None, None, None) for (id,) in conn.execute(_STILL_HERE, given)]
+        rows += [tuple(row) for row in conn.execute(_STILL_THEIRS, given)]
+    else:
+        rows = [tuple(row) for row in conn.execute(_STAND_IN, given)]
+    entered: set[str] = set()
+    renewed: dict[str, dict[Right, bool]] = {owner: {} for owner in owners}
+    for owner, id, token, cancel_requested_at in rows:
+        if id is None:
+            entered.add(owner)
+        else:
+            renewed[owner][id, token] = cancel_requested_at is not None
+    return entered, renewed
+
+
+_owners = bindparam("owners", expanding=True, type_=String)
+_STILL_HERE = update(workers).where(workers.c.id.in_(_owners)).values(seen_at=now()).returning(workers.c.id)
+_theirs = (
+    select(jobs.c.id)
+    .where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by.in_(_owners))  # guard: renews-its-own
+    .order_by(jobs.c.id)
+    .with_for_update(skip_locked=True)
+    .cte("theirs")
+    .prefix_with("MATERIALIZED")
+)
+_STILL_THEIRS = (
+    update(jobs)
+    .values(lease_expires_at=after(bindparam("lease_ms", type_=BigInteger)))
+    .where(jobs.c.id == _theirs.c.id)
+    .returning(jobs.c.reserved_by, jobs.c.id, jobs.c.lease_token, jobs.c.cancel_requested_at)
+)
+_free = (
+    select(workers.c.id)
+    .where(workers.c.id.in_(_owners))
+    .order_by(workers.c.id)
+    .with_for_update(skip_locked=True)  # guard: one-stuck-worker-is-passed-over
+    .cte("free")
+    .prefix_with("MATERIALIZED")
+)
+_seen = update(workers).where(workers.c.id == _free.c.id).values(seen_at=now()).returning(workers.c.id)
+_renewed = _STILL_THEIRS.cte("renewed")
+_STAND_IN = union_all(
+    select(
+        workers.c.id,
+        cast(null(), jobs.c.id.type),
+        cast(null(), jobs.c.lease_token.type),
+        cast(null(), jobs.c.cancel_requested_at.type),
+    )
+    .where(workers.c.id.in_(_owners))
+    .add_cte(_seen.cte("seen")),
+    select(*_renewed.c),
+)
+
+
+def note_unstarted(conn: Connection, id: str, number: int) -> None:
+    """Note how many jobs a worker has held for long without starting them, for the doctor."""
+    conn.execute(update(workers).where(workers.c.id == id).values(unstarted=number))
+
+
+def note_held(conn: Connection, id: str, jobs: Sequence[int]) -> None:
+    """Note which jobs a worker holds without having started them."""
+    named = json.dumps(list(jobs)) if jobs else None
+    conn.execute(update(workers).where(workers.c.id == id).values(held_jobs=named))
+
+
+def leave(conn: Connection, id: str) -> None:
+    """Take a worker out."""
+    conn.execute(delete(workers).where(workers.c.id == id))
+
+
+def sweep(conn: Connection, *, silent_ms: int) -> None:
+    """Take out workers that have been silent for long; theirs is no orderly end."""
+    conn.execute(
+        delete(workers).where(workers.c.seen_at < after(bindparam("ago_ms", type_=BigInteger))),
+        {"ago_ms": -silent_ms},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as it has entered itself; `queues` is a JSON array, None for all."""
+
+    id: str
+    host: str
+    pid: int
+    supervisor_pid: int | None
+    version: str
+    queues: str | None
+    concurrency: int
+    unstarted: int
+    """How many jobs it has held for long without starting them."""
+    held_jobs: str | None
+    """Which jobs it holds and has not started yet, as JSON; None for none."""
+    started_at: datetime
+    seen_at: datetime
+    name: str | None
+    state: str
+    """starting, working, paused or stopping, as it says itself."""
+    state_at: datetime
+    asked: str | None
+    """What an operator has asked of it last."""
+    asked_at: datetime | None
+    cancels_at: datetime | None
+
+
+def alive(conn: Connection, *, within_ms: int) -> list[WorkerRow]:
+    """Return the workers that sent a heartbeat within this time, the longest running first."""
+    recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
+    query = select(workers).where(recent).order_by(workers.c.started_at, workers.c.id)
+    return [_worker(row) for row in conn.execute(query, {"ago_ms": -within_ms})]
+
+
+def served(conn: Connection, *, within_ms: int = ALIVE_MS) -> list[str] | None:
+    """Return the queues that the workers serve that are alive; None where one of them serves all, or none is
+    alive that could tell."""
+    recent = workers.c.seen_at >= after(bindparam("ago_ms", type_=BigInteger))
+    query = select(workers.c.queues).where(recent).distinct()
+    found = list(conn.scalars(query, {"ago_ms": -within_ms}))
+    if not found or None in found:
+        return None
+    return sorted({name for text in found for name in _names(text)})
+
+
+def entered(conn: Connection) -> list[WorkerRow]:
+    """Return all workers that did not sign off, also those silent for up to a day, the longest running
+    first."""
+    return [
+        _worker(row) for row in conn.execute(select(workers).order_by(workers.c.started_at, workers.c.id))
+    ]
+
+
+def _worker(row: Any) -> WorkerRow:
+    """Return a worker as it has entered itself; one that names its queues as no worker does, serves none."""
+    found = WorkerRow(*row)
+    if found.queues is None or _names(found.queues):
+        return found
+    return replace(found, queues="[]")
+
+
+def _names(queues: str) -> list[str]:
+    try:
+        names = json.loads(queues)
+    except (ValueError, TypeError, RecursionError):
+        return []
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_list else []
+
+
+def held(conn: Connection) -> set[tuple[str, int]]:
+    """Return which worker holds which job without having started it, as each has noted."""
+    rows = conn.execute(select(workers.c.id, workers.c.held_jobs).where(workers.c.held_jobs.is_not(None)))
+    return {(owner, job) for owner, text in rows for job in held_in(text)}
+
+
+def held_in(text: str | None) -> list[int]:
+    """Return the jobs that a worker's row names."""
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return [id for id in found if isinstance(id, int)] if isinstance(found, list) else []
+
+
+class ReservedJob(NamedTuple):
+    """A job that a worker holds, from its claim until its outcome is written; whether it has `started` is
+    known a few seconds after its claim."""
+
+    id: int
+    task: str
+    queue: str
+    owner: str
+    since: datetime
+    started: bool = True
+
+
+def reserved(conn: Connection) -> list[ReservedJob]:
+    """Return every job that is reserved, the longest held first; no more than the workers' slots, and what
+    they start next."""
+    query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at).where(
+        jobs.c.reserved_at.is_not(None)
+    )
+    return [ReservedJob(*row) for row in conn.execute(query.order_by(jobs.c.reserved_at, jobs.c.id))]
+
+
+def moment(conn: Connection) -> datetime:
+    """Return what time it is by the database's clock."""
+    found: datetime = conn.execute(select(type_coerce(now(), Moment))).scalar_one()
+    return found
+
+
+STARTING, WORKING, PAUSED, STOPPING = "starting", "working", "paused", "stopping"
+"""What a worker says that it is at."""
+STUCK = "stuck"
+"""What its supervisor says of one that gives no sign of life."""
+
+
+class Request(NamedTuple):
+    """What a worker is asked: a word and its moment, and the moment of the last request to cancel a job it
+    runs. Moments are numbers that are compared with none but each other."""
+
+    worker: str
+    asked: str | None
+    asked_at: int | None
+    cancels_at: int | None
+
+
+class Wanted(NamedTuple):
+    """What operators want of workers."""
+
+    requests: tuple[Request, ...] = ()
+    all_paused: bool = False
+    pause_ms: float | None = None
+    """In how many milliseconds the next pause of a queue, or of all, is over; None where none has an end."""
+
+
+def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wanted:
+    """Return what a look has seen."""
+    found = () if requests is None else tuple(Request(*each) for each in json.loads(requests))
+    return Wanted(found, bool(all_paused), pause_ms)
+
+
+def read(conn: Connection, id: str) -> Wanted:
+    """Return what is wanted of one worker, and of all."""
+    asked = conn.execute(_ASKED, {"id": id}).one_or_none()
+    paused = conn.execute(_PAUSED).all()
+    ends = [row.paused_until for row in paused if row.paused_until is not None]
+    return Wanted(
+        () if asked is None else (Request(*asked),),
+        any(row.queue == ALL for row in paused),
+        (min(ends) - paused[0].now).total_seconds() * 1000 if ends else None,
+    )
+
+
+_ASKED = select(
+    workers.c.id,
+    workers.c.asked,
+    type_coerce(workers.c.asked_at, BigInteger),
+    type_coerce(workers.c.cancels_at, BigInteger),
+).where(workers.c.id == bindparam("id"))
+
+
+def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
+    """Ask workers for something: pause, resume, stop or restart; return those that are still entered."""
+    return _write(conn, ids, asked=word, asked_at=now())
+
+
+def _write(conn: Connection, ids: Collection[str], **values: Any) -> set[str]:
+    # in one order, so that two operators cannot deadlock
+    chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id).with_for_update()
+    found = set(conn.scalars(chosen))
+    conn.execute(update(workers).where(workers.c.id.in_(found)).values(values))
+    return found
+
+
+def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
+    """Note what a worker is at; unless it `waits`, not while another transaction has locked its row."""
+    this = select(workers.c.id).where(workers.c.id == id).with_for_update(skip_locked=not waits)
+    conn.execute(update(workers).where(workers.c.id.in_(this)).values(state=state, state_at=now()))
+
+
+def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:
+    """Have workers look whether jobs that they run are to be cancelled, which else they would see at their
+    next heartbeat."""
+    _write(conn, owners, cancels_at=now())
+
+
+def cancelled(conn: Connection, owner: str) -> set[Right]:
+    """Return the rights of a worker whose end an operator has asked for."""
+    query = select(jobs.c.id, jobs.c.lease_token).where(
+        jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner, jobs.c.cancel_requested_at.is_not(None)
+    )
+    return {(id, token) for id, token in conn.execute(query)}
+
+
+def running_of(conn: Connection, ids: Sequence[int]) -> set[str]:
+    """Return the workers that hold these jobs."""
+    held = jobs.c.reserved_at.is_not(None)
+    return set(conn.scalars(select(jobs.c.reserved_by).where(jobs.c.id.in_(ids), held).distinct()))

@@ -1,0 +1,235 @@
+"""How a worker talks to its supervisor: what it says, what it hears, and the memory they share.
+
+A worker in a program of its own making (`app.worker()`) has no supervisor: `Unsupervised` says nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlq.config.durations import readable
+from sqlq.database.database import Database
+from sqlq.database.dialect import Right
+from sqlq.events import JobEvent
+from sqlq.worker.ipc.pipe import Link, Message, unpacked
+from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.options import WorkerOptions
+from sqlq.worker.report.meter import Meter
+
+log = logging.getLogger("sqlq.worker")
+
+ORPHANED_MS = 5_000
+"""How long what runs may go on when the supervisor is gone, and no process watches."""
+
+REPORT_SECONDS = 1.0
+MORE_SECONDS = 0.1
+"""How long at least lies between two words to the supervisor that there is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What a worker does when its supervisor says something."""
+
+    stop: Callable[[int | None], None]
+    """Stops the worker, within so many milliseconds or else its own grace time."""
+    renewed: Callable[[dict[Right, bool], float, bool], None]
+    """Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the
+    worker is entered."""
+    told: Callable[[JobEvent], None]
+    """Hears what became of a job whose worker died."""
+    report: Callable[[], dict[str, Any]] = dict
+    """Says each second how far the worker has come: `tally`, and how many jobs are `running`."""
+    look: Callable[[], None] = lambda: None
+    """Ends the rest of a loop, because there may be work."""
+    asked: Callable[[Sequence[int] | None], None] = lambda ids: None
+    """Hears for which jobs somebody waits; None for any."""
+    control: Callable[[dict[str, Any]], None] = lambda message: None
+    """Hears what operators want of this worker."""
+
+
+def facts(worker: str, database: Database, options: WorkerOptions) -> dict[str, Any]:
+    """Return what a supervisor needs to know to stand in for a worker."""
+    address = database.address
+    url = None if address is None else address.listen_url
+    return {
+        "worker": worker,
+        "url": database.engine.url.render_as_string(hide_password=False),
+        "schema": database.schema,
+        "listen_url": None if url is None else url.render_as_string(hide_password=False),
+        "seal": None if database.seal is None else database.seal.facts(),
+        "queues": options.queues,
+        "slots": options.concurrency,
+        "lease_ms": options.lease_ms,
+        "retention_ms": options.retention_ms,
+        "drain": options.drain,
+    }
+
+
+class Unsupervised:
+    """No supervisor, and so nothing to tell."""
+
+    supervised = False
+    is_alone = True
+    """Whether no supervisor will ever look for jobs for this worker."""
+    box: BlackBox | None = None
+    began_at: float | None = None
+    """When the supervisor began, by the monotonic clock that all processes of a machine share."""
+
+    def listen(self, callbacks: Callbacks) -> None:
+        """Hear the supervisor from now on."""
+
+    def ready(self, **facts: Any) -> None:
+        """Say that this worker is up, and what the supervisor needs to know to stand in for it."""
+
+    def leaving(self, why: str, *, replace: bool) -> None:
+        """Say that this worker claims no more and ends when what it runs has ended, and whether another
+        should take its place."""
+
+    def paused(self, paused: bool) -> bool:
+        """Say that an operator has paused this worker by its row, or resumed it, which counts for all of its
+        supervisor; return whether there is one."""
+        return False
+
+    def pulse(self, *, rests: bool = False) -> None:
+        """Say that the loop turns, and whether it claims nothing until it is called."""
+
+    def beat(self) -> None:
+        """Say that the process runs, whatever its loop waits for."""
+
+    def more(self) -> None:
+        """Say that there may be more jobs than this worker could take."""
+
+    def looked_at(self) -> float:
+        """Return when the supervisor has looked for this worker last, by the monotonic clock; 0.0 for
+        never."""
+        return 0.0
+
+    def meter(self, tasks: Mapping[str, Any]) -> Meter | None:
+        """Return what counts for this worker; None where nobody asks for numbers."""
+        return None
+
+
+class Supervised(Unsupervised):
+    """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the
+    worker stops."""
+
+    supervised = True
+
+    def __init__(
+        self,
+        link: Link,
+        box: BlackBox,
+        *,
+        began_at: float | None = None,
+        is_alone: bool = False,
+        is_metered: bool = False,
+    ) -> None:
+        self.is_alone = is_alone
+        self._is_metered = is_metered
+        self._meter: Meter | None = None
+        self._link = link
+        self.box: BlackBox = box
+        self.began_at = began_at
+        self._over = False
+        self._report: Callable[[], dict[str, Any]] = dict
+        self._report_at = self._more_at = 0.0
+        self.announce: Callable[[], None] = lambda: None
+        """Called when the worker is ready, before it starts anything."""
+        self.show: Callable[[str], None] = lambda state: None
+        """Called each second with what the worker is at."""
+
+    def listen(self, callbacks: Callbacks) -> None:
+        self._report = callbacks.report
+
+        def heard(message: Message) -> None:
+            if "look" in message:
+                callbacks.look()
+            elif "asked" in message:
+                callbacks.asked(message["asked"])
+            elif "stop" in message:
+                callbacks.stop(None)
+            elif "control" in message:
+                callbacks.control(message["control"])
+            elif "events" in message:
+                for event in message["events"]:
+                    callbacks.told(unpacked(event))
+            else:
+                rights = {(id, token): cancelled for id, token, cancelled in message["renewed"]}
+                callbacks.renewed(rights, message["sent_at"], message["entered"])
+
+        def run() -> None:
+            while (message := self._link.receive()) is not None:
+                try:
+                    heard(message)
+                except Exception:
+                    # guard: a-worker-goes-on-hearing
+                    log.exception("what the supervisor says could not be followed")
+            if not self._over:
+                log.error(
+                    "the supervisor is gone: this worker stops within %s",
+                    readable(ORPHANED_MS),
+                    extra={"event": "stopping"},
+                )
+            callbacks.stop(ORPHANED_MS)  # guard: orphans-stop
+
+        threading.Thread(target=run, name="sqlq-child", daemon=True).start()
+
+    def stand_by(self) -> bool:
+        """Say that all is imported, and wait to be sent to work; return False when it should end instead."""
+        self._link.send(stands_by=True)
+        while (message := self._link.receive()) is not None and "stop" not in message:
+            if "go" in message:
+                return True
+        return False
+
+    def ready(self, **facts: Any) -> None:
+        self.announce()
+        self._link.send(ready=facts)
+
+    def leaving(self, why: str, *, replace: bool) -> None:
+        # not waiting for a supervisor that is stopped: who says so may be the one that keeps the deadlines
+        self._link.offer(leaving=why, replace=replace)
+
+    def ended(self, tally: dict[str, int]) -> None:
+        """Say what became of the attempts, as the last word."""
+        self._over = True
+        if self._meter is not None:
+            self._meter.flush_by(lambda numbers: self._link.send(metrics=numbers))
+        self._link.send(ended=tally)
+
+    def beat(self) -> None:
+        self.box.beat()
+
+    def more(self) -> None:
+        if time.monotonic() >= self._more_at:
+            self._more_at = time.monotonic() + MORE_SECONDS
+            self._link.offer(droppable=True, more=True)
+
+    def looked_at(self) -> float:
+        return self.box.looked_at()
+
+    def paused(self, paused: bool) -> bool:
+        self._link.offer(paused=paused)
+        return True
+
+    def pulse(self, *, rests: bool = False) -> None:
+        self.box.pulse(rests=rests)
+        if time.monotonic() >= self._report_at:
+            self._report_at = time.monotonic() + REPORT_SECONDS
+            report = self._report()
+            self._link.offer(droppable=True, report=report)
+            if self._meter is not None:
+                self._meter.flush()
+            if "state" in report:
+                self.show(report["state"])
+        self._link.flush()
+
+    def meter(self, tasks: Mapping[str, Any]) -> Meter | None:
+        if self._is_metered:
+            self._meter = Meter(lambda numbers: self._link.offer(droppable=True, metrics=numbers), tasks)
+        return self._meter

@@ -1,0 +1,193 @@
+"""What processes of one worker tell each other: JSON lines over a socket pair whose end means that the other
+is gone.
+
+supervisor ◄──► child (a worker) ◄──► isolate (one job at a time)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import select
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlq.events import JobEvent
+from sqlq.model.job import ClaimedJob, Progress
+from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+
+Message = dict[str, Any]
+log = logging.getLogger("sqlq.worker")
+
+_SENT: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Cancelled, ClaimedJob, Completed, ErrorText, Failed, Progress, Released, Retried, SelfCompleted),
+        JobEvent,
+    )
+}
+
+
+class Link:
+    """One end of a socket pair. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._lines = end.makefile("rb")
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._ignored = 0
+
+    @classmethod
+    def pair(cls) -> tuple[Link, socket.socket]:
+        """Return one end as a Link, and the other to be handed to a new process and then closed."""
+        here, there = socket.socketpair()
+        return cls(here), there
+
+    @classmethod
+    def inherited(cls, fd: int) -> Link:
+        """Return the end that this process was started with."""
+        end = socket.socket(fileno=fd)
+        end.set_inheritable(False)
+        return cls(end)
+
+    def send(self, **message: Any) -> None:
+        """Send a message, waiting for the other side to take it; nothing happens when it is gone."""
+        with self._lock:
+            self._unsent += _line(message)  # guard: no-word-in-the-middle-of-another
+            try:
+                self._socket.sendall(self._unsent)
+            except OSError:
+                pass
+            self._unsent.clear()
+
+    def offer(self, *, droppable: bool = False, **message: Any) -> bool:
+        """Send a message without waiting, because the other side may be stopped; what does not fit follows
+        with the next `offer` or `flush`. A droppable message is left out while earlier ones have not been
+        taken; then this returns False."""
+        with self._lock:
+            self._flush()
+            if droppable and self._unsent:  # guard: droppable-offers
+                return False
+            self._unsent += _line(message)
+            self._flush()
+            return True
+
+    def flush(self) -> None:
+        """Send what earlier offers left."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def receive(self, *, strictly: bool = False) -> Message | None:
+        """Wait for the next message, passing over what is none; None when the other side is gone. Raises
+        `ValueError` for what is none where that may have been the last word: `strictly`."""
+        while True:
+            try:
+                line = self._lines.readline()
+            except (OSError, ValueError):
+                return None
+            if not line.endswith(b"\n"):  # it died in the middle of a word; guard: words-cut-off
+                return None
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                message = None
+            if isinstance(message, dict):
+                return message
+            if strictly:  # guard: what-an-isolate-says-can-be-read
+                raise ValueError("a word that is no message")
+            if not self._ignored:  # the first of them is told
+                log.warning("another process of this worker says what is no message: it is ignored")
+            self._ignored += 1
+
+    def has_word(self) -> bool:
+        """Say whether something has come that was not received yet, or the other side is gone."""
+        looker = select.poll()
+        looker.register(self._socket, select.POLLIN)
+        return bool(looker.poll(0))
+
+    def close(self) -> None:
+        """Close this end, which ends a `receive` in either process."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._lines.close()
+        self._socket.close()
+
+
+GROUP_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+)
+"""What a terminal, systemd or a person may send to all processes of a group; meant for the supervisor."""
+
+
+def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a process of the same worker, which inherits these descriptors and is told by its link when to
+    stop.
+
+    A terminal, or systemd, sends its signals to all processes of a group. The new one starts with them
+    blocked, until `ignore_signals` has dealt with them, so that none meets it half started.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # guard: signals-blocked-at-spawn
+    try:
+        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """Let the signals pass that are meant for the supervisor. By handlers that do nothing: what is ignored
+    outright would stay so in the programs that a handler starts."""
+    for number in GROUP_SIGNALS:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def packed(value: Any) -> Any:
+    """Return a claimed job, an outcome or an event as JSON."""
+    if isinstance(value, datetime):
+        return {"is": "datetime", "at": value.isoformat()}
+    if isinstance(value, bytes):  # SQLite lets them in
+        return str(value)  # guard: bytes-go-over-a-link-as-text
+    if isinstance(value, ClaimedJob):
+        names: Iterable[str] = value._fields
+    elif dataclasses.is_dataclass(value):
+        names = (field.name for field in dataclasses.fields(value))
+    else:
+        return value
+    return {"is": type(value).__name__, **{name: packed(getattr(value, name)) for name in names}}
+
+
+def unpacked(value: Any) -> Any:
+    """Return what `packed` was given."""
+    if not isinstance(value, dict):
+        return value
+    fields = {name: unpacked(field) for name, field in value.items()}
+    kind = fields.pop("is")
+    return datetime.fromisoformat(fields["at"]) if kind == "datetime" else _SENT[kind](**fields)

@@ -1,0 +1,105 @@
+"""A process of a worker as the one that started it sees it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from sqlq.database.dialect import Right
+from sqlq.worker.ipc.pipe import Link, Message, spawn
+from sqlq.worker.ipc.shared_memory import BlackBox
+
+log = logging.getLogger("sqlq.worker")
+
+TICK_SECONDS = 0.2
+LAST_SECONDS = 10.0
+"""How long beyond the grace time children have to end by themselves."""
+
+
+class Child:
+    """A worker process as its supervisor sees it."""
+
+    def __init__(
+        self, command: Callable[[int, int], Sequence[str]], heard: Callable[[Child, Message | None], None]
+    ) -> None:
+        self.box, box_fd = BlackBox.create()
+        try:
+            self.link, there = Link.pair()
+            with there:
+                self.process: subprocess.Popen[bytes] = spawn(
+                    command(there.fileno(), box_fd), (there.fileno(), box_fd)
+                )
+        finally:
+            os.close(box_fd)
+        self.stands_by = False
+        """Whether it has imported the App, and waits to be sent to work."""
+        self.worker: str | None = None
+        """Its id in the database, once it is ready."""
+        self.leaving = False
+        self.replaced = True
+        self.ended = False
+        """Whether it has said its last word: what became of its attempts."""
+        self.tally: Counter[str] = Counter()
+        self.running = 0
+        """Both as it last told."""
+        self.idle_ms = 0.0
+        """For how long it had no work when it last told."""
+        self.slots = 0
+        """How many jobs it runs at a time."""
+        self.sent_at = 0.0
+        """When it was sent to claim the last time, by the monotonic clock."""
+        self.closed_since: float | None = None
+        self.dead_since: float | None = None
+        self.sign = 0.0
+        """The last sign of life, and `sign_at` when it was first seen, by the clock of who watches."""
+        self.sign_at: float | None = None
+        self.is_silent = False
+        self.stuck: tuple[str, set[Right]] | None = None
+        """Why it was killed, and what it ran past its timeout."""
+        self.all_paused: bool | None = None
+        """What it was told last of whether all queues are paused."""
+        self._heard = heard
+        try:
+            threading.Thread(target=self._hear, name="sqlq-hear", daemon=True).start()
+        except BaseException:  # guard: nobody-works-unheard
+            self.process.kill()
+            self.process.wait()
+            self.link.close()
+            raise
+
+    def _hear(self) -> None:
+        while (message := self.link.receive()) is not None:
+            try:
+                self._heard(self, message)
+            except Exception:
+                # guard: a-supervisor-goes-on-hearing
+                log.exception("what worker process %d says could not be followed", self.process.pid)
+        self._heard(self, None)
+
+    def send(self) -> None:
+        """Have it claim now."""
+        self.sent_at = time.monotonic()
+        self.box.called()
+        self.link.offer(droppable=True, look=True)  # a hint; guard: a-stopped-child-is-called-once
+
+    def end(self) -> int | None:
+        """Return the status of a process that has closed its link; None while it is still about to end by
+        itself."""
+        moment = time.monotonic()
+        self.closed_since = self.closed_since or moment
+        try:
+            return self.process.wait(TICK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if moment > self.closed_since + LAST_SECONDS:
+                self.process.kill()
+            return None
+
+    def close(self) -> None:
+        """Close the link. The box goes with the last who knows this child: threads with a list of children
+        from before may still look into it."""
+        self.link.close()  # guard: boxes-outlive-their-children

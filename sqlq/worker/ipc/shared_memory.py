@@ -1,0 +1,156 @@
+"""What a worker process had started when it died, and when it was last seen to turn: memory it shares with
+its supervisor.
+
+A process that is killed has no last words, and a message per job would cost more than many jobs do. So it
+keeps in shared memory which rights it has started and not yet settled; the memory outlives it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from sqlq.database.dialect import Right
+
+CELLS = 8_192
+"""More than a worker may hold: its slots, what is ready to start, and what waits to be settled."""
+_HEADER = struct.Struct("<dqqqqdd")
+"""The last pulse, whether it overflowed, how often the loop has turned, whether it rests, how many rights are
+started, when the lookout of the supervisor looked last, and the last beat."""
+_PULSE, _OVERFLOW, _TURNS, _RESTS, _STARTED, _LOOKED, _BEAT = range(7)
+_OFFSETS = (0, 8, 16, 24, 32, 40, 48)
+_TASK_BYTES = 40
+_CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
+"""A right, until when its attempt may take, by the monotonic clock, and the beginning of its task's name."""
+_WORD = struct.Struct("<q")
+_MOMENT = struct.Struct("<d")
+_SIZE = _HEADER.size + CELLS * _CELL.size
+
+
+Started = tuple[Right, float, str]
+"""A right that was started and is not settled, until when its attempt may take, infinite for one without a
+timeout, and the beginning of its task's name."""
+
+
+class BlackBox:
+    """Shared memory: what a worker and its supervisor want to know of each other at any moment, and a cell
+    for each right started."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, _SIZE)
+        self._free = list(range(CELLS))
+        self._taken: dict[Right, int] = {}
+        self._turns = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls) -> tuple[BlackBox, int]:
+        """Return a new box, and the descriptor by which a child finds it; to be closed when the child has
+        started."""
+        if hasattr(os, "memfd_create"):  # not on macOS, nor in a Python built for an old C library
+            # No file: a disk that is full, or in a container read-only, ends no worker.
+            fd = os.memfd_create("sqlq")  # guard: boxes-need-no-disk
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, _SIZE)
+        return cls(fd), fd
+
+    # -- in the worker ---------------------------------------------------------------------------------------
+
+    def started(self, right: Right, deadline: float | None = None, task: str = "") -> None:
+        """Note that a handler is about to run, or of one noted before, until when it may."""
+        with self._lock:
+            cell = self._taken.get(right)
+            if cell is None and not self._free:
+                _WORD.pack_into(self._memory, _OFFSETS[_OVERFLOW], 1)  # guard: box-overflow
+                return
+            if cell is None:
+                cell = self._taken[right] = self._free.pop()
+            _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
+        # the handler starts after this: a kill in the middle leaves a right that no worker has, of a job that
+        # has not started
+        until = float("inf") if deadline is None else deadline
+        _CELL.pack_into(self._memory, _HEADER.size + cell * _CELL.size, *right, until, task.encode())
+
+    def ended(self, rights: Iterable[Right]) -> None:
+        """Note that rights are settled or lost; rights that never started are ignored."""
+        with self._lock:
+            for right in rights:
+                cell = self._taken.pop(right, None)
+                if cell is not None:
+                    _WORD.pack_into(self._memory, _HEADER.size + cell * _CELL.size, 0)
+                    self._free.append(cell)
+            _WORD.pack_into(self._memory, _OFFSETS[_STARTED], len(self._taken))
+
+    def pulse(self, *, rests: bool = False) -> None:
+        """Note that the worker's loop turns; when it `rests` it claims nothing until it is called."""
+        _MOMENT.pack_into(self._memory, _OFFSETS[_PULSE], time.monotonic())
+        if not rests:
+            self._turns += 1
+            _WORD.pack_into(self._memory, _OFFSETS[_TURNS], self._turns)
+        _WORD.pack_into(self._memory, _OFFSETS[_RESTS], rests)
+
+    def beat(self) -> None:
+        """Note that the process runs, whatever its loop waits for."""
+        _MOMENT.pack_into(self._memory, _OFFSETS[_BEAT], time.monotonic())
+
+    def looked_at(self) -> float:
+        """Return when the supervisor has looked for this worker last, by the monotonic clock that all
+        processes of a machine share; 0.0 for never."""
+        return float(self._header()[_LOOKED])
+
+    # -- in the supervisor -----------------------------------------------------------------------------------
+
+    def last_pulse(self) -> float:
+        """Return the moment of the last pulse, by the monotonic clock that all processes of a machine share;
+        0.0 for none."""
+        return float(self._header()[_PULSE])
+
+    def last_sign(self) -> float:
+        """Return the moment of the last pulse or beat."""
+        return float(max(self._header()[_PULSE], self._header()[_BEAT]))
+
+    def turns(self) -> int:
+        """Return how often the worker's loop has begun to claim."""
+        return int(self._header()[_TURNS])
+
+    def rests(self) -> bool:
+        """Return whether the worker claims nothing until it is called."""
+        return bool(self._header()[_RESTS])
+
+    def started_now(self) -> int:
+        """Return how many rights are started and not settled."""
+        return int(self._header()[_STARTED])
+
+    def called(self) -> None:
+        """Note that the worker was called: it rests no more."""
+        _WORD.pack_into(self._memory, _OFFSETS[_RESTS], 0)
+
+    def looked(self, moment: float) -> None:
+        """Note that a look was made for this worker."""
+        _MOMENT.pack_into(self._memory, _OFFSETS[_LOOKED], moment)
+
+    def read(self) -> set[Right] | None:
+        """Return the rights started and not settled; None when there were too many to tell."""
+        return None if (found := self.running()) is None else {right for right, _, _ in found}
+
+    def running(self) -> list[Started] | None:
+        """Return what is started and not settled; None when there was too much to tell."""
+        if self._header()[_OVERFLOW]:
+            return None
+        cells = _CELL.iter_unpack(self._memory[_HEADER.size :])
+        found = (((id, token), until, task) for id, token, until, task in cells if id)
+        return [(right, until, task.rstrip(b"\0").decode(errors="ignore")) for right, until, task in found]
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def _header(self) -> tuple[Any, ...]:
+        return _HEADER.unpack_from(self._memory, 0)

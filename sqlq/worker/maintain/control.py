@@ -1,0 +1,357 @@
+"""How operators reach a worker that is at work: to pause, resume, stop or restart it, and to have it look for
+jobs that are to be cancelled; and how it says what it is at.
+
+    SIGUSR2, SIGCONT ──► supervisor ──┐
+    sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
+    sqlq pause --all ──► sqlq_queues ─┘
+
+A request counts once, and the newest of all counts. What comes by a row is seen by the look that the host
+makes anyway (PostgreSQL), or when something was committed (SQLite).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config.constants import VERSION
+from sqlq.database.database import Database
+from sqlq.database.postgresql.dialect import is_read_only
+from sqlq.schema import version
+from sqlq.store.workers import notify, pauses, workers
+from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
+from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.options import WorkerOptions
+from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.run.lease import Leases
+from sqlq.worker.stop import Grace
+from sqlq.worker.wait.wake import Wake
+
+log = logging.getLogger("sqlq.worker")
+
+LOOK_SECONDS = 0.5
+"""On SQLite a worker looks no more often, however much is committed."""
+UNCALLED_SECONDS = 3600.0
+PAUSES = "paused: this worker claims nothing until it is resumed; what runs goes on"
+RESUMES = "resumed: this worker claims again"
+
+
+class Control:
+    """What operators want of one worker. As a chore it says what the worker is at, when that has changed."""
+
+    doing = "saying what this worker is at"
+
+    def __init__(
+        self,
+        database: Database,
+        worker: str,
+        wake: Wake,
+        leases: Leases,
+        *,
+        retire: Callable[..., None],
+        tell: Callable[[bool], bool],
+    ) -> None:
+        """`retire` ends the worker when what runs has ended, and says whether another takes its place. `tell`
+        tells a supervisor that this worker was paused, or resumed, by its row; False where there is none."""
+        self._database = database
+        self._worker = worker
+        self._wake = wake
+        self._retire = retire
+        self._tell = tell
+        self._told_to_pause = False
+        self._all_paused = False
+        self._last: tuple[Any, Any] = (None, None)
+        self._cancels_at: Any = None
+        self._commits: int | None = None
+        self._look_at = float("-inf")
+        self._state = self._said = STARTING
+        self._cancels = Cancels(database, worker, leases)
+        self._ends = EndPauses(database, self._pauses_ended)
+        self.duties = (self, self._cancels, self._ends)
+        self.chores: Chores | None = None
+        """Where its duties are done, once there are any."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether this worker claims nothing for now."""
+        return self._told_to_pause or self._all_paused
+
+    @property
+    def state(self) -> str:
+        """What this worker is at."""
+        return PAUSED if self._state == WORKING and self.is_paused else self._state
+
+    def ready(self) -> None:
+        """Note that the worker works from now on."""
+        self._state = WORKING
+        self._changed()
+
+    def stopping(self) -> None:
+        """Say that the worker claims no more and ends when what it runs has; where the database is away
+        nobody hears of it."""
+        self._state = STOPPING
+        try:
+            self.write()
+        except Exception as error:
+            log.debug("could not say that this worker stops: %s", error)
+
+    # -- what is asked ---------------------------------------------------------------------------------------
+
+    def pause(self, *, paused: bool = True) -> None:
+        """Claim nothing from now on, or claim again."""
+        if paused != self._told_to_pause:
+            self._told_to_pause = paused
+            self._changed()
+
+    def pause_all(self, *, paused: bool) -> None:
+        """Note whether all queues are paused, those made later included."""
+        if paused != self._all_paused:
+            self._all_paused = paused
+            log.info(
+                "an operator has paused all queues: claiming nothing"
+                if paused
+                else "the pause of all queues is over: claiming again",
+                extra={"event": "paused" if paused else "resumed"},
+            )
+            self._changed()
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take what the supervisor says."""
+        if "paused" in message:
+            self.pause(paused=message["paused"])
+        elif "all_paused" in message:
+            self.pause_all(paused=message["all_paused"])
+        elif "say" in message:  # its supervisor has said something else meanwhile
+            self._said = ""
+            self._changed()
+        else:
+            self._asked(Request(*message["request"]))
+
+    def heed(self, wanted: Wanted) -> None:
+        """Do what a look has seen, as far as it is new."""
+        self.pause_all(paused=wanted.all_paused)
+        for request in wanted.requests:
+            if request.worker == self._worker:
+                self._asked(request)
+        if wanted.pause_ms is not None and self.chores is not None:
+            self.chores.at(self._ends, self._ends.expect(wanted.pause_ms))
+
+    def _asked(self, request: Request) -> None:
+        if request.cancels_at != self._cancels_at:
+            self._cancels_at = request.cancels_at
+            self._cancels.is_called = True
+            self._call(self._cancels)
+        newest = (request.asked, request.asked_at)
+        if newest == self._last:  # guard: a-request-counts-once
+            return
+        self._last = newest
+        if request.asked in ("pause", "resume"):
+            paused = request.asked == "pause"
+            if not self._tell(paused) and paused != self._told_to_pause:
+                log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
+            self.pause(paused=paused)
+        elif request.asked == "stop":
+            log.info(
+                "stopping: an operator stops this worker; what runs may finish", extra={"event": "stopping"}
+            )
+            self._retire("an operator stops it", replace=False)
+        elif request.asked == "restart":
+            self._retire("an operator restarts it")
+
+    # -- in the worker's loop --------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Read what is wanted, where a commit since the last look may have changed it, and no look of the
+        host tells."""
+        commits = self._wake.commits()
+        if commits is None or commits == self._commits or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        try:
+            with self._database.read() as conn:
+                wanted = workers.read(conn, self._worker)
+        # also where every connection of the pool is in use, say
+        except Exception as error:  # guard: no-look-ends-the-worker
+            level = logging.DEBUG if isinstance(error, AWAY) else logging.ERROR
+            log.log(level, "what operators want could not be read; trying again", exc_info=True)
+            return
+        self._commits = commits
+        self.heed(wanted)
+
+    # -- what it says ----------------------------------------------------------------------------------------
+
+    def run(self) -> float:
+        self.write()
+        return UNCALLED_SECONDS
+
+    def write(self) -> None:
+        """Write what this worker is at, unless that is written."""
+        state = self.state
+        if state == self._said:
+            return
+        with self._database.begin() as conn:
+            workers.say(conn, self._worker, state)
+        self._said = state
+
+    def entered(self, state: str) -> None:
+        """Note that the worker's row is new, and says this."""
+        self._said = state
+
+    def _pauses_ended(self, names: list[str]) -> None:
+        if pauses.ALL in names:
+            self.pause_all(paused=False)
+        self._wake.call()
+
+    def _changed(self) -> None:
+        self._wake.call()
+        self._call(self)
+
+    def _call(self, chore: Control | Cancels) -> None:
+        if self.chores is not None:
+            self.chores.call(chore)
+
+
+class Cancels:
+    """Looks for jobs of this worker that are to be cancelled, when it was told that there are some."""
+
+    doing = "looking for jobs to cancel"
+
+    def __init__(self, database: Database, worker: str, leases: Leases) -> None:
+        self._database = database
+        self._worker = worker
+        self._leases = leases
+        self.is_called = False
+
+    def run(self) -> float:
+        if self.is_called:
+            self.is_called = False
+            try:
+                with self._database.read() as conn:
+                    rights = workers.cancelled(conn, self._worker)
+            except DBAPIError:
+                self.is_called = True
+                raise
+            self._leases.cancel(rights)
+        return UNCALLED_SECONDS
+
+
+class EndPauses:
+    """Resumes what was paused until a moment, when that has come. Any number of hosts may do so."""
+
+    doing = "ending pauses"
+
+    def __init__(self, database: Database, ended: Callable[[list[str]], None]) -> None:
+        self._database = database
+        self._ended = ended
+        self._due_at: float | None = None
+
+    def expect(self, pause_ms: float) -> float:
+        """Note in how many milliseconds the next pause is over; return the moment, by the monotonic clock."""
+        self._due_at = time.monotonic() + max(0.0, pause_ms) / 1000
+        return self._due_at
+
+    def run(self) -> float:
+        if self._due_at is None:
+            return UNCALLED_SECONDS
+        if (wait := self._due_at - time.monotonic()) > 0:
+            return wait
+        with self._database.begin() as conn:
+            over = pauses.end_pauses(conn)
+            if over:
+                notify.wake_others(conn)
+            next_ms = pauses.next_end(conn)
+        self._due_at = None
+        for name in over:
+            what = "all queues" if name == pauses.ALL else f"the queue {name}"
+            log.info("the pause of %s is over", what, extra={"event": "resumed"})
+        if over:
+            self._ended(over)
+        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - time.monotonic()
+
+
+class Entry:
+    """The row of one worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        worker: str,
+        options: WorkerOptions,
+        grace: Grace,
+        schema: version.Watch,
+        *,
+        control: Callable[[], Control],
+        supervised: bool,
+    ) -> None:
+        self._database = database
+        self._worker = worker
+        self._options = options
+        self._grace = grace
+        self._control = control
+        self._schema = schema
+        self._supervised = supervised
+        self._signed_off = False
+
+    def enter(self, *, patient: bool) -> bool:
+        """Enter the worker into the database; return False when it was stopped before it could be."""
+        outage = Outage("starting", self._database)
+        while not self._grace.stopping.is_set():
+            try:
+                with self._database.begin() as conn:
+                    self._schema.look(conn, self._database.schema)
+                    self.register(conn)
+                    wanted = workers.read(conn, self._worker)
+                self._control().heed(wanted)
+                outage.over()
+                return True
+            except DBAPIError as error:
+                # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
+                # none
+                if not self._database.dialect.is_away(error) or not (patient or is_read_only(error)):
+                    raise
+                self._grace.pulse()  # who waits for its database is alive
+                self._grace.stopping.wait(outage.met(error))
+        return False
+
+    def sign_of_life(self, conn: Connection) -> None:
+        """Show that the worker lives; where its row is gone, enter it again."""
+        if not workers.seen(conn, self._worker):
+            self.register(conn)
+
+    def register(self, conn: Connection) -> None:
+        """Write the row, unless the worker has signed off: who finds it gone because of that sees it here,
+        since it was noted before."""
+        if self._signed_off:
+            return  # guard: who-has-signed-off-stays-away
+        operators = self._control()
+        workers.register(
+            conn,
+            id=self._worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=VERSION,
+            queues=self._options.queues,
+            concurrency=self._options.concurrency,
+            supervisor_pid=os.getppid() if self._supervised else None,
+            name=self._options.name,
+            state=operators.state,
+        )
+        operators.entered(operators.state)
+
+    def sign_off(self) -> None:
+        """Remove the row, once, unless there is no time left to wait for the database."""
+        if self._signed_off or not self._grace.patience():
+            return
+        self._signed_off = True
+        try:
+            with self._database.begin() as conn:
+                workers.leave(conn, self._worker)
+        except Exception as error:  # guard: a-stop-needs-no-database
+            log.debug("could not sign off: %s", error)

@@ -1,0 +1,438 @@
+"""Duties with a rhythm: each is a small class whose `run` does one bounded turn and says when it is due
+again.
+
+Any number of workers may do them at the same time. One thread takes them in turn; a turn is one statement or
+batch, so that none holds up another for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config.constants import RESCUE_MS
+from sqlq.config.durations import readable, since_boot
+from sqlq.database.database import Database
+from sqlq.database.dialect import Place
+from sqlq.database.postgresql import health
+from sqlq.errors import SchemaVersionError
+from sqlq.schema import version
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import expire, prune, settle
+from sqlq.store.limits import admit
+from sqlq.store.workers import workers
+from sqlq.worker.attempt.context import RunningJob
+
+log = logging.getLogger("sqlq.worker")
+
+PRUNE_SECONDS = 60.0
+PRUNE_BATCH = 1_000
+EXPIRE_BATCH = 500
+RESCUE_BATCH = 300
+"""How many jobs one transaction takes from dead workers: 15 to 50 ms, of a core of its own."""
+BETWEEN_SECONDS = 0.03
+"""Who waits for SQLite's write lock looks for it at growing intervals, of 25 ms at most in the first tenth of
+a second: a lock that is free for longer is found."""
+SWEEP_SECONDS = 600.0
+SILENT_MS = 24 * 3_600_000
+UNUSED_MS = 30 * 24 * 3_600_000
+"""Finished jobs, whose replays need their keys, are kept for a week unless an App says otherwise."""
+CANCELLED_KEPT_MS = 24 * 3_600_000
+SCHEMA_SECONDS = 60.0
+UNSTARTED_SECONDS = 30.0
+NO_FLOWS_SECONDS = ALL_STEPS_SECONDS = 60.0
+RECENT_MS = 3 * RESCUE_MS
+"""How far back a sweep looks: further than the time between two, so that one may be late."""
+SWEPT_AT_ONCE = 1_000
+SWEEP_SHARE = 50
+BEFORE_ALL = (0, 0)
+NEVER = float("inf")
+SHORTEST_RHYTHM = 0.8
+"""How much sooner a chore may come than its rhythm says."""
+HELD_SECONDS = 1.0
+"""A job that has not started so long after its claim is noted. Most start within milliseconds."""
+HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
+"""How often a worker looks for such jobs that holds something, and one that does not."""
+MOST_HELD = 100
+"""So many of them are noted."""
+
+
+class Chore(Protocol):
+    """One duty."""
+
+    doing: str
+    """What it is about, for the log: "rescuing jobs"."""
+
+    def run(self) -> float:
+        """Do one turn and return in how many seconds the next is due. May raise whatever the database
+        raises."""
+        ...
+
+
+class LookedFor:
+    """A chore for which a lookout looks: done when that has found something, and in its rhythm only while
+    nobody looks."""
+
+    def __init__(self, chore: Chore, looked_at: Callable[[], float]) -> None:
+        """`looked_at` returns when a lookout looked for such things last."""
+        self.doing = chore.doing
+        self._chore = chore
+        self._looked_at = looked_at
+        self._goes_on = False
+        self.is_called = False
+
+    def run(self) -> float:
+        is_looked_after = time.monotonic() - self._looked_at() < 2 * RESCUE_MS / 1000
+        # guard: the-lookout-asks-for-chores
+        if is_looked_after and not (self.is_called or self._goes_on):
+            return jittered(RESCUE_MS / 1000)
+        self.is_called = False
+        wait = self._chore.run()
+        self._goes_on = wait < SHORTEST_RHYTHM * RESCUE_MS / 1000
+        return wait
+
+
+def at_once(database: Database, began: float) -> float:
+    """Return in how many seconds the next batch is due after a full one that began then: at once, or where
+    there is one writer after about as long as this one took, its wait for the lock included, so that others
+    find the lock free."""
+    if not database.dialect.one_writer:
+        return 0.0
+    return max(BETWEEN_SECONDS, jittered(time.monotonic() - began))  # guard: a-batch-leaves-time
+
+
+def jittered(seconds: float) -> float:
+    """Return about so many seconds, so that the chores of many workers do not fall together."""
+    return seconds * random.uniform(SHORTEST_RHYTHM, 2 - SHORTEST_RHYTHM)
+
+
+class Rescue:
+    """Takes jobs from workers that did not renew their leases: one batch a turn, at once the next, until one
+    finds none.
+
+    Who was away itself, because the machine slept or the database did not answer, may be about to take jobs
+    from workers that were away for the same reason, and still run them. So it gives them half a lease to
+    renew first.
+    """
+
+    doing = "rescuing jobs"
+
+    def __init__(
+        self,
+        database: Database,
+        lease_ms: int,
+        tell: Callable[[Iterable[settle.Rescued], str], object],
+        rescued: Callable[[], None],
+        *,
+        looked_at: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
+        """`looked_at` returns when somebody else who has this done, or does it, has last looked for expired
+        leases."""
+        self._database = database
+        self._tell = tell
+        self._every = min(RESCUE_MS, lease_ms / 4) / 1000
+        self._patience = lease_ms / 2000
+        self._here_at: float | None = None
+        """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
+        self._waits_until = float("-inf")
+        self._rescued = rescued
+        self._looked_at = looked_at
+        self.is_called = False
+
+    def run(self) -> float:
+        moment = since_boot()
+        if self._here_at is not None and moment - self._here_at > self._patience:
+            self._waits_until = moment + self._patience  # guard: who-was-away-waits
+        is_looked_after = time.monotonic() - self._looked_at() < 2 * self._every
+        if is_looked_after and not self.is_called:
+            wait = self._every
+        elif moment < self._waits_until:
+            wait = min(self._every, self._waits_until - moment)
+        else:
+            began = time.monotonic()
+            with self._database.begin() as conn:
+                rescued = settle.rescue(conn, limit=RESCUE_BATCH, seal=self._database.seal)
+            # not by their number: what the database refuses to end is in each batch again
+            self.is_called = bool(rescued)  # guard: a-batch-is-not-the-last
+            goes_on_at = time.monotonic() + at_once(self._database, began)
+            unblock.after_losses(self._database.for_claims, rescued)
+            self._tell(rescued, "did not renew its lease")
+            if rescued:
+                self._rescued()
+            # the others had the time since
+            wait = max(0.0, goes_on_at - time.monotonic()) if self.is_called else self._every
+        self._here_at = moment
+        return wait if self.is_called else jittered(wait)
+
+
+class Prune:
+    """Deletes finished jobs whose retention is over, and failed ones that have a retention of their own: one
+    batch a turn, at once the next where there may be more."""
+
+    doing = "pruning jobs"
+
+    def __init__(self, database: Database, retention_ms: int | None) -> None:
+        self._database = database
+        # where finished jobs are not kept, those that an operator cancelled are: their old owner may still
+        # ask
+        self._older_than_ms = CANCELLED_KEPT_MS if retention_ms == 0 else retention_ms
+        self._waits = random.uniform(0, PRUNE_SECONDS)
+
+    def run(self) -> float:
+        if self._waits:  # workers that start together do not prune together
+            waits, self._waits = self._waits, 0.0
+            return waits
+        began = time.monotonic()
+        with self._database.begin() as conn:
+            older_ms = self._older_than_ms
+            pruned = (
+                0
+                if older_ms is None
+                else prune.prune(conn, finished_older_than_ms=older_ms, limit=PRUNE_BATCH)
+            )
+            pruned += prune.prune_expired(conn, limit=PRUNE_BATCH - pruned)
+        return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
+
+
+class Expire:
+    """Cancels jobs that were not started in time: one batch a turn, at once the next, until one finds
+    none."""
+
+    doing = "cancelling jobs that were not started in time"
+
+    def __init__(self, database: Database, tell: Callable[[Iterable[expire.Expired]], object]) -> None:
+        self._database = database
+        self._tell = tell
+
+    def run(self) -> float:
+        began = time.monotonic()
+        with self._database.begin() as conn:
+            expired = expire.expire(conn, limit=EXPIRE_BATCH)
+        self._tell(expired)
+        return at_once(self._database, began) if expired else jittered(RESCUE_MS / 1000)
+
+
+class Sweep:
+    """Takes out the entries of workers that fell silent a day ago, and keys of limits that nobody has used
+    for a month: one batch a turn."""
+
+    doing = "sweeping out workers and keys of limits"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def run(self) -> float:
+        began = time.monotonic()
+        with self._database.begin() as conn:
+            workers.sweep(conn, silent_ms=SILENT_MS)
+            forgotten = admit.forget_unused(conn, unused_ms=UNUSED_MS, most=PRUNE_BATCH)
+        return at_once(self._database, began) if forgotten == PRUNE_BATCH else jittered(SWEEP_SECONDS)
+
+
+class Unblock:
+    """Unblocks what an unblock has left that did not come, since its process died: what ended lately each few
+    seconds, and now and then all steps there are, some at a time, in at most a fiftieth of the time.
+
+    Where there are no flows it asks for some once a minute, and does nothing else.
+    """
+
+    doing = "sweeping for jobs to unblock"
+
+    def __init__(self, database: Database, freed: Callable[[], None]) -> None:
+        self._database = database
+        self._freed = freed
+        self.is_in_use = False
+        self._place: Place | None = None
+        """Where the sweep over all steps goes on; None between two of them."""
+        self._all_at = self._recent_at = float("-inf")
+
+    def run(self) -> float:
+        claims = self._database.for_claims
+        if not self.is_in_use and not unblock.are_in_use(self._database):
+            return jittered(NO_FLOWS_SECONDS)
+        self.is_in_use = True
+        began = time.monotonic()
+        free = 0
+        if began >= self._recent_at:
+            free += unblock.sweep_recent(claims, RECENT_MS).free  # guard: what-ended-lately-is-swept
+            self._recent_at = began + jittered(RESCUE_MS / 1000)
+        if began >= self._all_at:
+            free += self._sweep_some(claims)
+        if free:
+            self._freed()
+        return max(0.0, min(self._recent_at, self._all_at) - time.monotonic())
+
+    def _sweep_some(self, claims: Database) -> int:
+        began = time.monotonic()
+        done, self._place = unblock.sweep_all(claims, self._place or BEFORE_ALL, SWEPT_AT_ONCE)
+        self._all_at = time.monotonic() + SWEEP_SHARE * (time.monotonic() - began)
+        if self._place is None:
+            self._all_at = max(self._all_at, began + jittered(ALL_STEPS_SECONDS))
+            self.is_in_use = False  # ask anew whether there are flows at all
+        return done.free
+
+
+class Admit:
+    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues; a few hundred
+    keys at a time, in at most a fiftieth of the time. Where no job is under a limit it asks no more than
+    that."""
+
+    doing = "sweeping for jobs to admit"
+
+    def __init__(self, database: Database, freed: Callable[[], None]) -> None:
+        self._database = database
+        self._freed = freed
+        self._place: str | None = None
+        """The key after which the sweep goes on; None between two of them."""
+
+    def run(self) -> float:
+        began = time.monotonic()
+        if not admit.are_in_use(self._database):
+            return jittered(RESCUE_MS / 1000)
+        # guard: lines-are-swept
+        done, self._place = admit.sweep(self._database.for_claims, self._place or "")
+        if done.number:
+            self._freed()
+        rest = SWEEP_SHARE * (time.monotonic() - began)
+        goes_on = self._place is not None or bool(done.more) or done.more_wakes
+        return rest if goes_on else max(rest, jittered(RESCUE_MS / 1000))
+
+
+class Unstarted:
+    """Gives back what was claimed long ago and does not start, which should not be, and notes, where the
+    doctor finds it, how many jobs this worker could not start."""
+
+    doing = "looking for jobs that do not start"
+
+    def __init__(self, database: Database, worker: str, give_back: Callable[[float], int]) -> None:
+        """`give_back` gives back what was claimed before a moment and has not started, and returns how many
+        jobs could not be started so far."""
+        self._database = database
+        self._worker = worker
+        self._give_back = give_back
+        self._noted = 0
+
+    def run(self) -> float:
+        number = self._give_back(time.monotonic() - UNSTARTED_SECONDS)
+        if number != self._noted:
+            with self._database.begin() as conn:
+                workers.note_unstarted(conn, self._worker, number)
+            self._noted = number
+        return jittered(RESCUE_MS / 1000)
+
+
+class SchemaWatch:
+    """Looks whether a migration has left this sqlq behind."""
+
+    doing = "looking at the tables"
+
+    def __init__(
+        self, database: Database, watch: version.Watch, left_behind: Callable[[SchemaVersionError], None]
+    ) -> None:
+        self._database = database
+        self._watch = watch
+        self._left_behind = left_behind
+        self._seen = False
+
+    def run(self) -> float:
+        if self._seen:  # else the worker has looked just now, as it entered
+            try:
+                with self._database.read() as conn:
+                    self._watch.look(conn, self._database.schema)
+            except SchemaVersionError as error:
+                self._left_behind(error)
+        self._seen = True
+        return jittered(SCHEMA_SECONDS)
+
+
+class Held:
+    """Notes in the worker's row which jobs it holds and has not started: those that wait for a process of
+    their own, or behind a handler that blocks the event loop. Looks at its memory, and writes when these
+    change, which for most workers is never."""
+
+    doing = "noting which jobs have not started"
+
+    def __init__(
+        self, database: Database, worker: str, held: Callable[[float], Collection[RunningJob] | None]
+    ) -> None:
+        """`held` returns what was claimed before a moment and has not started, None where nothing is held."""
+        self._database = database
+        self._worker = worker
+        self._held = held
+        self._noted: list[int] = []
+
+    def run(self) -> float:
+        held = self._held(time.monotonic() - HELD_SECONDS)
+        ids = sorted(job.id for job in held or ())[:MOST_HELD]
+        if ids != self._noted:  # guard: held-is-noted-when-it-changes
+            with self._database.begin() as conn:
+                workers.note_held(conn, self._worker, ids)
+            self._noted = ids
+        return HELD_IDLE_SECONDS if held is None else HELD_BUSY_SECONDS
+
+
+BUSY_JOBS = 1_000
+"""A worker looks after so many jobs: where few pass, few rows die."""
+OLD_SECONDS = 10.0
+DEAD_ROWS = 20_000
+SAY_EVERY_SECONDS = 60.0
+
+
+class Vacuum:
+    """Warns when dead rows pile up behind an old transaction, in a worker that is busy."""
+
+    doing = "looking at dead rows"
+
+    def __init__(self, database: Database, ended: Callable[[], int]) -> None:
+        """`ended` returns how many jobs the worker has ended so far."""
+        self._database = database
+        self._jobs_ended = ended
+        self._postgresql = database.engine.dialect.name == "postgresql"
+        self._ended = 0
+        self._said_at = float("-inf")
+
+    def run(self) -> float:
+        """Look, if enough jobs have ended since the last time, and warn at most once a minute."""
+        self._look(self._jobs_ended())
+        return jittered(RESCUE_MS / 1000)
+
+    def _look(self, ended: int) -> None:
+        if (
+            not self._postgresql
+            or ended - self._ended < BUSY_JOBS
+            or time.monotonic() - self._said_at < SAY_EVERY_SECONDS
+        ):
+            return
+        self._ended = ended
+        try:
+            with self._database.read() as conn:
+                rows = health.dead_rows(conn)
+                old = (
+                    health.old_transactions(conn, older_than_s=OLD_SECONDS)
+                    if rows and rows.dead > DEAD_ROWS
+                    else []
+                )
+        except DBAPIError as error:
+            if self._database.dialect.is_away(error):
+                raise
+            log.debug("this role may not see who holds vacuum back: %s", error.orig)
+            return
+        if rows and old:
+            self._said_at = time.monotonic()
+            log.warning(
+                "vacuum cannot remove the %s dead rows of jobs, which slows every claim: pid %d (%s, %s) "
+                "has had a transaction open for %s",
+                *(
+                    f"{rows.dead:,}",
+                    old[0].pid,
+                    old[0].program or "no application_name",
+                    old[0].state,
+                    readable(old[0].seconds * 1000),
+                ),
+                extra={"event": "vacuum_held_back"},
+            )

@@ -1,0 +1,241 @@
+"""What workers count for `sqlq work --metrics-port`: plain numbers, sent to the supervisor with each batch
+that was settled.
+
+A child sends what was added since it last did, over a link that delivers each word once or, when the child
+dies in the middle of it, not at all. So nothing is counted twice, and a child that is killed takes along no
+more than the batch that it had not told of yet. The supervisor adds it all up; see `sqlq.metrics` for how
+that is shown. A worker that nobody asks for numbers has no `Meter`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from sqlq.events import JobEvent
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Failed, Outcome
+from sqlq.worker.attempt.context import RunningJob
+
+BOUNDS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
+)
+"""The upper bounds of the buckets, in seconds: from a claim's milliseconds to a report's half an hour."""
+OTHER: Final = "other"
+"""What stands for names that have come after the bound."""
+UNKNOWN_NAMES = 20
+"""How many names are told apart of tasks that no worker knows: SQL may insert any number."""
+QUEUE_NAMES = 100
+MOST_KEYS = 10_000
+"""How many numbers a child keeps that its supervisor has not taken."""
+
+ATTEMPTS, FAILED, CLAIMED = "attempts", "failed", "claimed"
+RUN, WAIT, SETTLE, CLAIM = "run", "wait", "settle", "claim"
+
+Key: TypeAlias = tuple[str, ...]
+"""What is counted, and its labels: of `attempts` and `run` task, queue and outcome; of `wait` task and queue;
+of `failed` task, queue and reason; of `claimed` and `settle` the queue; of `claim` what it found."""
+
+
+class Times:
+    """How many times fell into each bucket, the one above the last bound included, and their sum."""
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self, buckets: Sequence[int] = (), seconds: float = 0.0) -> None:
+        self.buckets = list(buckets) or [0] * (len(BOUNDS) + 1)
+        self.seconds = seconds
+
+    def add(self, other: Times) -> None:
+        self.buckets = [mine + its for mine, its in zip(self.buckets, other.buckets, strict=True)]
+        self.seconds += other.seconds
+
+
+class Numbers:
+    """Counts and times by their keys; not safe to use from several threads by itself."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Key] = Counter()
+        self.times: dict[Key, Times] = {}
+
+    def count(self, *key: str, by: int = 1) -> None:
+        self.counts[self._bounded(self.counts, key)] += by
+
+    def time(self, seconds: float, *key: str) -> None:
+        times = self._of(key)
+        times.buckets[bisect_left(BOUNDS, seconds)] += 1
+        times.seconds += seconds
+
+    def add(self, key: Key, times: Times) -> None:
+        self._of(key).add(times)
+
+    def packed(self) -> dict[str, Any]:
+        """Return all of it as JSON."""
+        return {
+            "counts": [[*key, number] for key, number in self.counts.items()],
+            "times": [[*key, times.buckets, times.seconds] for key, times in self.times.items()],
+        }
+
+    def clear(self) -> None:
+        self.counts.clear()
+        self.times.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self.counts or self.times)
+
+    def _of(self, key: Key) -> Times:
+        times = self.times.get(key)
+        if times is None:
+            key = self._bounded(self.times, key)
+            times = self.times.setdefault(key, Times())
+        return times
+
+    @staticmethod
+    def _bounded(known: Mapping[Key, Any], key: Key) -> Key:
+        if len(known) < MOST_KEYS or key in known:
+            return key
+        return (key[0], *[OTHER for _ in key[1:]])
+
+
+class Meter:
+    """Counts in a worker. Any thread may tell it of something; `flush` sends what was added."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], bool], tasks: Mapping[str, Any]) -> None:
+        """`send` takes numbers without waiting, or says that it did not. Of `tasks` the names are told, so
+        that they are not taken for unknown ones."""
+        self._send = send
+        self._tasks = tasks
+        self._named: tuple[Any, ...] = ()
+        self._lock = threading.Lock()
+        self._numbers = Numbers()
+
+    def claimed(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
+        """Count a claim, and what it found."""
+        with self._lock:
+            self._numbers.time(seconds, CLAIM, "jobs" if jobs else "nothing")
+            for queue, number in Counter(str(job.queue) for job in jobs).items():
+                self._numbers.count(CLAIMED, queue, by=number)
+
+    def ended(self, name: str, job: RunningJob, outcome: Outcome | None, seconds: float) -> None:
+        """Count an attempt whose outcome is written, or that is of no account: how long it waited, ran, and
+        was then written."""
+        labels = str(job.task), str(job.queue)
+        with self._lock:
+            numbers = self._numbers
+            numbers.count(ATTEMPTS, *labels, name)
+            if isinstance(outcome, Failed):
+                numbers.count(FAILED, *labels, outcome.reason)
+            if job.started is None:
+                return
+            numbers.time(seconds, RUN, *labels, name)
+            since_start = time.monotonic() - job.started
+            # the database's clock said when it was due: between machines whose clocks differ so is this
+            waited = time.time() - since_start - job.claimed.due_ms / 1000
+            numbers.time(max(0.0, waited), WAIT, *labels)
+            if outcome is not None:
+                numbers.time(max(0.0, since_start - seconds), SETTLE, labels[1])
+
+    def event(self, event: JobEvent) -> None:
+        """Count an attempt whose worker was lost."""
+        with self._lock:
+            count_event(self._numbers, event)
+
+    def flush(self) -> None:
+        """Send what was added, if there is room for it; else it is sent later, with what comes then."""
+        self.flush_by(self._send)
+
+    def flush_by(self, send: Callable[[dict[str, Any]], object]) -> None:
+        """Send what was added by this way, which says False where it did not take it."""
+        with self._lock:
+            if not self._numbers:
+                return
+            tasks, packed = tuple(self._tasks.values()), self._numbers.packed()
+            if tasks != self._named:  # guard: new-tasks-are-named
+                packed["tasks"] = sorted({name for task in tasks for name in names_of(task)})
+            if send(packed) is not False:
+                self._named = tasks
+                self._numbers.clear()  # guard: numbers-are-sent-once
+
+
+def names_of(task: Any) -> Iterable[str]:
+    return (task.name, *task.aliases)
+
+
+def count_event(numbers: Numbers, event: JobEvent) -> None:
+    if event.name in ("rescued", "failed") and event.attempt:
+        labels = str(event.task), str(event.queue)
+        numbers.count(ATTEMPTS, *labels, event.name)
+        if event.name == "failed":
+            numbers.count(FAILED, *labels, event.reason or "error")
+
+
+class Counted(NamedTuple):
+    """What has been counted so far; changes no more."""
+
+    counts: dict[Key, int]
+    times: dict[Key, tuple[list[int], float]]
+
+
+class Totals:
+    """The numbers of all children of a supervisor, those that are gone included, with names that are bounded
+    in number. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = Numbers()
+        self._known: set[str] = set()
+        self._unknown: set[str] = set()
+        self._queues: set[str] = set()
+
+    def add(self, message: Mapping[str, Any]) -> bool:
+        """Add what a `Meter` has sent."""
+        with self._lock:
+            self._know(message.get("tasks", ()))
+            for *key, number in message["counts"]:
+                self._numbers.count(*self._named(key), by=number)
+            for *key, buckets, seconds in message["times"]:
+                self._numbers.add(self._named(key), Times(buckets, seconds))
+        return True
+
+    def event(self, event: JobEvent) -> None:
+        """Count an attempt whose worker was lost, as the supervisor has found out."""
+        numbers = Numbers()
+        count_event(numbers, event)
+        self.add(numbers.packed())
+
+    def now(self) -> Counted:
+        with self._lock:
+            times = self._numbers.times.items()
+            return Counted(
+                dict(self._numbers.counts), {key: (list(each.buckets), each.seconds) for key, each in times}
+            )
+
+    def _know(self, tasks: Collection[str]) -> None:
+        self._known.update(tasks)
+        self._unknown.difference_update(tasks)
+
+    def _named(self, key: Sequence[str]) -> Key:
+        """Return a key whose task and queue are told apart, or else are other ones."""
+        what, *labels = key
+        if what in (CLAIMED, SETTLE):
+            return (what, _one_of(self._queues, labels[0], QUEUE_NAMES))
+        if what == CLAIM:
+            return (what, *labels)
+        task, queue, *rest = labels
+        if task not in self._known:
+            task = _one_of(self._unknown, task, UNKNOWN_NAMES)
+        return (what, task, _one_of(self._queues, queue, QUEUE_NAMES), *rest)
+
+
+def _one_of(names: set[str], name: str, most: int) -> str:
+    """Return a name that is among these, or becomes one of them while there is room."""
+    if name not in names:
+        if len(names) >= most:  # guard: labels-are-bounded
+            return OTHER
+        names.add(name)
+    return name

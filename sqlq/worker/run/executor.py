@@ -1,0 +1,426 @@
+"""Where handlers run: `def` in threads, `async def` on an event loop, some in processes of their own;
+together at most `concurrency` at a time.
+
+A slot that ends a job takes the next ready one itself, in the thread or on the loop it is in: a hand-over
+between threads is paid for only when a slot was idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from sqlq.model.outcome import Outcome, SelfCompleted
+from sqlq.model.retry import broken_off, given_back
+from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.run.lease import Leases
+
+log = logging.getLogger("sqlq.worker")
+
+Done = Callable[[RunningJob, Outcome], None]
+
+NOT_STARTED_MS = 1_000
+"""How long a job waits that could not be started: what was short, threads or memory, is seldom there at
+once."""
+
+
+class Executors:
+    """Runs jobs in slots and reports each outcome to `done`, from whatever thread it came about in."""
+
+    def __init__(
+        self,
+        concurrency: int,
+        starting: Starting,
+        done: Done,
+        isolates: Isolates | None = None,
+        *,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """While it is not true that one `may_start`, nothing does; `start_ready` has to be called
+        afterwards."""
+        self._concurrency = concurrency
+        self._may_start = may_start
+        self._tell = starting
+        self._done = done
+        self._isolates = isolates
+        self._lock = threading.Lock()
+        self._ready: deque[RunningJob] = deque()
+        self._for_isolates: deque[RunningJob] = deque()
+        """Ready, too, but each needs a process of its own, and only so many of those start at a time."""
+        self._running: set[RunningJob] = set()
+        self._idle = threading.Condition(self._lock)
+        self._room = threading.Event()
+        self._low_water = -1
+        self._handed_over: SimpleQueue[RunningJob | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._starting = True
+        self.ended, self.busy_seconds = 0, 0.0
+        """Jobs ended so far, and how long they ran together; their growth is the pace."""
+        self.unstarted = 0
+        """Jobs that could not be started so far, for want of threads, files or memory."""
+        if isolates is not None:
+            isolates.on_room = self.start_ready
+            isolates.on_began = starting
+
+    def offer(self, jobs: Sequence[RunningJob]) -> None:
+        """Take jobs to run; they start as slots are free, in this order."""
+        with self._lock:
+            for job in jobs:
+                (self._for_isolates if job.isolated else self._ready).append(job)
+        self.start_ready()
+
+    def start_ready(self) -> None:
+        """Start what is ready in the slots that are free."""
+        starting = []
+        with self._lock:
+            while len(self._running) < self._concurrency and (job := self._take()) is not None:
+                starting.append(job)
+        for job in starting:
+            self._start(job)
+
+    def load(self) -> tuple[int, int]:
+        """Return how many jobs run, and how many wait for a slot, or for a process of their own."""
+        with self._lock:
+            return len(self._running), self._waiting()
+
+    def _waiting(self) -> int:
+        return len(self._ready) + len(self._for_isolates)
+
+    def waits_for_isolates_alone(self) -> bool:
+        """Say whether jobs wait, all of them until a process of their own can be started."""
+        with self._lock:
+            return bool(self._for_isolates) and not self._ready
+
+    def wait_for_room(self, low_water: int, seconds: float) -> None:
+        """Wait until a slot has freed and no more than `low_water` jobs wait, at most so long."""
+        with self._lock:
+            if self._waiting() <= low_water and len(self._running) < self._concurrency:
+                return
+            self._room.clear()
+            self._low_water = low_water
+        self._room.wait(seconds)
+        self._low_water = -1
+
+    def start_no_more(self) -> None:
+        """Start nothing that has not started, and end a wait for room; only sets flags."""
+        self._starting = False
+        self._room.set()
+
+    def take_back(self, claimed_before: float = float("inf")) -> list[RunningJob]:
+        """Return the jobs that have not started, where the first of them was claimed before a moment; they
+        will not start any more. Those behind it go, too: they would start before it."""
+        with self._lock:
+            if not self._ready or self._ready[0].claimed_at >= claimed_before:
+                return []
+            taken = list(self._ready)
+            self._ready.clear()  # guard: who-waits-behind-goes-back-too
+        return taken
+
+    def take_back_isolated(
+        self, claimed_before: float = float("inf"), *, but: int = 0, more_before: float = float("inf")
+    ) -> list[RunningJob]:
+        """Return those claimed before a moment that wait for a process of their own, and, where more than
+        `but` do, the last ones that were claimed before another moment."""
+        taken = []
+        with self._lock:
+            waiting = self._for_isolates
+            while waiting and waiting[0].claimed_at < claimed_before:  # the first has waited longest
+                taken.append(waiting.popleft())
+            while len(waiting) > but and waiting[-1].claimed_at < more_before:
+                taken.append(waiting.pop())
+        return taken
+
+    def give_up(self, job: RunningJob) -> None:
+        """Free the slot of a job that never started, and see to it that it does not start later."""
+        job.trusted_until = float("-inf")
+        self.unstarted += 1
+        self._ended(job)
+
+    def waits(self, job: RunningJob) -> bool:
+        """Say whether a job waits for a slot, or for a process of its own."""
+        with self._lock:
+            return job in self._ready or job in self._for_isolates
+
+    def running(self) -> list[RunningJob]:
+        with self._lock:
+            return list(self._running)
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until nothing runs, at most so long; say whether that is so."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._running, seconds)
+
+    def _take(self) -> RunningJob | None:
+        """Take the next job into a slot, if there is one that may start now."""
+        if not (self._starting and self._may_start()):  # guard: unwritten-outcomes-are-bounded
+            return None
+        if (
+            self._for_isolates
+            and self._isolates is not None
+            and self._isolates.reserve(alone=self._for_isolates[0].alone)
+        ):
+            job = self._for_isolates.popleft()
+        elif self._ready:
+            job = self._ready.popleft()
+        else:
+            return None
+        self._running.add(job)
+        return job
+
+    def _start(self, job: RunningJob) -> None:
+        """Hand a job over to where it runs; one that cannot be, for want of threads, files or memory, is
+        given back, and its slot is free again."""
+        try:
+            if job.is_async:
+                # not in the context of who runs the worker: in a test of Django's its ORM would wait there
+                # for the thread that waits for the worker
+                context = contextvars.Context()  # guard: a-context-of-no-caller
+                self._event_loop().call_soon_threadsafe(self._spawn, job, context=context)
+            else:
+                self._ensure_threads()
+                self._handed_over.put(job)
+        except BaseException as error:  # guard: what-cannot-start-is-given-back
+            log.error(
+                "job %d: it cannot be started here (%s: %s); it is given back",
+                *(job.id, type(error).__name__, error),
+                extra=job.fields("not_started"),
+            )
+            if job.isolated and self._isolates is not None:
+                self._isolates.cancel_reservation()
+            self.give_up(job)
+            # guard: what-cannot-start-is-bounded
+            self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
+
+    def _ensure_threads(self) -> None:
+        """Start one more thread, as long as there are fewer than slots; raises where that leaves too few."""
+        if len(self._threads) < self._concurrency:
+            name = f"sqlq-slot-{len(self._threads) + 1}"
+            thread = threading.Thread(target=self._run_slot, name=name, daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                if len(self._threads) < sum(not job.is_async for job in self.running()):
+                    raise
+            else:
+                self._threads.append(thread)
+
+    def _ended(self, job: RunningJob) -> None:
+        """Free the slot of a job."""
+        with self._lock:
+            self._running.discard(job)
+            self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        if not self._running:
+            self._idle.notify_all()
+        if self._waiting() <= self._low_water:
+            self._room.set()
+
+    def _next(self, ended: RunningJob, on_loop: bool) -> RunningJob | None:
+        """Free the slot of a job that ended and take the next one, if it runs where this one ran."""
+        with self._lock:
+            self._running.discard(ended)
+            self.ended += 1
+            self.busy_seconds += ended.seconds()
+            job = self._take()
+            self._tell_of_room()
+        if job is None or job.is_async == on_loop:
+            return job
+        self._start(job)
+        return None
+
+    def _run_slot(self) -> None:
+        while (job := self._handed_over.get()) is not None:
+            while job is not None:
+                self._done(job, self._attempt(job))
+                job = self._next(job, on_loop=False)
+
+    def _attempt(self, job: RunningJob) -> Outcome:
+        isolates = self._isolates if job.isolated else None
+        if not job.is_trusted():  # guard: start-on-a-trusted-lease
+            if isolates is not None:
+                isolates.cancel_reservation()
+            return given_back(job.claimed)
+        if isolates is not None:
+            self._tell(job)
+            try:
+                outcome = isolates.execute(job)
+            except BaseException as error:  # guard: a-slot-outlives-its-isolate
+                outcome = raised(job, error)
+            self.unstarted += job.started is None
+            return outcome
+        return execute(job, self._tell, self.run_coroutine)
+
+    # -- the event loop --------------------------------------------------------------------------------------
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._run_loop, args=(loop,), name="sqlq-loop", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
+            return self._loop
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            while not self._closing:  # guard: the-loop-of-all-goes-on
+                try:
+                    loop.run_forever()
+                # asyncio lets these of any task through, to end the program; whoever awaits it gets them, too
+                except (SystemExit, KeyboardInterrupt) as error:
+                    log.warning(
+                        "an asyncio task that a handler has started raised %s: the event loop goes on",
+                        type(error).__name__,
+                    )
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def _end_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._closing = True
+        loop.stop()
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine, of a handler in a thread or of the lifespan, on the loop of all `async def`
+        handlers, whose clients and pools it may share, and wait for its end."""
+        done: Future[Any] = Future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await coroutine)
+            except BaseException as error:  # what reached the loop would end it
+                done.set_exception(error)
+
+        def spawn() -> None:  # in the context of the thread, so that current_job() is found
+            self._keep(asyncio.ensure_future(run()))
+
+        self._event_loop().call_soon_threadsafe(spawn)
+        return done.result()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        # the loop keeps weak references only
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _spawn(self, job: RunningJob) -> None:
+        self._spawn_in(contextvars.copy_context(), job)
+
+    def _spawn_in(self, context: contextvars.Context, job: RunningJob) -> None:
+        """Run a job in an asyncio task of its own, which a cancel of the job cancels, and in a copy of the
+        context, so that what its handler sets there is not the next job's."""
+        run = self._run_on_loop(context, job)
+        # guard: a-context-for-each-coroutine
+        self._tasks.add(asyncio.get_running_loop().create_task(run, context=context.copy()))
+
+    async def _run_on_loop(self, context: contextvars.Context, job: RunningJob) -> None:
+        # one task for a job, and no callback at its end: each more would take a turn of the loop
+        outcome = await aexecute(job, self._tell) if job.is_trusted() else given_back(job.claimed)
+        self._done(job, outcome)
+        if (following := self._next(job, on_loop=True)) is not None:
+            self._spawn_in(context, following)
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.discard(task)
+
+    def close(self) -> None:
+        """End idle threads and the loop; what still runs is left to end with the process."""
+        for _ in self._threads:
+            self._handed_over.put(None)
+        if self._isolates is not None:
+            self._isolates.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_loop, self._loop)
+
+
+UNSTARTED_SECONDS = 1.0
+"""A job that has not started after this long is given back: another worker may have a free slot."""
+ISOLATED_UNSTARTED_SECONDS = 10.0
+"""The same for a job that needs a process of its own, which takes a start of Python."""
+CROWDED_SECONDS = 0.25
+"""Of more such jobs than there are slots, those are given back that have waited for so long: where processes
+that are up take one after the other none does."""
+CANCELLED_SECONDS = 1.0
+
+
+class GivesBack:
+    """What one worker gives back, so that it runs again, here or elsewhere; no attempt is counted for it."""
+
+    def __init__(
+        self,
+        executors: Executors,
+        leases: Leases,
+        settle: Callable[[RunningJob, Outcome], None],
+        *,
+        slots: int,
+        drain: bool,
+    ) -> None:
+        self._executors = executors
+        self._leases = leases
+        self._settle = settle
+        self._slots = slots
+        self._drain = drain
+
+    def ready(self) -> None:
+        """Give back what has not started."""
+        for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
+            self._settle(job, given_back(job.claimed))
+
+    def unstarted(self) -> None:
+        """Give back what has waited long for a slot."""
+        for job in self._executors.take_back(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
+            self._settle(job, given_back(job.claimed))
+
+    def forgotten(self, claimed_before: float) -> int:
+        """Give back what is held, waits for no slot or process, and does not start; return how many jobs did
+        not so far."""
+        for job in self._leases.unstarted(claimed_before) or ():
+            if job.kill is None and not self._executors.waits(job):
+                log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
+                self._executors.give_up(job)
+                self._settle(job, given_back(job.claimed))
+        return self._executors.unstarted
+
+    def isolated(self) -> None:
+        """Give back what has waited long for a process of its own, and more of that than there are slots. A
+        worker that drains keeps it: what is due later, it would leave behind."""
+        if self._drain:  # guard: drains-keep-what-waits-for-processes
+            return
+        moment = time.monotonic()
+        for job in self._executors.take_back_isolated(
+            moment - ISOLATED_UNSTARTED_SECONDS, but=self._slots, more_before=moment - CROWDED_SECONDS
+        ):
+            self._settle(job, given_back(job.claimed, crowded=True))
+
+    def running(self) -> None:
+        """End what the time did not suffice for: coroutines are cancelled, processes killed, threads left
+        behind."""
+        for job in self._executors.running():
+            job.cancel()
+        self._executors.wait_idle(CANCELLED_SECONDS)
+        killed = [kill for job in self._executors.running() if (kill := job.kill) is not None]
+        for kill in killed:
+            kill()  # guard: no-process-outlives-its-give-back
+        if killed:  # the slot of each waits for its process, and then says how the attempt ended
+            self._executors.wait_idle(CANCELLED_SECONDS)
+        for job in self._executors.running():
+            # the handler may have completed the job, here or in its own process
+            otherwise = late(job) or (given_back if job.started is None else broken_off)(job.claimed)
+            self._settle(job, SelfCompleted(otherwise))  # guard: give-back-after-grace

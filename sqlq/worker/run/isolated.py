@@ -1,0 +1,429 @@
+"""Handlers in processes of their own: tasks marked `isolate=True`, and jobs whose last attempt lost its
+worker.
+
+Such a process runs one job at a time, so that what it dies of is that job's doing and takes no other along,
+and it can be killed. It imports the App as a worker does, and touches the database only by what its handlers
+do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+from sqlq.database.dialect import Right
+from sqlq.errors import WorkerLostError
+from sqlq.model.job import Progress
+from sqlq.model.middleware import Scope
+from sqlq.model.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
+from sqlq.model.retry import broken_off, failed, given_back, wait_after_loss_ms
+from sqlq.model.task import Registry
+from sqlq.worker.attempt.call import BY_OPERATOR, aexecute, execute, late
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.lifespan import entered
+from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.progress import Pace
+from sqlq.worker.ipc.pipe import Link, Message, packed, unpacked
+
+log = logging.getLogger("sqlq.worker")
+
+NOT_STARTED_MS = 5_000
+"""How long a job waits whose process did not come up: that is seldom over at once."""
+START_SECONDS = 600.0
+"""How long a process may take to import the App and enter its lifespan, when a job waits for it."""
+LAST_SECONDS = 5.0
+LEAVE_SECONDS = 10.0
+"""How long a process that has had its jobs may take to leave its lifespan."""
+LOOK_SECONDS = 0.1
+
+Spawn = Callable[[int], "subprocess.Popen[bytes]"]
+"""Starts an isolate, which inherits the descriptor of its end of a link."""
+
+
+class Isolate:
+    """A process that runs one job at a time, as its worker sees it."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        self.link, there = Link.pair()
+        try:
+            with there:
+                self.process = spawn(there.fileno())
+        except BaseException:  # files may be what is short
+            self.link.close()
+            raise
+        self.running: RunningJob | None = None
+        self.jobs = 0
+        """How many it has been given."""
+        self.leaves_since: float | None = None
+        self._up = False
+
+    def is_up(self) -> bool:
+        """Say whether it has imported the App, which is the first thing it says, or has ended."""
+        self._up = self._up or self.link.has_word()
+        return self._up
+
+    def receive(self) -> Message | None:
+        """Wait for the next thing it says; None when it is gone. Raises `ValueError` for what cannot be read:
+        nothing may follow it, and its job's slot would wait for ever."""
+        message = self.link.receive(strictly=True)
+        self._up = True
+        return message
+
+
+def cores() -> int:
+    """Return how many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Isolates:
+    """The isolates of one worker: as many as it needs at a time, kept for the next job.
+
+    A start of Python keeps a core busy, so no more start at a time than there are cores: when many jobs need
+    one at once, as after the death of a whole host, the oldest get theirs soon, and other jobs go on
+    meanwhile.
+    """
+
+    def __init__(
+        self,
+        spawn: Spawn,
+        warm: int = 0,
+        *,
+        spare: bool = False,
+        at_a_time: int | None = None,
+        max_jobs: int | None = None,
+    ) -> None:
+        """`warm` says how many are started now, before a job asks for one. With `spare` there is always one
+        more than jobs have asked for, once one did. Each ends after `max_jobs`."""
+        self._max_jobs = max_jobs
+        self._spawn = spawn
+        self._spare = spare
+        self._at_a_time = at_a_time or cores()
+        self._lock = threading.Lock()
+        self._idle: list[Isolate] = []
+        self._all: set[Isolate] = set()
+        self._leaving: list[Isolate] = []
+        self._reserved = 0
+        """How many jobs have been let in and not asked for their process yet."""
+        self._closed = False
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when another job may get a process."""
+        self.on_began: Callable[[RunningJob], None] = lambda job: None
+        """Called when a handler is about to run in its process."""
+        for _ in range(warm):
+            self._idle.append(self._start())
+
+    def reserve(self, *, alone: bool = False) -> bool:
+        """Let a job in, if a process waits for one, or with `alone` one that has run nothing, or may be
+        started now; `execute` follows, or `cancel_reservation`."""
+        with self._lock:
+            starting = sum(not isolate.is_up() for isolate in self._all)
+            idle = sum(not (alone and isolate.jobs) for isolate in self._idle)
+            room = idle + max(0, self._at_a_time - starting) - self._reserved
+            if room <= 0 and not self._closed:  # guard: starts-are-bounded
+                return False
+            self._reserved += 1
+            return True
+
+    def cancel_reservation(self) -> None:
+        """Let another job in instead."""
+        with self._lock:
+            self._reserved -= 1
+
+    def execute(self, running: RunningJob) -> Outcome:
+        """Run a job in a process of its own and return how the attempt ended, the end of that process
+        included."""
+        try:
+            isolate = self._take(running)
+        except (OSError, RuntimeError, MemoryError) as error:
+            log.error(
+                "job %d: no process can be started for it: %s",
+                running.id,
+                error,
+                extra=running.fields("isolate_lost"),
+            )
+            # guard: what-gets-no-process-is-bounded
+            return given_back(running.claimed, delay_ms=NOT_STARTED_MS)
+        if isolate is None:
+            return given_back(running.claimed)
+        running.kill = lambda: self._kill(isolate, running)
+        hanging = threading.Timer(START_SECONDS, self._kill_hanging, (isolate, running))
+        hanging.daemon = True
+        try:
+            if not isolate.is_up():
+                with suppress(RuntimeError):  # where there is no thread to be had, its start goes unwatched
+                    hanging.start()  # guard: starts-have-an-end
+            outcome = self._attempt(isolate, running)
+        # It would end the slot's thread, and leave the job to a lease that is renewed for ever. The process
+        # is killed, and the attempt counts.
+        except Exception:  # guard: a-slot-outlives-what-it-cannot-read
+            log.exception(
+                "job %d: what its process says cannot be read; the process is killed",
+                running.id,
+                extra=running.fields("isolate_lost"),
+            )
+            outcome = None
+        finally:
+            hanging.cancel()
+            running.kill = None
+            running.on_cancel(None)
+        if outcome is None:
+            return self._died(running, isolate)
+        with self._lock:
+            isolate.running = None
+            if running.alone or isolate.jobs == self._max_jobs:  # guard: isolates-end-after-their-jobs
+                self._leave(isolate)
+            else:
+                self._idle.append(isolate)
+            self._bury()
+        self.on_room()
+        if isinstance(outcome, SelfCompleted):  # guard: late-may-have-completed
+            return SelfCompleted(late(running) or outcome.otherwise)
+        return late(running) or outcome
+
+    def _attempt(self, isolate: Isolate, running: RunningJob) -> Outcome | None:
+        """Have the isolate run a job, and return what it says of it; None when it died."""
+        target = running.target
+        assert target is not None
+        isolate.link.send(
+            job=packed(running.claimed),
+            worker=running.worker,
+            claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
+            schema=target.schema,
+            keep_finished=target.keep_finished,
+        )
+        running.on_cancel(lambda: isolate.link.send(cancel=running.right))
+        while (reply := isolate.receive()) is not None:
+            said = reply.get("progress")
+            if said is not None and tuple(reply["right"]) == running.right:
+                if not isinstance(progress := unpacked(said), Progress):
+                    raise TypeError("progress is not what it says")
+                running.has_said(progress)
+            if "outcome" in reply:
+                outcome = unpacked(reply["outcome"])
+                if not isinstance(outcome, Outcome):  # guard: an-isolate-says-outcomes
+                    raise TypeError("an outcome is not what it says")
+                # guard: isolates-tell-their-trace
+                running.trace_id, running.span_id = reply.get("trace", (None, None))
+                return outcome
+            if "up" in reply:
+                self._keep_a_spare()
+                self.on_room()
+            elif "began" in reply:
+                running.mark_started()
+                self.on_began(running)
+        return None
+
+    def _keep_a_spare(self) -> None:
+        with self._lock:
+            if not self._spare or self._closed or self._idle:
+                return
+            try:
+                self._idle.append(self._start())
+            except OSError as error:
+                log.debug("no process can be started to spare: %s", error)
+
+    def _take(self, running: RunningJob) -> Isolate | None:
+        with self._lock:
+            self._reserved = max(0, self._reserved - 1)
+            if self._closed:
+                return None
+            for dead in [idle for idle in self._idle if idle.process.poll() is not None]:
+                self._idle.remove(dead)
+                self._all.discard(dead)
+                dead.link.close()
+            self._idle.sort(key=Isolate.is_up)  # the last one is taken
+            # guard: alone-is-fresh
+            fit = [idle for idle in self._idle if not (running.alone and idle.jobs)]
+            isolate = fit[-1] if fit else self._start()
+            if fit:
+                self._idle.remove(isolate)
+            isolate.running = running
+            isolate.jobs += 1
+            return isolate
+
+    def _leave(self, isolate: Isolate) -> None:
+        """Let a process leave its lifespan, and end."""
+        isolate.leaves_since = time.monotonic()
+        self._leaving.append(isolate)
+        isolate.link.offer(leave=True)
+
+    def _bury(self) -> None:
+        """Forget the processes that were let leave and have ended, and kill those that do not end."""
+        for isolate in list(self._leaving):
+            if isolate.process.poll() is not None:
+                self._leaving.remove(isolate)
+                self._all.discard(isolate)
+                isolate.link.close()
+            elif time.monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
+                isolate.process.kill()
+
+    def _kill(self, isolate: Isolate, running: RunningJob) -> None:
+        with self._lock:  # by now it may run the next job
+            if isolate.running is running:  # guard: kill-spares-the-next
+                isolate.process.kill()
+
+    def _kill_hanging(self, isolate: Isolate, running: RunningJob) -> None:
+        if running.started is None:  # guard: what-has-begun-does-not-hang
+            self._kill(isolate, running)
+
+    def _start(self) -> Isolate:
+        isolate = Isolate(self._spawn)
+        self._all.add(isolate)
+        return isolate
+
+    def _died(self, running: RunningJob, isolate: Isolate) -> Outcome:
+        isolate.process.kill()  # it closed its link, and is not to run on unheard
+        status = isolate.process.wait()
+        isolate.link.close()
+        with self._lock:
+            self._all.discard(isolate)
+            closed = self._closed
+        self.on_room()
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+        if running.started is None:
+            if not closed:
+                log.error(
+                    "job %d: the process for it %s before it began",
+                    running.id,
+                    how,
+                    extra=running.fields("isolate_lost"),
+                )
+            # guard: what-never-comes-up-is-bounded
+            return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
+        # before it died it may have completed its job; guard: the-dead-may-have-completed
+        return SelfCompleted(self._broken_off(running, how, closed=closed))
+
+    def _broken_off(self, running: RunningJob, how: str, *, closed: bool) -> Outcome:
+        if (outcome := late(running)) is not None:
+            return outcome
+        if running.cancel_requested:
+            return Cancelled(BY_OPERATOR)
+        if running.asked_to_stop or closed:
+            return broken_off(running.claimed)
+        name = f"{WorkerLostError.__module__}.{WorkerLostError.__name__}"
+        lost = ErrorText(name, f"the process of its own in which this job ran {how}")
+        wait_ms = wait_after_loss_ms(running.claimed.losses)
+        return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
+
+    def leave(self, *, fresh: bool = True) -> None:
+        """Let those that run nothing leave their lifespan, and end; without `fresh` only those that have run
+        a job."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for isolate in idle:
+                if fresh or isolate.jobs:
+                    self._leave(isolate)
+
+    def await_left(self, may_wait: Callable[[], bool]) -> None:
+        """Wait until those have ended that were let leave, while one may wait."""
+        for isolate in list(self._leaving):
+            while isolate.process.poll() is None and may_wait():
+                try:
+                    isolate.process.wait(LOOK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    pass
+
+    def close(self) -> None:
+        """Kill them all; what they still run has been given back."""
+        with self._lock:
+            self._closed = True
+            processes = list(self._all)
+            self._all.clear()
+        for isolate in processes:
+            isolate.process.kill()
+        for isolate in processes:
+            isolate.process.wait(LAST_SECONDS)
+            isolate.link.close()
+
+
+# -- in the isolate ------------------------------------------------------------------------------------------
+
+
+def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoReturn:
+    """Run jobs that come over the link, one at a time, in the App's lifespan, until it ends with the worker
+    at its other side, or says that it is time to leave."""
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    current: list[RunningJob] = []
+    to_stop: set[Right] = set()
+
+    def stop() -> None:
+        for running in current:
+            if running.right in to_stop:
+                running.cancel()
+
+    def receive() -> None:
+        while (message := link.receive()) is not None:
+            if "cancel" in message:  # perhaps for a job that is still among the messages, or over
+                with suppress(TypeError):
+                    to_stop.add(tuple(message["cancel"]))
+                stop()
+            else:
+                messages.put(message)
+        os._exit(128 + signal.SIGTERM)  # nothing runs on unwatched
+
+    def say(jobs: Sequence[RunningJob]) -> None:
+        for running in jobs:
+            if not running.ended:
+                link.send(progress=packed(running.said), right=running.right)
+
+    threading.Thread(target=receive, name="sqlq-isolate", daemon=True).start()
+    pace = Pace(say)
+    # one event loop for all jobs: a pooled connection of the handlers' own belongs to the loop that made it
+    run = partial(_run, asyncio.Runner().get_loop())
+    with nullcontext() if lifespan is None else entered(lifespan, run) as value:
+        link.send(up=True)
+        while "job" in (message := messages.get()):
+            job = unpacked(message["job"])
+            running = RunningJob(
+                job,
+                tasks.get(job.task),
+                float("inf"),
+                CompletionTarget(message["schema"], message["keep_finished"]),
+            )
+            running.claimed_at, running.worker = message["claimed_at"], message["worker"]
+            running.lifespan = value
+            running.on_progress = pace.note
+            current[:] = [running]
+            stop()
+            link.send(began=True)
+            outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
+            current.clear()
+            to_stop.clear()
+            running.ended = True
+            link.send(
+                outcome=packed(outcome),
+                progress=packed(running.said),
+                right=running.right,
+                trace=(running.trace_id, running.span_id),
+            )
+    # tracers and the like send then what they have gathered; the worker waits, and ends what takes too long
+    # guard: isolates-call-what-is-called-at-exit
+    atexit._run_exitfuncs()  # noqa: SLF001 - there is no other way beside sys.exit, which waits for threads
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, in a copy of this thread's context, so that current_job() is found."""
+    task = loop.create_task(coroutine)  # guard: an-isolates-coroutine-knows-its-job
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt):
+            # one of another task only whoever awaits that gets, too; guard: an-isolates-loop-goes-on
+            if task.done():
+                raise

@@ -1,0 +1,364 @@
+"""The leases of what a worker holds: renewed by its supervisor or, where it has none or does not hear of it,
+by a thread and on a connection of their own.
+
+A busy handler or event loop cannot starve either (a C call that keeps the GIL starves the thread). A worker
+trusts a lease by its own monotonic clock, counted from when the claim or heartbeat was *sent*, less a margin:
+the database counts from a later moment, so the lease is never shorter than it is trusted to be.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+
+from sqlq.config.constants import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
+from sqlq.database.database import Database
+from sqlq.database.dialect import Right
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import lease, settle
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.gather import Threaded
+from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.report.reporter import Teller
+
+log = logging.getLogger("sqlq.worker")
+
+_UNSUPERVISED = float("-inf")
+
+
+def heartbeat_seconds(lease_ms: int) -> float:
+    """Return the time between two heartbeats."""
+    return min(lease_ms / HEARTBEATS_PER_LEASE, HEARTBEAT_MS) / 1000
+
+
+class Leases(Threaded):
+    """What a worker holds, from the claim until its settlement is committed.
+
+    The leases of what is still held at the end run out, and the worker that rescues it takes over.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        sign_of_life: Callable[[Connection], None],
+        lease_ms: int,
+        keep_finished: bool,
+        teller: Teller,
+        *,
+        deadlines: Deadlines,
+        box: BlackBox | None = None,
+    ) -> None:
+        super().__init__("sqlq-heartbeat")
+        self._database = database
+        self._sign_of_life = sign_of_life
+        self._lease_ms = lease_ms
+        self._keep_finished = keep_finished
+        self._teller = teller
+        self._deadlines = deadlines
+        self._box = box
+        self._trust_seconds = (lease_ms - min(LEASE_MARGIN_MS, lease_ms / 5)) / 1000
+        self._lock = threading.Lock()
+        # By right, not by id: a job that was put back may be claimed again here before its last attempt is
+        # dropped.
+        self._held: dict[Right, RunningJob] = {}
+        self._unwritten: set[Right] = set()
+        """What was started here, but its outcome could not be written."""
+        self._renewed_for_us_at = _UNSUPERVISED
+        self._claims_begun = self._claims_ended = 0
+        self._unknown: dict[Right, int] = {}
+        """What the supervisor renewed last, but is not held here, and how many claims had begun when that was
+        first heard of."""
+
+    def trusted_until(self, sent_at: float) -> float:
+        """Until when a lease asked for at `sent_at` is certainly ours."""
+        return sent_at + self._trust_seconds
+
+    @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """Within this, jobs are claimed and then held, by one thread: what is in this worker's name need not
+        be known here before its end."""
+        with self._lock:
+            self._claims_begun += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claims_ended += 1
+
+    def hold(self, claimed: Iterable[RunningJob]) -> None:
+        claimed = list(claimed)
+        with self._lock:
+            for job in claimed:
+                self._held[job.right] = job
+        self._deadlines.watch(claimed)
+
+    def starting(self, job: RunningJob) -> None:
+        """Note that a handler is about to run: should this process die now, it may be this job's doing. Once
+        more for one that runs in a process of its own, when it has begun there."""
+        if self._box is not None:
+            self._box.started(job.right, job.deadline, job.task)
+
+    def drop(self, rights: Iterable[Right]) -> None:
+        with self._lock:
+            for right in rights:
+                self._held.pop(right, None)
+        if self._box is not None:
+            self._box.ended(rights)  # guard: box-forgets-what-ended
+
+    def let_go(self, right: Right) -> None:
+        """Let go of a job whose outcome the database refuses, whatever it is: the attempt counts as lost.
+
+        Its lease runs out, or, where a supervisor renews all that is in this worker's name, it is given up
+        here when that is heard of.
+        """
+        with self._lock:
+            self._unwritten.add(right)
+        self.drop([right])
+
+    def unstarted(self, claimed_before: float) -> list[RunningJob] | None:
+        """Return what was claimed before a moment and has neither started nor ended; None where nothing is
+        held."""
+        with self._lock:
+            if not self._held:
+                return None
+            old = [job for job in self._held.values() if job.claimed_at < claimed_before]
+        return [job for job in old if job.started is None and not job.ended]
+
+    def arrived(self, trusted_until: float) -> None:
+        """Renew what is held, where the claim took long to arrive: large rows, or a wait for the write lock,
+        may have used up the lease that is trusted until this moment."""
+        # guard: late-rows-are-started
+        if time.monotonic() > trusted_until - heartbeat_seconds(self._lease_ms):
+            try:
+                self.beat()
+            except Exception as error:  # what is held must be started all the same
+                log.debug("what has just been claimed could not be renewed: %s", error)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    # -- renewing --------------------------------------------------------------------------------------------
+
+    def renewed_for_us(self, renewed: Mapping[Right, bool], sent_at: float) -> None:
+        """Take note that the supervisor has renewed these leases; while it does, the thread here has no need
+        to."""
+        self._renewed_for_us_at = sent_at
+        with self._lock:
+            held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
+            unknown = {
+                right: self._unknown.get(right, self._claims_begun)
+                for right in renewed.keys() - self._held.keys()
+            }
+            # One that began later is not the one that claimed it. Two messages alone say nothing: a process
+            # that stood still hears them at once, and its claim's reply after them.
+            lost = {
+                right
+                for right in unknown.keys() & self._unknown.keys()
+                if self._claims_ended >= unknown[right]  # guard: a-claim-under-way-is-not-lost
+            }
+        self._note(held, renewed, sent_at)
+        # Twice in a row, and what was claiming then has ended: a claim whose reply was lost. No other worker
+        # would end it, since the supervisor renews whatever is in this worker's name.
+        self._give_back(lost)  # guard: unknown-claims-are-given-back
+        self._unknown = unknown
+
+    def _give_back(self, unknown: Set[Right]) -> None:
+        if not unknown:
+            return
+        with self._lock:
+            started = unknown & self._unwritten
+        unstarted = unknown - started  # guard: what-was-started-counts
+        with self._database.begin() as conn:
+            settle.give_back(conn, unstarted, seal=self._database.seal)
+            why = "could not write its outcome"
+            lost = settle.lose(conn, started, why, seal=self._database.seal) if started else []
+        unblock.after_losses(self._database.for_claims, lost)
+        ended = {job.id for job in lost}
+        with self._lock:
+            # what the database refuses to end has a new token, and was started all the same
+            refused = {(id, token + 1) for id, token in started if id not in ended}
+            self._unwritten = self._unwritten - started | refused  # guard: a-refused-loss-was-started
+        if unstarted:
+            log.warning(
+                "%d jobs were claimed in this worker's name without its knowing; they are given back",
+                len(unstarted),
+            )
+        self._teller.rescued(lost, "could not write the outcome of its attempt")
+
+    def _run(self) -> None:
+        outage = Outage("renewing leases", self._database)
+        every = heartbeat_seconds(self._lease_ms)
+        next_beat = time.monotonic() + every
+        while not self._abandoned.wait(max(0.0, next_beat - time.monotonic())):
+            next_beat = time.monotonic() + every
+            if self._renewed_for_us_at > next_beat - 2.5 * every:
+                continue
+            try:
+                self.beat()
+                outage.over()
+            except AWAY as error:
+                next_beat = time.monotonic() + outage.met(error)
+            except Exception:
+                log.exception("renewing leases failed; trying again")
+                next_beat = time.monotonic() + every / 2
+
+    def beat(self) -> None:
+        """Renew everything held, and say of each job that was not renewed whether it is lost."""
+        with self._lock:
+            held = dict(self._held)
+        sent_at = time.monotonic()
+        # each statement commits by itself: a handler that holds the interpreter's lock must not keep rows
+        # locked that the supervisor renews
+        with self._database.single_statements() as conn:
+            self._sign_of_life(conn)
+            renewed = lease.extend(conn, held, lease_ms=self._lease_ms) if held else {}
+        self._note(held, renewed, sent_at)
+
+    def _note(self, held: Mapping[Right, RunningJob], renewed: Mapping[Right, bool], sent_at: float) -> None:
+        for right, cancel_requested in renewed.items():
+            job = held.get(right)
+            if job is None:
+                continue
+            job.trusted_until = self.trusted_until(sent_at)
+            if cancel_requested:
+                self._cancel(job)
+        # of what has ended the settler finds that out; guard: what-is-settled-is-not-lost
+        missing = [right for right, job in held.items() if right not in renewed and not job.ended]
+        if missing:
+            self._look_at(missing, held)
+
+    def cancel(self, rights: Iterable[Right]) -> None:
+        """Ask the handlers of these jobs to stop, as an operator wants it, as far as they are held here."""
+        with self._lock:
+            held = [self._held[right] for right in rights if right in self._held]
+        for job in held:
+            self._cancel(job)
+
+    def _cancel(self, job: RunningJob) -> None:
+        if not job.cancel_noted:  # guard: cancel-is-noted
+            job.cancel_requested = job.cancel_noted = True
+            log.warning(
+                "job %d: an operator cancels it; its handler is asked to stop",
+                job.id,
+                extra=job.fields("cancel_requested"),
+            )
+            self._deadlines.ask_to_stop(job)
+
+    def _look_at(self, missing: Sequence[Right], held: Mapping[Right, RunningJob]) -> None:
+        """A row that was not renewed is locked by another transaction (not known), settled by us just now, or
+        lost."""
+        dropped = {right for right in missing if not held[right].is_kept(self._keep_finished)}
+        with self._database.read() as conn:
+            fates = lease.fates(conn, missing, keep_finished=self._keep_finished, dropped=dropped)
+        for right, fate in fates.items():
+            if fate is lease.Fate.LOST:
+                job = held[right]
+                log.error(
+                    "job %d: lease lost, another worker has taken it; what this attempt still does will not "
+                    "count",
+                    job.id,
+                    extra=job.fields("lost"),
+                )
+                self._teller.lost(job, "another worker has taken it, or it was cancelled")
+                job.trusted_until = 0.0
+                self.drop([right])
+                self._deadlines.ask_to_stop(job)  # guard: a-lost-handler-is-told
+
+
+OVERDUE_SECONDS = 2.0
+"""How long a handler that was asked to stop may take: then its process is killed, where it has one of its
+own."""
+UNSTARTED_LOOK_SECONDS = 0.05
+BEAT_SECONDS = 1.0
+
+
+class Deadlines(Threaded):
+    """Watches the jobs that have a timeout, and those that were asked to stop, until their handlers end."""
+
+    def __init__(self, stuck: Callable[[RunningJob], None], beat: Callable[[], None] = lambda: None) -> None:
+        """`stuck` is told of a handler past its timeout that nothing can stop; `beat` is called at least each
+        second while this thread can run, and so timeouts are kept."""
+        super().__init__("sqlq-deadlines")
+        self._stuck = stuck
+        self._beat = beat
+        self._watched: dict[Right, RunningJob] = {}
+        self._changes = 0
+
+    def watch(self, jobs: Iterable[RunningJob]) -> None:
+        """Watch those of these jobs that have a timeout."""
+        timed = {job.right: job for job in jobs if job.timeout_ms is not None}
+        if timed:
+            with self._changed:
+                self._watched |= timed
+                self._changes += 1
+                self._changed.notify()
+
+    def ask_to_stop(self, job: RunningJob) -> None:
+        """Ask a handler to stop, and see to it if it does not."""
+        job.cancel()
+        with self._changed:
+            if not job.ended:
+                self._watched[job.right] = job
+                self._changes += 1
+                self._changed.notify()
+
+    def forget(self, rights: Iterable[Right]) -> None:
+        """Watch these no more: their handlers have ended, or will not start."""
+        if self._watched:
+            with self._changed:
+                for right in rights:
+                    self._watched.pop(right, None)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._abandoned.is_set():
+            self._beat()
+            with self._changed:
+                watched, seen = list(self._watched.values()), self._changes
+            try:
+                next_look = self._look_at(watched)
+            except Exception:
+                log.exception("seeing to the deadlines failed; trying again")
+                next_look = time.monotonic() + 1.0
+            with self._changed:
+                if not self._abandoned.is_set() and self._changes == seen:
+                    wait = next_look - time.monotonic()
+                    self._changed.wait(max(0.0, min(wait, BEAT_SECONDS)))
+
+    def _look_at(self, watched: list[RunningJob]) -> float:
+        """See to what is due; return when to look again."""
+        moment, next_look = time.monotonic(), float("inf")
+        for job in watched:
+            if job.deadline is not None and job.deadline <= moment and not job.timed_out:
+                job.timed_out = True
+                job.cancel()
+            asked_at = job.cancelled_at
+            if asked_at is None:  # without a deadline it has not started yet
+                due = moment + UNSTARTED_LOOK_SECONDS if job.deadline is None else job.deadline
+            elif job.kill is None and job.deadline is not None:
+                # cancelled before, a thread or coroutine may go on until then
+                due = max(asked_at, job.deadline) + OVERDUE_SECONDS  # guard: a-cancel-does-not-hide-a-timeout
+            else:
+                due = asked_at + OVERDUE_SECONDS
+            if due > moment:
+                ahead = due if job.timed_out or job.deadline is None else min(due, job.deadline)
+                next_look = min(next_look, ahead)
+                continue
+            self.forget([job.right])
+            if not job.ended:  # guard: what-has-ended-is-not-stuck
+                self._overdue(job)
+        return next_look
+
+    def _overdue(self, job: RunningJob) -> None:
+        kill = job.kill
+        if kill is not None:
+            kill()
+        elif job.timed_out:
+            self._stuck(job)

@@ -1,0 +1,306 @@
+"""Unblocks, after each settle's commit, what waits for the jobs that have ended there.
+
+In a thread of its own, which is started by the first step that this worker ends: a worker that meets no flow
+has none, and sends nothing. While one unblock is under way the next jobs gather.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.config.constants import ASK_SECONDS, POLL_MS
+from sqlq.database.database import Database, MissingFileError
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import results
+from sqlq.store.jobs.lookup import possible
+from sqlq.store.limits import admit
+from sqlq.store.workers import notify
+from sqlq.worker.gather import FAILED_SECONDS, Gatherer, Threaded
+from sqlq.worker.outage import AWAY, Outage
+
+log = logging.getLogger("sqlq.worker")
+
+
+class Unblocker(Gatherer[int]):
+    """Unblocks for one worker."""
+
+    def __init__(self, database: Database, freed: Callable[[], None], done: Callable[[], None]) -> None:
+        """`freed` is called when steps have become available, `done` when nothing is left to look at."""
+        super().__init__("sqlq-unblock", "unblocking jobs", database.for_claims)
+        self._notifying = database
+        self._freed = freed
+        self._done = done
+        self._owed = 0
+        """How many jobs have been handed in and not been looked after."""
+        self._pending: list[int] = []
+
+    def ended(self, ids: Iterable[int]) -> None:
+        """Take jobs that have ended, and whose ends are committed; returns at once. Where no thread is to be
+        had, and of what is left at the end, a sweep takes care."""
+        ids = list(ids)
+        with self._changed:
+            if not self._begin():
+                return
+            self._owed += len(ids)
+        for id in ids:
+            self._items.put(id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to look at, so that a claim sees all that this worker has unblocked."""
+        return self._owed == 0
+
+    def _add(self, item: int) -> None:
+        self._pending.append(item)
+
+    def _write(self) -> None:
+        if unblock.after(self._database, self._pending).free:
+            self._freed()
+            tell_idle(self._notifying)
+        with self._changed:
+            self._owed -= len(self._pending)
+        self._pending.clear()
+        if self._owed == 0:
+            self._done()
+
+
+def tell_idle(database: Database) -> None:
+    """Have idle workers look at once; by themselves they would within a second."""
+    if database.dialect.notifies:
+        try:
+            notify.notify(database)
+        except Exception as error:
+            log.debug("a hint to idle workers was not sent: %s", error)
+
+
+POLL_SECONDS = POLL_MS / 1000
+LOOK_SECONDS = 0.02
+"""So far apart are two looks at wakes that nothing but a hint asks for."""
+
+
+class Admissions(Threaded):
+    """Admits for one worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        freed: Callable[[list[float]], None],
+        done: Callable[[], None],
+        *,
+        in_use: bool,
+    ) -> None:
+        """`freed` is called when jobs have been admitted, with the moments of the monotonic clock at which
+        they may start, where that is not at once; `done` when nothing is left to look at. `in_use` where it
+        is known that there are limits."""
+        super().__init__("sqlq-admit")
+        self._database = database.for_claims
+        self._outage = Outage("admitting jobs", database)
+        self._notifying = database
+        self._freed = freed
+        self._done = done
+        self._in_use = in_use
+        self._served = admit.Served(POLL_SECONDS)
+        self._keys: set[str] = set()
+        self._hinted = in_use
+        self._busy = False
+        self._closing = False
+        self._look_at = float("-inf")
+        """When to look at wakes."""
+        self._looked_at = float("-inf")
+
+    def start(self) -> None:
+        if self._in_use:
+            with self._changed:
+                self._begin()  # or later, where no thread is to be had now
+
+    def ended(self, keys: Collection[str]) -> None:
+        """Take the keys of which a slot was given back, and that is committed; returns at once."""
+        with self._changed:
+            self._in_use = True
+            self._keys.update(keys)
+            self._changed.notify_all()
+            self._begin()
+
+    def look(self) -> None:
+        """Look at wakes soon, since something happened; returns at once."""
+        if self._in_use and not (self._hinted and self._thread):
+            with self._changed:
+                self._hinted = True
+                self._changed.notify_all()
+                self._begin()  # guard: admissions-begin-when-they-can
+
+    def look_now(self) -> bool:
+        """Admit what may run by all wakes that are due, for a worker that is about to leave; return whether
+        anything was, or may be, since the database is away."""
+        admitted = False
+        more: set[str] = set()
+        try:
+            while True:
+                # guard: drain-awaits-admissions
+                done = admit.look(self._database, more, served=self._served)
+                admitted = admitted or done.number > 0
+                more = done.more
+                if not (more or done.more_wakes):
+                    return admitted
+        except MissingFileError:
+            return True
+        except DBAPIError as error:
+            dialect = self._database.dialect
+            if dialect.is_away(error) or dialect.rolled_back(error):
+                log.debug("admitting jobs failed: %s", error)
+                return True
+            log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)
+            return False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no key is left to look at, so that a claim sees all that this worker has admitted."""
+        return not (self._keys or self._busy)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        return not self._closing and super()._begin()
+
+    def _close(self) -> None:
+        self._closing = True
+        super()._close()
+
+    def _run(self) -> None:
+        keys: set[str] = set()
+        while not self._abandoned.is_set():
+            if not self._gather(keys):
+                return
+            try:
+                self._admit(keys)
+                self._outage.over()
+            except AWAY as error:
+                self._abandoned.wait(self._outage.met(error))
+            except Exception:
+                log.exception("admitting jobs failed; trying again")
+                self._abandoned.wait(FAILED_SECONDS)
+
+    def _gather(self, keys: set[str]) -> bool:
+        """Add the keys that have come, waiting until there is one, or until wakes are to be looked at; return
+        False when there is nothing left to do."""
+        with self._changed:
+            self._busy = bool(keys)
+            if not keys and not self._keys:
+                self._done()
+            while not (keys or self._keys):
+                if self._closing:
+                    return False
+                moment = time.monotonic()
+                if self._hinted:
+                    self._look_at = min(self._look_at, max(moment, self._looked_at + LOOK_SECONDS))
+                if moment >= self._look_at:
+                    break
+                self._changed.wait(min(self._look_at - moment, POLL_SECONDS))
+            for key in sorted(self._keys)[: max(0, admit.KEYS_AT_ONCE - len(keys))]:
+                self._keys.discard(key)
+                keys.add(key)
+            self._hinted = False
+            self._busy = True
+            return True
+
+    def _admit(self, keys: set[str]) -> None:
+        moment = time.monotonic()
+        done = admit.look(self._database, keys, served=self._served)
+        keys.clear()
+        keys.update(done.more)
+        self._looked_at = moment
+        if done.number:
+            self._freed([moment + ms / 1000 for ms in done.starts_ms])
+            tell_idle(self._notifying)
+        if done.more_wakes:
+            self._look_at = moment
+        elif not (keys or self._keys):
+            due_ms = admit.next_wake_ms(self._database)
+            wait = POLL_SECONDS if due_ms is None else min(max(0.0, due_ms) / 1000, POLL_SECONDS)
+            self._look_at = time.monotonic() + wait
+
+
+REMEMBERED_SECONDS = 3 * ASK_SECONDS
+LAST_WORDS_SECONDS = 0.5
+FORGET_SECONDS = 1.0
+MOST_REMEMBERED = 10_000
+"""Where more jobs are waited for, the ends of all jobs are told. Who may NOTIFY may ask for any number."""
+
+
+class Answers(Gatherer[list[int]]):
+    """Answers for one worker, from a thread that is started by the first answer there is to give."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__("sqlq-answers", "answering", database)
+        self._until: dict[int, float] = {}
+        """For which jobs somebody waits, and when that is forgotten, by the monotonic clock."""
+        self._any_until = self._latest = self._forget_at = float("-inf")
+        self.are_wanted = False
+        """Whether somebody waits, for whatever."""
+        self._pending: list[int] = []
+
+    def asked(self, ids: Sequence[int] | None) -> None:
+        """Note for which jobs somebody waits, as far as is known; None stands for any."""
+        moment = time.monotonic()
+        with self._changed:
+            if moment >= self._forget_at:
+                self._forget(moment)
+                self._forget_at = moment + FORGET_SECONDS
+            self._latest = moment + REMEMBERED_SECONDS
+            # guard: what-is-remembered-is-bounded
+            if ids is None or len(self._until) + len(ids) > MOST_REMEMBERED:
+                self._any_until = self._latest
+            else:
+                self._until |= dict.fromkeys(possible(ids), self._latest)
+            self.are_wanted = True
+
+    def waits_for(self, id: int) -> bool:
+        """Whether somebody waits for a job, as far as that was said."""
+        moment = time.monotonic()
+        return self._until.get(id, 0.0) > moment or self._any_until > moment
+
+    def ended(self, ids: Iterable[int], *, here: bool = False) -> None:
+        """Answer those who wait for these jobs, whose ends are committed; returns at once, unless it is to be
+        done `here`, which saves them the start of another thread."""
+        moment = time.monotonic()
+        with self._changed:
+            if moment > self._latest:  # all of it is old
+                self._until.clear()
+            every = moment < self._any_until
+            wanted = [id for id in ids if self._until.pop(id, None) is not None or every]
+            self.are_wanted = every or bool(self._until)
+            if not wanted:
+                return
+            if not (here or self._begin()):
+                return  # who waits looks for itself
+        if here:
+            self._answer(wanted)
+        else:
+            self._items.put(wanted)
+
+    def abandon(self, seconds: float = LAST_WORDS_SECONDS) -> None:
+        """Let the last answers leave, waiting for a moment at most."""
+        if self._thread is not None:
+            self._close()
+            self._thread.join(min(seconds, LAST_WORDS_SECONDS))
+
+    def _forget(self, moment: float) -> None:
+        for id in [id for id, until in self._until.items() if until < moment]:
+            del self._until[id]
+
+    def _add(self, item: list[int]) -> None:
+        self._pending += item
+
+    def _write(self) -> None:
+        ids, self._pending = self._pending, []
+        self._answer(ids)
+
+    def _answer(self, ids: list[int]) -> None:
+        try:
+            results.answer(self._database, ids)
+        except Exception as error:
+            log.debug("those who wait for jobs were not answered: %s", error)

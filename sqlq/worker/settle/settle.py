@@ -1,0 +1,348 @@
+"""STAGE 4: outcomes are written in batches, by a thread and on a connection of their own.
+
+While one batch is committed the next one gathers, so settling overlaps with running and batches grow by
+themselves under load. A settle is repeated until its fate is known: the database being away, a lost reply to
+COMMIT or a locked row may delay it, and only another owner's token ends it otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.database.database import Database
+from sqlq.database.dialect import Right
+from sqlq.model.callbacks import settlement
+from sqlq.model.history import Course
+from sqlq.model.outcome import (
+    Cancelled,
+    Completed,
+    ErrorText,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    SelfCompleted,
+    Settlement,
+)
+from sqlq.store.jobs import lease
+from sqlq.store.jobs import settle as settling
+from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.progress import ProgressWriter
+from sqlq.worker.gather import Gatherer
+from sqlq.worker.report.reporter import NAMES, Teller
+from sqlq.worker.run.lease import Leases
+from sqlq.worker.settle.after import Answers, tell_idle
+
+log = logging.getLogger("sqlq.worker")
+
+LOCKED_ROW_SECONDS = 0.02
+MOST_NAMED = 20
+
+
+@dataclass
+class Tally:
+    """How many attempts ended how, in one run of a worker."""
+
+    completed: int = 0
+    retried: int = 0
+    failed: int = 0
+    released: int = 0
+    cancelled: int = 0
+    lost: int = 0
+
+    def count(self, outcome: Outcome) -> None:
+        if type(outcome) is Completed:
+            self.completed += 1
+            return
+        name = _COUNTED[type(outcome)]
+        setattr(self, name, getattr(self, name) + 1)
+
+
+_COUNTED: dict[type[Any], str] = {
+    Completed: "completed",
+    Retried: "retried",
+    Failed: "failed",
+    Released: "released",
+    Cancelled: "cancelled",
+}
+Item = tuple[RunningJob, Outcome, float]
+
+
+class Settler(Gatherer[Item]):
+    LARGEST_BATCH = 500
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Leases,
+        teller: Teller,
+        progress: ProgressWriter,
+        answers: Answers,
+        *,
+        worker: tuple[str, str],
+        keep_finished: bool,
+        due_again: Callable[[float], None],
+        ended: Callable[[list[int]], None],
+        freed: Callable[[set[str]], None],
+        settled: Callable[[], None],
+    ) -> None:
+        """`worker` is its id, and its host and process for people. `ended` is told of steps of flows whose
+        ends are committed, `freed` of the keys of limits of which slots are."""
+        super().__init__("sqlq-settle", "settling jobs", database)
+        self._leases = leases
+        self._teller = teller
+        self._progress = progress
+        self._answers = answers
+        self._worker = worker
+        self._keep_finished = keep_finished
+        self._due_again = due_again
+        self._tell_of_steps = ended
+        self._tell_of_keys = freed
+        self._after_settling = settled
+        self._pending: dict[Right, Item] = {}
+        self._doubtful = False
+        self._refused: str | None = None
+        self.tally = Tally()
+
+    def settle(self, job: RunningJob, outcome: Outcome) -> None:
+        """Take an outcome to write; returns at once."""
+        self._items.put((job, outcome, job.seconds()))
+
+    def unwritten(self) -> int:
+        """Return about how many outcomes are not written yet: what they speak of is run again after a
+        crash."""
+        return self._items.qsize() + len(self._pending)
+
+    def finish(self, patience: Callable[[], float]) -> bool:
+        """Write what there is and end, while there is `patience`, in seconds; say whether all was written."""
+        is_done = super().finish(patience)
+        if not is_done:
+            unwritten = [str(id) for id, _ in list(self._pending)]
+            log.error(
+                "the outcomes of these jobs could not be written before leaving: %s; their leases run out, "
+                "and they run again",
+                ", ".join(unwritten[:MOST_NAMED]) + (", …" if len(unwritten) > MOST_NAMED else ""),
+                extra={"event": "stopping"},
+            )
+        return is_done
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _add(self, item: Item) -> None:
+        self._pending[item[0].right] = item
+
+    def _failed(self, error: Exception) -> float:
+        self._doubtful = True
+        if isinstance(error, DBAPIError) and not self._database.dialect.is_away(error):
+            if not self._database.dialect.rolled_back(error):
+                self._refused = str(error.orig)
+            return LOCKED_ROW_SECONDS
+        return super()._failed(error)
+
+    def _write(self) -> None:
+        """Write what is pending and take out what is settled or lost; what a row lock keeps back stays, and
+        keeps nothing else back."""
+        pending = self._pending
+        self._ask_for_completed(pending)
+        if self._doubtful:  # the reply to a COMMIT may have been lost: what was settled is not settled twice
+            self._resolve(pending, set())
+            self._doubtful = False
+        if self._refused is not None:
+            self._write_singly(pending, self._refused)
+            self._refused = None
+        # guard: the-last-word-is-written
+        held_up = {
+            right: pending.pop(right)
+            for right in self._progress.flush([job for job, _, _ in pending.values()])
+        }
+        try:
+            done: set[Right] = set()
+            # each is asked for once: whether somebody waits for a job may change at any moment
+            kept = {right for right, item in pending.items() if self._keeps(item[0])}
+            for keep in (False, True):
+                part = [self._settlement(*item) for right, item in pending.items() if (right in kept) is keep]
+                done |= self._settle(part, keep) if part else set()
+            self._resolve(pending, done)
+        finally:
+            pending |= held_up
+        if pending:
+            self._abandoned.wait(LOCKED_ROW_SECONDS)
+
+    def _keeps(self, job: RunningJob) -> bool:
+        """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
+        while somebody waits for its result."""
+        if job.is_kept(self._keep_finished):
+            return True
+        # guard: a-result-waits-for-who-waits
+        return self._keep_finished and self._answers.are_wanted and self._answers.waits_for(job.id)
+
+    def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, lease.Fate]:
+        if not wanted:
+            return {}
+        dropped = {right for right in wanted if not pending[right][0].is_kept(self._keep_finished)}
+        with self._database.read() as conn:
+            return lease.fates(conn, wanted, keep_finished=self._keep_finished, dropped=dropped)
+
+    def _settle(self, settlements: list[Settlement], keep: bool) -> set[Right]:
+        """Write settlements and return the rights that were still good: those that a job follows, or that put
+        one into a line, in one transaction; the others in statements that commit one by one, since each job
+        is in one of them only."""
+        # guard: a-follow-up-goes-with-the-ending
+        followed = [s for s in settlements if s.is_one]
+        if not followed:
+            with self._database.single_statements() as conn:
+                return settling.settle(conn, settlements, keep_finished=keep)
+        # where there is one writer, two transactions would only cost more
+        others = [] if self._database.dialect.one_writer else [s for s in settlements if not s.is_one]
+        done = self._settle(others, keep) if others else set()
+        with self._database.begin() as conn:
+            together = followed if others else settlements
+            return done | settling.settle(conn, together, keep_finished=keep)
+
+    def _ask_for_completed(self, pending: dict[Right, Item]) -> None:
+        """Where a handler completed its job itself, the row tells whether that committed; if not, the attempt
+        ended otherwise."""
+        completed = {right: item for right, item in pending.items() if isinstance(item[1], SelfCompleted)}
+        if not completed:
+            return
+        fates = self._fates(completed, pending)
+        settled = {right for right, fate in fates.items() if fate is lease.Fate.SETTLED}
+        for right, (job, outcome, seconds) in completed.items():
+            assert isinstance(outcome, SelfCompleted)
+            # guard: complete-is-asked-for
+            pending[right] = (job, Completed() if right in settled else outcome.otherwise, seconds)
+        self._end(pending, settled, fates)
+
+    def _resolve(self, pending: dict[Right, Item], done: set[Right]) -> None:
+        """Take settled and lost jobs out of `pending`."""
+        unsure = [right for right in pending if right not in done]
+        fates = self._fates(unsure, pending)
+        self._end(pending, [right for right in pending if fates.get(right) is not lease.Fate.HELD], fates)
+
+    def _end(
+        self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, lease.Fate]
+    ) -> None:
+        over: list[int] = []
+        if self._answers.are_wanted:
+            over = [id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))]
+        followed = False
+        steps: list[int] = []
+        keys: set[str] = set()
+        try:
+            for right in ended:
+                job, outcome, seconds = pending.pop(right)
+                if job.claimed.limit_key is not None:
+                    keys.add(job.claimed.limit_key)
+                if job.claimed.flow_id is not None and not isinstance(outcome, (Retried, Released)):
+                    steps.append(job.id)  # also one that was lost: whoever has ended it may be gone
+                followed = (
+                    followed or job.claimed.on_success is not None or job.claimed.on_failure is not None
+                )
+                # guard: another-worker-hears-of-give-backs
+                followed = followed or (isinstance(outcome, Released) and outcome.delay_ms is None)
+                if fates.get(right) is lease.Fate.LOST:  # guard: lost-is-not-settled
+                    self._lost(job, outcome)
+                else:
+                    self._settled(job, outcome, seconds)
+        finally:  # guard: what-is-settled-is-let-go
+            if steps:
+                self._tell_of_steps(steps)  # guard: steps-are-unblocked-after-the-settle
+            if keys:
+                self._tell_of_keys(keys)  # guard: slots-are-filled-after-the-settle
+            self._leases.drop(ended)
+            if ended:
+                self._after_settling()
+                self._teller.told()
+            if over:  # last, since it may be done here
+                # guard: who-waits-is-answered
+                self._answers.ended(over, here=self._items.empty())
+        if followed:
+            self._wake_for_follow_ups()
+
+    def _lost(self, job: RunningJob, outcome: Outcome) -> None:
+        self.tally.lost += 1
+        log.error(
+            "job %d: the lease was lost before %s ended; its outcome (%s) does not count",
+            *(job.id, job.task, NAMES[type(outcome)]),
+            extra=job.fields("lost"),
+        )
+        self._teller.lost(job, "the lease was lost before the attempt ended")
+
+    def _wake_for_follow_ups(self) -> None:
+        """Have this worker, and idle ones, look at once for what follows jobs that have ended, and for what
+        was given back. By themselves they would find it within a second."""
+        self._due_again(time.monotonic())
+        tell_idle(self._database)
+
+    def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
+        """The database refuses something in the batch: write row by row, and what it refuses alone without
+        its texts."""
+        log.warning("the database refuses a batch of outcomes (%s); writing them one by one", why)
+        for right, (job, outcome, seconds) in list(pending.items()):
+            for version in (outcome, *_plainer(outcome)):
+                try:
+                    with self._database.begin() as conn:
+                        keep = self._keeps(job)
+                        written = [self._settlement(job, version, seconds)]
+                        done = settling.settle(conn, written, keep_finished=keep)
+                except DBAPIError as refusal:
+                    if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
+                        raise
+                    log.warning(
+                        "job %d: its outcome could not be stored: %s",
+                        job.id,
+                        refusal.orig,
+                        extra=job.fields("unstorable"),
+                    )
+                else:
+                    one: dict[Right, Item] = {right: (job, version, seconds)}
+                    self._resolve(one, done)
+                    if not one:
+                        del pending[right]
+                    break
+            else:  # nothing of it can be written; the attempt counts as lost, and another may follow
+                del pending[right]
+                self._leases.let_go(right)
+
+    def _settlement(self, job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
+        """Return what there is to write of an attempt that ended with this outcome, after so many seconds."""
+        seal = self._database.seal
+        if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
+            return settlement(job.claimed, outcome, seal=seal)
+        if type(outcome) is Released and job.claimed.late_ms is not None and job.started is not None:
+            outcome = replace(outcome, in_time=True)
+        if type(outcome) is Retried and outcome.queue is not None and seal is not None:
+            log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
+            outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
+        return settlement(job.claimed, outcome, Course(*job.moments(seconds), *self._worker), seal=seal)
+
+    def _settled(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
+        self.tally.count(outcome)
+        if isinstance(outcome, (Retried, Released)):
+            self._due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
+        self._teller.ended(job, outcome, seconds)
+
+
+def _plainer(outcome: Outcome) -> Sequence[Outcome]:
+    """The outcome with ever less in it that a database could refuse."""
+    error = ErrorText(
+        "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
+    )
+    match outcome:
+        case Completed():
+            return [Completed(None, "its result could not be stored; null is")]
+        case Cancelled():
+            return [Cancelled(None)]
+        case Failed(reason):
+            return [Failed(reason, error)]
+        case Retried():
+            plain = replace(outcome, error=error)
+            return [plain, replace(plain, queue=None)]  # the other queue may hold its key
+        case Released() | SelfCompleted():
+            return [outcome]

@@ -1,0 +1,219 @@
+"""How long a worker that was told to stop may go on: what runs, what it has written of it, and user code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlq.config.durations import readable
+from sqlq.errors import ConfigurationError
+from sqlq.worker.attempt.lifespan import Lifespan
+from sqlq.worker.run.executor import Executors
+
+if TYPE_CHECKING:
+    from sqlq.worker.run.isolated import Isolates
+
+log = logging.getLogger("sqlq.worker")
+
+LAST_SETTLES_SECONDS = 4.0
+"""How long after the grace time outcomes may still be written."""
+LAST_STATEMENTS_SECONDS = 1.0
+"""How long after that threads may take, all together, to come back from the database."""
+STATEMENT_SECONDS = 5.0
+"""How long one of them may, where nothing presses."""
+LAST_MOMENT_SECONDS = 2.0
+"""How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
+
+
+class Grace:
+    """The grace time of one worker. It begins when the worker is told to stop; told once more, it leaves at
+    once. A worker that retires by itself has no such time, and no deadline."""
+
+    def __init__(self, ms: int, pulse: Callable[[], None]) -> None:
+        """`pulse` is called while something is waited for, to say that the process is alive."""
+        self._ms = ms
+        self._until = float("inf")
+        self.pulse = pulse
+        self.stopping = threading.Event()
+        """Set when the worker is to stop."""
+        self.leaving_now = threading.Event()
+        """Set when nothing is to be waited for any more."""
+
+    def stop(self, grace_ms: int | None) -> None:
+        """Begin the grace time, or end it at the second call; with `grace_ms` it is no longer than that."""
+        if grace_ms is not None:
+            self._ms = min(grace_ms, self._ms)
+        elif self.stopping.is_set():
+            self.leaving_now.set()
+            self._until = min(self._until, time.monotonic() - LAST_SETTLES_SECONDS)
+        self._until = min(self._until, time.monotonic() + self._ms / 1000)
+        self.stopping.set()
+
+    def lasts(self) -> bool:
+        """Say whether the worker may still wait for what it needs to begin."""
+        return not self.leaving_now.is_set() and time.monotonic() < self._until
+
+    def last_wait(self) -> Callable[[], bool]:
+        """Return what says how long user code may still take at the end: what is left of the grace time, and
+        a moment at least."""
+        began = time.monotonic()
+
+        def may_wait() -> bool:
+            self.pulse()
+            graceful_until = min(began + self._ms / 1000, self._until)
+            until = max(began + LAST_MOMENT_SECONDS, graceful_until)
+            return not self.leaving_now.is_set() and time.monotonic() < until
+
+        return may_wait
+
+    def patience(self) -> float:
+        """Return for how many more seconds outcomes may wait to be written: until a moment soon after the
+        grace time; without end for a process that retires by itself."""
+        until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
+        return max(0.0, until - time.monotonic())  # guard: a-stop-has-an-end
+
+    def last_statement(self) -> float:
+        """Return for how many seconds a thread may be waited for that comes back from the database, and asks
+        it nothing more."""
+        until = self._until + LAST_SETTLES_SECONDS + LAST_STATEMENTS_SECONDS
+        return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
+
+    def await_running(self, executors: Executors) -> None:
+        """Wait for what runs: when told to stop for the grace time, when retiring for as long as it takes,
+        but for handlers that do not stop."""
+        running, _ = executors.load()
+        until = float("inf")
+        while not self.leaving_now.is_set() and time.monotonic() < until:
+            self.pulse()
+            if self.stopping.is_set() and until == float("inf"):
+                until = self._until
+                if running:
+                    grace = readable(self._ms)
+                    log.info(
+                        "waiting up to %s for what runs (%d)", grace, running, extra={"event": "stopping"}
+                    )
+            if executors.wait_idle(
+                0.1 if until == float("inf") else max(0.0, min(until - time.monotonic(), 0.1))
+            ):
+                return
+            if not self.stopping.is_set() and all(job.timed_out for job in executors.running()):
+                return
+
+
+MEASURE_SECONDS = 1.0
+_STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has; where the system does not tell, the most it ever had."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
+def readable_bytes(number: int) -> str:
+    """Say a size: "412 MB", "1.5 GB"."""
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{max(1, round(number / 1e6)):,} MB"
+
+
+class Bounds:
+    """Watches the bounds of one worker."""
+
+    def __init__(self, max_rss: int | None, max_idle_ms: int | None) -> None:
+        self._max_rss = max_rss
+        self._max_idle_ms = max_idle_ms
+        self._measured_at = float("-inf")
+        self._worked_at: float | None = None  # guard: idleness-begins-with-a-look
+        """When there was work last, or the first look that found none; None while it is not known whether
+        there is some."""
+
+    def begin(self) -> None:
+        """Begin to count. Raises `ConfigurationError` where the process is too large before its first job: it
+        would be replaced for ever."""
+        if self._max_rss is not None and (size := resident_bytes()) >= self._max_rss:
+            raise ConfigurationError(
+                f"max_rss is {readable_bytes(self._max_rss)}: this process has {readable_bytes(size)} before "
+                "its first job; give more than that, and room for what jobs need"
+            )
+
+    def works(self) -> None:
+        """Note that there is work, or that nothing is to be done for now."""
+        self._worked_at = time.monotonic()
+
+    def looked(self) -> None:
+        """Note that the database has answered whether there is work."""
+        if self._worked_at is None:
+            self._worked_at = time.monotonic()
+
+    def cannot_look(self) -> None:
+        """Note that the database does not answer: what waits in it is not known, so that no time counts."""
+        self._worked_at = None
+
+    def idle_ms(self) -> float:
+        """Return for how long there has been no work."""
+        return 0.0 if self._worked_at is None else (time.monotonic() - self._worked_at) * 1000
+
+    def is_idle_for_long(self) -> bool:
+        """Whether a worker that is not to wait for work for ever has waited long enough."""
+        return self._max_idle_ms is not None and self.idle_ms() >= self._max_idle_ms
+
+    def is_too_large(self) -> str | None:
+        """Return why this process should be replaced; None while it need not be."""
+        if self._max_rss is None or time.monotonic() < self._measured_at + MEASURE_SECONDS:
+            return None
+        self._measured_at = time.monotonic()
+        size = resident_bytes()
+        if size <= self._max_rss:  # guard: large-processes-are-replaced
+            return None
+        return f"it has {readable_bytes(size)} in use, more than {readable_bytes(self._max_rss)}"
+
+
+class Lifespans:
+    """All lifespans of one worker: in its own process, and in those of single jobs."""
+
+    def __init__(self, lifespan: Lifespan | None, isolates: Isolates | None, grace: Grace) -> None:
+        """`lifespan` is that of this process, where the App has one."""
+        self._lifespan = lifespan
+        self._isolates = isolates
+        self._grace = grace
+
+    @contextmanager
+    def around(self) -> Iterator[bool]:
+        """Enter the App's lifespan, and leave it after the block; yields False when the worker was stopped
+        before it was entered."""
+        lifespan = self._lifespan
+        try:
+            yield lifespan is None or lifespan.enter(self._grace.lasts)
+        finally:
+            if lifespan is not None:
+                self._leave(lifespan)
+            elif self._isolates is not None:
+                self._isolates.leave(fresh=False)
+                self._isolates.await_left(self._grace.last_wait())
+
+    def is_open(self) -> bool:
+        """Say whether that of this process has not ended."""
+        return self._lifespan is not None and self._lifespan.is_open()
+
+    def _leave(self, lifespan: Lifespan) -> None:
+        """Leave the lifespan here and in processes of single jobs; one that does not end within what is left
+        of the grace time is left behind."""
+        may_wait = self._grace.last_wait()
+        if self._isolates is not None:
+            self._isolates.leave()  # guard: isolates-leave-their-lifespan
+        # guard: a-lifespan-does-not-outlive-the-grace
+        left = lifespan.leave(may_wait)
+        if not left:
+            log.error("the lifespan %s does not end, and is left behind", lifespan.name)
+        if self._isolates is not None:
+            self._isolates.await_left(may_wait)

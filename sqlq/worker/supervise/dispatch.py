@@ -1,0 +1,197 @@
+"""What a supervisor does for all its workers together, beside their leases: it looks for jobs, and does the
+chores.
+
+On PostgreSQL alone, where each look and each chore of each worker would be a statement, and for several
+workers: a single one hears sooner what it hears itself. A worker sees in the memory that it shares with its
+supervisor when the last look was; when that is long ago, or there never was one, it looks, and does its
+chores, itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlq.config.constants import RESCUE_MS
+from sqlq.database.database import Database
+from sqlq.store.jobs.settle import Rescued
+from sqlq.store.workers.pauses import ALL
+from sqlq.store.workers.workers import Request, Wanted
+from sqlq.worker.maintain.control import EndPauses
+from sqlq.worker.maintain.maintenance import Duties
+from sqlq.worker.report.reporter import Teller
+from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.wait.poller import NEVER, Lookout
+
+if TYPE_CHECKING:
+    from sqlq.worker.ipc.process import Child
+
+FIRST_CHECK_SECONDS = 0.01
+"""After so long another worker is sent where the first one did not go; twice as long after each."""
+HELPERS = 2
+"""How many workers follow each that found more than it could take: so a few turns bring all of them."""
+LAST_SECONDS = 1.0
+
+
+class Host:
+    """Sends workers to claim, the idle ones first, and does the chores of their host."""
+
+    def __init__(self, children: Callable[[], Sequence[Child]], keeper: LeaseKeeper) -> None:
+        self._children = children
+        self._keeper = keeper
+        self._teller = Teller()
+        self._database: Database | None = None
+        self._lookout: Lookout | None = None
+        self._lock = threading.Lock()
+        self._sent: Child | None = None
+        self._turns = 0
+        self._tried: list[Child] = []
+        self._requests: dict[str, Request] = {}
+        """What each worker was told last of what operators want of it."""
+        self._all_paused = False
+        self._wait = FIRST_CHECK_SECONDS
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Begin with what the first worker that is ready has told; nothing happens after that."""
+        if self._database is not None:
+            return
+        self._database = database = self._keeper.database
+        if database.dialect.sees_commits:
+            return
+        ends = EndPauses(
+            database, lambda names: self._pause_all(paused=ALL not in names and self._all_paused)
+        )
+        self._chores = duties = Duties(
+            *(database, facts["lease_ms"], facts["retention_ms"], [ends]),
+            rescued=self._tell,
+            expired=lambda jobs: self._keeper.tell(self._teller.expired(jobs)),
+            freed=lambda: self._send([]),
+            looked_at=lambda: lookout.leases_looked_at,
+            leases_looked_at=lambda: lookout.leases_looked_at,
+            is_ticking=not facts.get("drain"),
+            quiet=True,
+        )
+
+        def wanted(wanted: Wanted) -> None:
+            self._relay(wanted)
+            if wanted.pause_ms is not None:
+                duties.at(ends, ends.expect(wanted.pause_ms))
+
+        lookout = Lookout(
+            database,
+            facts["queues"],
+            self._go,
+            looked=self._looked,
+            found=duties.heed,
+            ticks=duties.expect_tick,
+            asked=self._asked,
+            rescue_ms=min(RESCUE_MS, facts["lease_ms"] / 4),
+            quiet=True,
+            workers=lambda: [child.worker for child in self._children() if child.worker is not None],
+            wanted=wanted,
+        )
+        lookout.start()
+        try:
+            self._chores.start()
+        except BaseException:
+            # workers that are looked for leave the chores to their host
+            lookout.stop(LAST_SECONDS)  # guard: who-does-no-chores-does-not-look
+            raise
+        self._lookout = lookout
+
+    def close(self) -> None:
+        """End looking and doing chores."""
+        if self._lookout is not None:
+            self._chores.end()
+            self._lookout.stop(LAST_SECONDS)
+            self._chores.join(LAST_SECONDS)
+
+    def more(self, child: Child) -> None:
+        """Send others after a worker that found more than it could take."""
+        for _ in range(HELPERS):
+            self._send([child], resting=True)
+
+    # -- who goes --------------------------------------------------------------------------------------------
+
+    def _go(self, *, again: bool) -> float:
+        """Send a worker, or another one if the last does not go; return after how many seconds to ask
+        again."""
+        with self._lock:
+            if not again:
+                self._tried, self._wait = [], FIRST_CHECK_SECONDS
+            elif self._sent is None or self._sent.box.turns() != self._turns:  # guard: who-does-not-go
+                return NEVER
+            else:
+                self._tried.append(self._sent)
+                self._wait *= 2
+            self._sent = child = self._chosen(self._tried)
+            if child is None:
+                return NEVER
+            self._turns = child.box.turns()
+            child.send()
+            return self._wait
+
+    def _send(self, but: Sequence[Child], *, resting: bool = False) -> None:
+        with self._lock:
+            child = self._chosen(but, resting=resting)
+            if child is not None:
+                child.send()
+
+    def _chosen(self, but: Sequence[Child], *, resting: bool = False) -> Child | None:
+        """Return the worker with the fewest jobs; of those with as few one that looks closely already, or the
+        one that was sent last, whose caches are warm."""
+        found = [
+            child
+            for child in self._children()
+            if child not in but
+            and self._is_kept(child)
+            and not child.leaving
+            and child.box.started_now() < child.slots
+            and (child.box.rests() or not resting)
+        ]
+        return min(
+            found,
+            key=lambda child: (child.box.started_now(), child.box.rests(), -child.sent_at),
+            default=None,
+        )
+
+    def _is_kept(self, child: Child) -> bool:
+        return child.worker is not None and self._keeper.knows(child.worker)
+
+    # -- what was seen ---------------------------------------------------------------------------------------
+
+    def _looked(self) -> None:
+        moment = time.monotonic()
+        for child in self._children():
+            if self._is_kept(child):  # guard: another-database-is-not-watched
+                child.box.looked(moment)
+
+    def _asked(self, ids: Sequence[int] | None) -> None:
+        for child in self._children():
+            if self._is_kept(child):
+                # who waits asks again; a child that is stopped takes nothing
+                child.link.offer(droppable=True, asked=ids)  # guard: children-hear-who-waits
+
+    def _relay(self, wanted: Wanted) -> None:
+        """Tell each worker what is new of what operators want of it."""
+        children = {child.worker: child for child in self._children() if child.worker is not None}
+        self._requests = {id: known for id, known in self._requests.items() if id in children}
+        for request in wanted.requests:
+            child = children.get(request.worker)
+            if child is not None and request != self._requests.get(request.worker):
+                self._requests[request.worker] = request
+                child.link.offer(control={"request": list(request)})
+        self._pause_all(paused=wanted.all_paused)
+
+    def _pause_all(self, *, paused: bool) -> None:
+        self._all_paused = paused
+        for child in self._children():
+            # also one that came later: it may have looked for itself before it was looked for
+            if child.worker is not None and child.all_paused is not paused:  # guard: each-is-told-of-pauses
+                child.all_paused = paused
+                child.link.offer(control={"all_paused": paused})
+
+    def _tell(self, rescued: Iterable[Rescued], why: str) -> None:
+        self._keeper.tell(self._teller.rescued(rescued, why))

@@ -1,0 +1,280 @@
+"""The supervisor's stand-in for its children in the database.
+
+It renews their leases, and gives back at once what a child that died has held.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+
+from sqlq.database.database import STANDS_IN, Address, Database
+from sqlq.database.dialect import Right
+from sqlq.errors import SqlqError
+from sqlq.events import JobEvent
+from sqlq.payload.encryption import Seal
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import lease, settle
+from sqlq.store.workers import notify, workers
+from sqlq.store.workers.workers import STUCK
+from sqlq.worker.ipc.pipe import Link, packed
+from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
+from sqlq.worker.outage import begins
+from sqlq.worker.report.meter import Totals
+from sqlq.worker.report.reporter import Teller
+from sqlq.worker.run.lease import heartbeat_seconds
+
+log = logging.getLogger("sqlq.worker")
+
+LOCKED_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 10.0
+MOST_UNTOLD = 1_000
+LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
+"""How long the supervisor waits at its end for what is still to be given back, and where nothing is."""
+
+
+@dataclass
+class Dead:
+    """A worker that died, as `worker_died` takes it."""
+
+    worker: str
+    started: set[Right] | None
+    why: str
+    until: float
+    """After this its leases have run out."""
+    late: Collection[Right] = ()
+    """Of what has started, what was past its timeout."""
+    held: list[Right] | None = None
+    """What is still to be given back; None until it was looked for, which reads what all workers hold."""
+
+
+class LeaseKeeper:
+    """Stands in for children in the database: renews what they hold, and gives back what one that died has
+    held.
+
+    In a thread of its own, since a database may be slow to answer. A child that does not hear of its leases
+    renews them itself, and what is not given back here is rescued when its lease has run out; so this may
+    fail.
+    """
+
+    def __init__(self, lease_ms: int, totals: Totals | None = None) -> None:
+        self._lease_ms = lease_ms
+        self._totals = totals
+        self._every = heartbeat_seconds(lease_ms)
+        self._lock = threading.Lock()
+        self._kept: dict[str, Link] = {}
+        self._dead: list[Dead] = []
+        self._stuck: list[tuple[str, bool]] = []
+        """Of which workers it is to be said that they are stuck, or no more."""
+        self._teller = Teller()
+        self._untold: list[JobEvent] = []
+        """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
+        App."""
+        self._known: set[str] = set()
+        """Workers seen in the database at least once."""
+        self._database: Database | None = None
+        self._next_beat = float("-inf")
+        self._changed = threading.Event()
+        self._closing = False
+        self.tally: Counter[str] = Counter()
+        """How the attempts ended whose worker died."""
+        self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
+
+    def keep(
+        self,
+        worker: str,
+        link: Link,
+        url: str,
+        schema: str | None,
+        listen_url: str | None = None,
+        seal: dict[str, Any] | None = None,
+    ) -> None:
+        """Renew the leases of this worker at once and from now on, and tell it so over the link. With its
+        `seal` what follows the jobs of dead workers is sealed as it would have done it."""
+        with self._lock:
+            if self._database is None:
+                listen = None if listen_url is None else make_url(listen_url)
+                self._database = Address(make_url(url), None, schema, listen).open(use=STANDS_IN)
+            self._database.seal = Seal.of_facts(seal)  # guard: the-supervisor-seals
+            self._kept[worker] = link
+            self._next_beat = time.monotonic()
+        self._changed.set()
+        self.begin()
+        self.tell([])
+
+    def begin(self) -> None:
+        """Begin to renew, once there is a worker; where no thread can be started now, a later call does."""
+        if self._database is not None and self._thread.ident is None:
+            begins(self._thread)
+
+    def keep_no_more(self, worker: str) -> None:
+        """Renew for this worker no longer."""
+        with self._lock:
+            self._kept.pop(worker, None)
+
+    @property
+    def database(self) -> Database:
+        """Where its workers are."""
+        assert self._database is not None
+        return self._database
+
+    def knows(self, worker: str) -> bool:
+        """Return whether this worker was seen in the database, and so that the URL leads to where it is."""
+        return worker in self._known
+
+    def tell(self, events: list[JobEvent]) -> None:
+        """Have a worker tell its listeners of events, now or when there is one, and count them here."""
+        if self._totals is not None:
+            for event in events:
+                self._totals.event(event)  # guard: deaths-are-counted
+        with self._lock:
+            self._untold = (self._untold + events)[-MOST_UNTOLD:]
+            link = next(iter(self._kept.values()), None)
+            if link is None or not self._untold:
+                return
+            # an exception stays here; what stands for it there has the same text
+            told = [packed(replace(event, exception=None)) for event in self._untold]
+            self._untold = []
+        link.offer(events=told)
+
+    def worker_stuck(self, worker: str, *, stuck: bool) -> None:
+        """Say in the worker's row that it is stuck; or have it say itself what it is at."""
+        self._stuck.append((worker, stuck))
+        self._changed.set()
+
+    def worker_died(
+        self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
+    ) -> None:
+        """Give back what a dead worker held: `started` counts as an attempt that lost its worker, or of what
+        was `late` as one that met its timeout, the rest as never begun."""
+        self._dead.append(Dead(worker, started, why, time.monotonic() + self._lease_ms / 1000, late))
+        self._changed.set()
+
+    def close(self) -> None:
+        """Give back what is still to be given back, and end."""
+        self._closing = True
+        self._changed.set()
+        if self._database is not None:
+            if self._thread.ident is not None:
+                self._thread.join(LAST_SECONDS if self._dead else LAST_STATEMENT_SECONDS)
+            self._database.close()
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wait, failures = 0.0, 0
+        while not (self._closing and not self._dead):
+            self._changed.wait(max(0.0, wait))
+            self._changed.clear()
+            try:
+                if time.monotonic() >= self._next_beat:
+                    self._next_beat = time.monotonic() + self._every
+                    self._beat()
+                wait = min(self._give_back(), self._next_beat - time.monotonic())
+                self._say_who_is_stuck()
+                failures = 0
+            except (DBAPIError, SqlqError) as error:
+                if self._closing:
+                    return
+                # no more than this: the workers meet the same database, and say so
+                log.debug("the supervisor cannot use the database: %s", error)
+                failures += 1
+                wait = min(LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+            except Exception:
+                log.exception("standing in for the workers failed; trying again")
+                wait = 1.0
+
+    def _beat(self) -> None:
+        database = self._database
+        assert database is not None
+        with self._lock:
+            kept = dict(self._kept)
+        if not kept:
+            return
+        sent_at = time.monotonic()
+        with database.single_statements() as conn:
+            # guard: supervisor-renews
+            entered, renewed = workers.stand_in(conn, kept, lease_ms=self._lease_ms)
+        for worker, link in kept.items():
+            if worker in entered:
+                self._known.add(worker)
+            elif worker not in self._known:  # guard: unknown-workers-renew-themselves
+                # an engine with a creator of its own may lead elsewhere than its URL: the worker has to renew
+                # for itself
+                self.keep_no_more(worker)
+                continue
+            held = renewed[worker].items()
+            rights = [[id, token, cancelled] for (id, token), cancelled in held]
+            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
+
+    def _say_who_is_stuck(self) -> None:
+        while self._stuck:
+            worker, stuck = self._stuck[0]
+            if stuck:
+                with self.database.begin() as conn:
+                    # it may be stuck in a transaction that has locked its row
+                    workers.say(conn, worker, STUCK, waits=False)
+            elif (link := self._kept.get(worker)) is not None:
+                link.offer(control={"say": True})
+            del self._stuck[0]
+
+    def _give_back(self) -> float:
+        """Give back a batch of what each dead worker held; return in how many seconds there is more to do."""
+        wait = float("inf")
+        for dead in list(self._dead):
+            try:
+                rest = self._give_back_of(dead)
+            except Exception as error:  # guard: one-death-keeps-no-other-waiting
+                dialect = self.database.dialect
+                if isinstance(error, DBAPIError) and (dialect.is_away(error) or dialect.rolled_back(error)):
+                    raise
+                log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
+                rest = None
+            if rest is None or time.monotonic() > dead.until:
+                self._dead.remove(dead)
+            else:
+                wait = min(wait, rest)
+        return wait
+
+    def _give_back_of(self, dead: Dead) -> float | None:
+        """Give back a batch; return in how many seconds the next is due, None where nothing is left."""
+        database, worker, why = self.database, dead.worker, dead.why
+        began = time.monotonic()
+        with database.begin() as conn:
+            held = lease.owned(conn, worker) if dead.held is None else dead.held
+            batch, later = held[:RESCUE_BATCH], held[RESCUE_BATCH:]
+            # guard: only-what-started-counts
+            started = {right for right in batch if dead.started is None or right in dead.started}
+            # guard: what-follows-the-unstarted-is-sealed
+            back = settle.give_back(conn, set(batch) - started, seal=database.seal)
+            taken = settle.lose(conn, started, why, late=dead.late, seal=database.seal) if started else []
+            done = {id for id, _ in back} | {job.id for job in taken}
+            # What the database refuses to end has a new token, and is left to the rescue: to the next try it
+            # would be a job that never began.
+            fates = lease.fates(conn, [right for right in batch if right[0] not in done])
+            # guard: a-refused-end-is-left-to-the-rescue
+            locked = [right for right, fate in fates.items() if fate is lease.Fate.HELD]
+            left = later + locked  # guard: locked-rows-are-given-back-later
+            if not left and not lease.still_holds(conn, worker):
+                workers.leave(conn, worker)
+            if done:
+                notify.wake_others(conn)
+        dead.held = left
+        unblock.after_losses(database, taken)
+        self.tell(self._teller.rescued(taken, why))
+        ended = Counter("failed" if job.failed else "retried" for job in taken)
+        self.tally = self.tally + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
+        if back:
+            log.info("%d jobs that worker %s had not started are given back", len(back), worker)
+        if later:
+            return at_once(database, began)  # guard: a-death-is-given-back-whole
+        return LOCKED_SECONDS if left else None

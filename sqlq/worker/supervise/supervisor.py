@@ -1,0 +1,445 @@
+"""`sqlq work`: a supervisor with children that work, so that no crash of a handler goes unnoticed.
+
+    supervisor ──starts, watches, replaces──► child (a worker) ──► isolates (see there)
+        │                                       │
+        └── LeaseKeeper: heartbeats for its children; gives back at once what one that died has held
+
+It imports neither the App nor a handler, and so cannot be starved or killed by one. What it needs to know of
+the database a child tells it. Children are started anew (`python -m sqlq …`), never forked, so that no
+connection is shared.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlq.config.durations import readable
+from sqlq.worker.ipc.pipe import Message
+from sqlq.worker.ipc.process import LAST_SECONDS, TICK_SECONDS, Child
+from sqlq.worker.maintain.control import PAUSES, RESUMES
+from sqlq.worker.report.meter import Totals
+from sqlq.worker.supervise import health_file as health_files
+from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.watchdog import Vigil
+
+log = logging.getLogger("sqlq.worker")
+TOUCH_SECONDS = 1.0
+FAILED_STARTS = 5
+"""So many children in a row that died before they were ready, and the supervisor gives up."""
+LONGEST_PAUSE_SECONDS = 10.0
+WARM = 2
+"""Isolates started together with the replacement of a child that died: what it ran runs there next."""
+SHORTAGE_SECONDS = 1.0
+"""How long the supervisor waits where the machine has no process, memory or file for a child."""
+SHORTAGES = (OSError, RuntimeError, MemoryError)
+"""What Python raises where the machine has no process, file, memory or thread."""
+MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What comes of a word that is not what it should be."""
+
+
+def _counted(said: dict[str, int]) -> Counter[str]:
+    return Counter({name: int(number) for name, number in said.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorOptions:
+    """What the supervisor itself needs to know of the options of `sqlq work`."""
+
+    processes: int
+    lease_ms: int
+    grace_ms: int
+    health_file: Path | None = None
+    spare: bool = False
+    """Whether one more child, and an isolate of its own, wait for the death of another."""
+    restarts: bool = False
+    """Whether children that cannot start, or work, wait for a `restart`: code is being written."""
+    max_idle_ms: int | None = None
+    """When no child has had work for so long, all stop."""
+    start_ms: int = 60_000
+    stuck_ms: int = 600_000
+    """Both as `Vigil` takes them."""
+
+
+class Supervisor:
+    """Keeps a number of children at work. `run` blocks; `stop`, `restart`, `pause`, `resume` and `kill` may
+    be called from any thread."""
+
+    def __init__(
+        self, command: Sequence[str], options: SupervisorOptions, totals: Totals | None = None
+    ) -> None:
+        """`command` starts a child, with its supervision to be added; `totals` takes what they count."""
+        self._command = command
+        self._totals = totals
+        self._options = options
+        self._any_ready = False
+        self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
+        self._children: list[Child] = []
+        self._spare: Child | None = None
+        self._keeper = LeaseKeeper(options.lease_ms, totals)
+        self._vigil = Vigil(self._keeper, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
+        self._host = Host(lambda: list(self._children), self._keeper)
+        self._started = 0
+        self._began_ms = round(time.monotonic() * 1000)
+        self._failed_starts = 0
+        self._pause_until = 0.0
+        self._warm = 0
+        self._touch_at = 0.0
+        self._untouchable = False
+        self._code = 0
+        self._wanted = options.processes
+        self._stop_asked = threading.Event()
+        self._restart_asked = threading.Event()
+        self._stopping_since: float | None = None
+        self._is_paused = False
+        self._ended: Counter[str] = Counter()
+        """How many attempts ended how, in children that are gone."""
+        self.ready_since: float | None = None
+        """Since when a child is at work, by the monotonic clock."""
+        self.lost = 0
+        """How many children have died that were at work."""
+        self.place: tuple[str, str | None] | None = None
+        """URL and schema of the database, once a child has told."""
+
+    def stop(self) -> None:
+        """Let children finish what runs within the grace time, and end."""
+        self._stop_asked.set()
+        self._events.put((None, None))
+
+    def restart(self) -> None:
+        """Replace the children by new ones, which import the App anew. What runs may finish within the grace
+        time."""
+        self._restart_asked.set()
+        self._events.put((None, None))
+
+    def pause(self) -> None:
+        """Have the children claim nothing until `resume`, those started later included. What runs goes on."""
+        self._events.put((None, {"paused": True}))
+
+    def resume(self) -> None:
+        """Have the children claim again."""
+        self._events.put((None, {"paused": False}))
+
+    def kill(self) -> None:
+        """Kill the children now; others take over when their leases have run out."""
+        for child in self._all():
+            child.process.kill()
+
+    @property
+    def tally(self) -> Counter[str]:
+        """How many attempts ended how so far; of a child that died, those it had told of, and what was made
+        of the jobs it held."""
+        return sum((child.tally for child in self._all()), self._ended + self._keeper.tally)
+
+    @property
+    def running(self) -> int:
+        """How many jobs ran when the children last told."""
+        return sum(child.running for child in self._all())
+
+    @property
+    def slots(self) -> int:
+        """How many jobs the children that are ready run at a time."""
+        return sum(child.slots for child in self._all())
+
+    @property
+    def ready(self) -> int:
+        """How many children are at work."""
+        return sum(child.worker is not None for child in self._children)
+
+    def run(self) -> int:
+        """Work until stopped, or until every child has ended in good order; return the exit code."""
+        code: int | None = None
+        try:
+            while code is None:
+                if self._stop_asked.is_set() and self._stopping_since is None:
+                    self._begin_to_stop()
+                if self._restart_asked.is_set() and self._stopping_since is None:
+                    self._restart()
+                self._fill()
+                none_wanted = self._wanted == 0 and not self._options.restarts
+                if not self._children and (none_wanted or self._stopping_since is not None):
+                    break
+                code = self._next_event()
+                self._tick()
+        finally:
+            self.kill()
+            self._host.close()
+            self._keeper.close()
+        return self._code if code is None else code
+
+    def _all(self) -> list[Child]:
+        """Return the children, with the spare one."""
+        spare = self._spare
+        return [*self._children, *([] if spare is None else [spare])]
+
+    # -- children --------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Start the children that are missing, the spare one first if it is there."""
+        if self._stopping_since is not None or time.monotonic() < self._pause_until:
+            return
+        try:
+            while sum(not child.leaving for child in self._children) < self._wanted:
+                self._children.append(self._promoted() or self._start(self._warm))
+                self._warm = 0
+            ready = all(child.worker is not None for child in self._children)
+            if self._options.spare and self._spare is None and ready and self._wanted > 0:
+                self._spare = self._start(1, spare=True)
+        except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
+            log.error("no worker process can be started now: %s", error, extra={"event": "worker_lost"})
+            self._pause_until = time.monotonic() + SHORTAGE_SECONDS
+
+    def _start(self, warm: int, *, spare: bool = False) -> Child:
+        generation = self._started
+        self._started += 1
+
+        def command(link: int, box: int) -> Sequence[str]:
+            facts = (link, box, generation, warm, int(spare), self._began_ms, int(self._is_paused))
+            return [*self._command, "--supervision", ",".join(map(str, facts))]
+
+        return Child(command, self._heard)
+
+    def _heard(self, child: Child, message: Message | None) -> None:
+        if message is not None and "more" in message:
+            self._host.more(child)  # at once: others wait for it
+        elif message is not None and "metrics" in message:
+            if self._totals is not None:
+                self._totals.add(message["metrics"])  # in this thread: before the child's end is heard of
+        else:
+            self._events.put((child, message))
+
+    def _promoted(self) -> Child | None:
+        """Return the spare child, sent to work; None where there is none, or it is not there yet."""
+        spare = self._spare
+        if spare is None or not spare.stands_by:
+            return None
+        self._spare = None
+        spare.link.offer(go=True)
+        # what was said to it while it stood by, it has not heard
+        spare.link.offer(control={"paused": self._is_paused})  # guard: a-spare-is-paused-too
+        return spare
+
+    def _spare_gone(self, child: Child) -> int | None:
+        """The spare child has died: another one takes its place, in a while."""
+        status = child.end()
+        if status is not None:
+            self._spare = None
+            child.close()
+            if self._stopping_since is None:
+                log.warning("the spare worker process exited with code %d", status)
+                self._pause_until = time.monotonic() + LONGEST_PAUSE_SECONDS
+        return None
+
+    def _next_event(self) -> int | None:
+        """Handle the next event, if one comes soon; return an exit code when all is over."""
+        try:
+            child, message = self._events.get(timeout=TICK_SECONDS)
+        except queue.Empty:
+            return None
+        if message is not None and "paused" in message:
+            self._pause(paused=message["paused"])
+            return None
+        if child is None or child not in self._all():
+            return None
+        if message is None:
+            return self._spare_gone(child) if child is self._spare else self._gone(child)
+        try:
+            self._follow(child, message)
+        except MISFITS:  # guard: no-word-ends-a-supervisor
+            log.exception("what worker process %d says could not be followed", child.process.pid)
+        return None
+
+    def _follow(self, child: Child, message: Message) -> None:
+        if "stands_by" in message:
+            child.stands_by = True
+            log.debug("worker process %d stands by", child.process.pid)
+        elif "ready" in message:
+            self._ready(child, message["ready"])
+        elif "leaving" in message:
+            child.leaving, child.replaced = True, message["replace"]
+            if not child.replaced:
+                self._wanted -= 1
+            else:
+                log.info(
+                    "worker process %d ends (%s); another takes its place",
+                    child.process.pid,
+                    message["leaving"],
+                )
+        elif "ended" in message:
+            child.ended = True
+            child.tally = _counted(message["ended"])
+        elif "report" in message:
+            child.tally = _counted(message["report"]["tally"])
+            child.running = int(message["report"]["running"])
+            child.idle_ms = float(message["report"]["idle_ms"])
+            self._stop_idle()
+
+    def _ready(self, child: Child, facts: Message) -> None:
+        child.slots = int(facts["slots"])
+        child.worker = facts["worker"]
+        self.ready_since = self.ready_since or time.monotonic()
+        self.place = (facts["url"], facts["schema"])
+        self._any_ready, self._failed_starts = True, 0
+        place = (facts["url"], facts["schema"], facts["listen_url"])
+        self._keeper.keep(child.worker, child.link, *place, facts.get("seal"))
+        if self._options.processes > 1:  # guard: one-lookout-a-host
+            try:
+                self._host.begin(facts)
+            except SHORTAGES as error:  # guard: without-a-host-each-looks-itself
+                log.warning("each worker looks for jobs, and does its chores, itself: %s", error)
+        if self._started > self._options.processes:
+            log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
+
+    def _gone(self, child: Child) -> int | None:
+        """A child has closed its link: see to it that it ends, and to what it held."""
+        status = child.end()
+        if status is None:
+            return None
+        self._children.remove(child)
+        self._ended = self._ended + child.tally  # read by other threads
+        started = child.box.read()
+        child.close()
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+        if child.worker is None:
+            if child.leaving:  # told to stop before it was ready; guard: a-start-cut-short-is-no-failure
+                return None
+            return self._failed_to_start(child, how, status)
+        self._keeper.keep_no_more(child.worker)
+        if child.ended and status in (0, 1):  # with 1 it has said why, and another one would say the same
+            if not child.leaving and self._stopping_since is None:
+                self._wanted -= 1
+                if self._options.restarts:
+                    self._wait_for_restart(child, how)
+                    return None
+            self._code = max(self._code, status)
+            return None
+        self.lost += 1
+        log.error(
+            "worker process %d %s; %s its jobs are given back",
+            *(
+                child.process.pid,
+                how,
+                "another takes its place, and" if self._stopping_since is None else "now",
+            ),
+            extra={"event": "worker_lost"},
+        )
+        why, late = child.stuck or (f"died: its process {how}", ())
+        self._keeper.worker_died(child.worker, started, why, late)
+        self._warm = WARM if started is None else min(len(started), WARM)
+        if not child.replaced:
+            self._wanted += 1
+        return None
+
+    def _failed_to_start(self, child: Child, how: str, status: int) -> int | None:
+        if self._stopping_since is not None:
+            return None
+        if self._options.restarts and status != 2:
+            self._wait_for_restart(child, how)
+            return None
+        if not self._any_ready and status in (1, 2):  # it has said why, and the next one would say the same
+            return status
+        self._failed_starts += 1
+        if self._failed_starts >= FAILED_STARTS:
+            log.error(
+                "%d worker processes in a row %s before they were ready: giving up", self._failed_starts, how
+            )
+            return 1
+        pause = min(LONGEST_PAUSE_SECONDS, 0.25 * 2**self._failed_starts)
+        log.error(
+            "a worker process %s before it was ready; trying again in %.1f s",
+            how,
+            pause,
+            extra={"event": "worker_lost"},
+        )
+        self._pause_until = time.monotonic() + pause
+        return None
+
+    def _wait_for_restart(self, child: Child, how: str) -> None:
+        log.warning("worker process %d %s: another starts when the code changes", child.process.pid, how)
+        self._pause_until = float("inf")
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        self._restart_asked.clear()
+        for child in self._children:
+            if not child.leaving:
+                child.leaving = True
+                child.link.offer(stop=True)
+        self._wanted, self._pause_until, self._failed_starts = self._options.processes, 0.0, 0
+
+    def _pause(self, *, paused: bool) -> None:
+        """Pause all children, or resume them: also what an operator asked of one of them by its row."""
+        if paused != self._is_paused:
+            self._is_paused = paused
+            log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
+        for child in self._all():
+            child.link.offer(control={"paused": paused})
+
+    def _stop_idle(self) -> None:
+        """Stop when no child has had work for long: one of several that has none is no reason."""
+        most = self._options.max_idle_ms
+        if most is None or self._stopping_since is not None:
+            return
+        if all(child.idle_ms >= most for child in self._children):  # guard: all-are-idle
+            log.info("stopping: nothing has come for %s", readable(most), extra={"event": "stopping"})
+            self._begin_to_stop()
+
+    def _begin_to_stop(self) -> None:
+        self._stopping_since = time.monotonic()
+        for child in self._all():
+            child.link.offer(stop=True)
+
+    def _tick(self) -> None:
+        moment = time.monotonic()
+        self._keeper.begin()
+        self._vigil.look(self._children, wanted=self._wanted)
+        for child in self._all():
+            child.link.flush()
+            if child.closed_since is not None:
+                self._events.put((child, None))
+            # a process that a handler forked may keep the link open after the child's end
+            elif child.process.poll() is not None:
+                child.dead_since = child.dead_since or moment
+                if moment > child.dead_since + TICK_SECONDS:
+                    self._events.put((child, None))
+        if self._stopping_since is not None:
+            if moment > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
+                log.error("worker processes did not end in time and are killed; their jobs are given back")
+                self.kill()
+        elif self._options.health_file is not None and moment >= self._touch_at:
+            self._touch_at = moment + TOUCH_SECONDS
+            self._touch(self._options.health_file)
+        if os.getpid() == 1:
+            self._reap()
+
+    def _touch(self, file: Path) -> None:
+        """Keep the health file young while all is well."""
+        if self._vigil.all_is_well(self._children):
+            try:
+                health_files.touch(file)
+            except OSError as error:
+                level = logging.DEBUG if self._untouchable else logging.WARNING
+                log.log(level, "the health file cannot be touched: %s", error)
+                self._untouchable = True
+            else:
+                self._untouchable = False
+
+    def _reap(self) -> None:
+        """As process 1 of a container, bury the orphans that handlers have left."""
+        own = {child.process.pid for child in self._all()}
+        try:
+            while (
+                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None and found.si_pid not in own:
+                os.waitpid(found.si_pid, 0)
+        except ChildProcessError:  # guard: process-1-has-no-child
+            pass  # there is none at this moment: the last one has died, and its replacement is not there yet

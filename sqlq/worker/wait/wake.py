@@ -1,0 +1,193 @@
+"""When an idle worker looks for work again: soon after anything happened, then ever more rarely, at least
+each second.
+
+A hint from the database only makes the next look come sooner. On PostgreSQL it is a notification that
+producers send (sqlq.hints), and a lookout passes on; on SQLite it is `PRAGMA data_version`, which tells,
+without reading a page, that a transaction was committed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlq.config.constants import POLL_MS
+from sqlq.database.database import Database
+from sqlq.worker.wait.poller import TRUSTED_SECONDS
+
+log = logging.getLogger("sqlq.worker")
+
+FIRST_LOOK_SECONDS = 0.002
+LOOK_AFTER_HINT_SECONDS = 0.02
+"""Seldom does a hint overtake the COMMIT it speaks of; what was looked for in vain is looked for again
+then."""
+POLL_SECONDS = POLL_MS / 1000
+MOST_KNOWN = 1_000
+"""Of so many moments at most it is remembered that a job will be due then."""
+CLOSE_SECONDS = 0.05
+"""A worker that is watched rests when it has waited for so long in vain."""
+
+
+class Wake:
+    """The waiting of a claim loop; this form knows of no hints and only polls."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._called = threading.Event()
+        self._interval = self._waited = FIRST_LOOK_SECONDS
+        self._due: list[float] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to receive hints."""
+
+    def stop(self) -> None:
+        """End receiving hints."""
+
+    def call(self) -> None:
+        """End the wait now, from any thread."""
+        self._called.set()
+
+    def hinted(self) -> None:
+        """End the wait now: there may be work, or will be in a moment."""
+        self._called.set()
+
+    def at(self, moment: float) -> None:
+        """Make a wait end at a moment of the monotonic clock, because a job this worker knows of is due
+        then."""
+        with self._lock:
+            heapq.heappush(self._due, moment)
+            if len(self._due) > MOST_KNOWN:  # guard: known-moments-are-bounded
+                # the later ones are dropped: by then a look has seen when the next job is due
+                self._due = heapq.nsmallest(MOST_KNOWN // 2, self._due)
+        self._called.set()
+
+    def found_work(self) -> None:
+        """Look closely again: where there was work there may be more."""
+        self._interval = FIRST_LOOK_SECONDS
+
+    def wait(self, next_due: float = float("inf")) -> bool:
+        """Wait for a hint, a known moment, the next look, or the moment at which the last look saw that a job
+        will be due; return whether anything happened of late."""
+        moment = time.monotonic()
+        self._waited = self._interval
+        until, self._interval = moment + self._interval, min(self._interval * 3, POLL_SECONDS)
+        until = min(until, next_due)
+        with self._lock:
+            while self._due and self._due[0] <= moment:
+                heapq.heappop(self._due)
+            if self._due:
+                until = min(until, self._due[0])
+        self._wait_until(until)
+        called = self._called.is_set()
+        if called:  # a call that comes only now is for the next wait; guard: no-call-is-lost
+            self._called.clear()
+        return called or self._interval < self._longest or time.monotonic() >= next_due
+
+    def commits(self) -> int | None:
+        """Return a number that is another one after each commit of other connections; None where a lookout
+        tells of what was committed. For the thread that waits."""
+        return None
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing has happened of late, and a lookout calls when something does."""
+        return False
+
+    @property
+    def _longest(self) -> float:
+        """From which time between two looks on nothing has happened of late."""
+        return POLL_SECONDS
+
+    def _wait_until(self, moment: float) -> None:
+        self._called.wait(max(0.0, moment - time.monotonic()))
+
+
+class HintedWake(Wake):
+    """Woken by a lookout, which also looks while nothing happens; while it does not, polling goes on."""
+
+    def __init__(self, database: Database, watches: Callable[[], float]) -> None:
+        """`watches` returns the moment of the lookout's last look, by the monotonic clock."""
+        super().__init__(database)
+        self._watches = watches
+
+    @property
+    def rests(self) -> bool:
+        return self._waited >= CLOSE_SECONDS and self._is_watched
+
+    @property
+    def _longest(self) -> float:
+        return CLOSE_SECONDS if self._is_watched else POLL_SECONDS
+
+    @property
+    def _is_watched(self) -> bool:
+        # guard: a-silent-lookout-is-noticed
+        return time.monotonic() - self._watches() < TRUSTED_SECONDS
+
+    def hinted(self) -> None:
+        self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
+        self._called.set()
+
+
+class WatchingWake(Wake):
+    """Woken by SQLite's data_version, looked at more and more rarely while nothing happens.
+
+    It changes when something is committed, never before; so one look at the tables suffices each time.
+    """
+
+    SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05
+
+    _pause = SHORTEST_SECONDS
+    _connection: sqlite3.Connection | None = None
+    _version = 0
+
+    def found_work(self) -> None:
+        self._pause = self.SHORTEST_SECONDS
+
+    def start(self) -> None:
+        self._version = self._data_version()
+
+    def stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def commits(self) -> int | None:
+        return self._data_version()
+
+    def _data_version(self) -> int:
+        """Return the number as it is now; as it was last where the database does not answer: then the tables
+        are looked at once a second, and how these answer decides."""
+        try:
+            if self._connection is None:
+                name = self._database.engine.url.database or ""
+                # a file that is not there now is not made anew, empty
+                uri = name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=rw"
+                self._connection = sqlite3.connect(
+                    uri, check_same_thread=False, isolation_level=None, uri=True
+                )
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error as error:  # guard: no-wait-ends-the-worker
+            log.debug("SQLite did not say whether anything was committed: %s", error)
+            return self._version
+
+    def _wait_until(self, moment: float) -> None:
+        while (left := moment - time.monotonic()) > 0:
+            if self._called.wait(min(self._pause, left)):
+                return
+            version = self._data_version()
+            if version != self._version:
+                self._version = version
+                self._called.set()
+                return
+            self._pause = min(self._pause * 1.05, self.LONGEST_SECONDS)
+
+
+def wake_for(database: Database, watches: Callable[[], float]) -> Wake:
+    """Return the waiting that suits a database; `watches` returns the moment of the last look by a lookout,
+    where there is one."""
+    return WatchingWake(database) if database.dialect.sees_commits else HintedWake(database, watches)
