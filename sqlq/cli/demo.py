@@ -12,11 +12,11 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from sqlq.app.app import App
+    from sqlq.model.task import Task
 
 ORDERS = 40
 TICKS = 2
@@ -116,19 +117,16 @@ class _Shop:
         )
         self._schedule = f"demo.count_stock.{run}"
         mail, card, parcel = self._queues = [f"demo.{name}.{run}" for name in ("mail", "card", "parcel")]
-        self._tasks = {
-            handler.__name__: app.task(name=f"demo.{handler.__name__}", queue=queue, **options)(handler)
-            for handler, queue, options in [
-                (send_receipt, mail, {}),
-                (remind, mail, {}),
-                (charge_card, card, {"backoff": "1s"}),
-                (ship_abroad, card, {"max_attempts": 2, "backoff": "500ms"}),
-                (pack, parcel, {}),
-                (post, parcel, {}),
-                (thank, parcel, {}),
-                (count_stock, parcel, {}),
-            ]
-        }
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._add(send_receipt, queue=mail)
+        self._add(remind, queue=mail)
+        self._add(charge_card, queue=card, backoff="1s")
+        self._add(ship_abroad, queue=card, max_attempts=2, backoff="500ms")
+        for handler in (pack, post, thank, count_stock):
+            self._add(handler, queue=parcel)
+
+    def _add(self, handler: Callable[..., Any], **options: Any) -> None:
+        self._tasks[handler.__name__] = self._app.task(name=f"demo.{handler.__name__}", **options)(handler)
 
     def play(self) -> None:
         self._orders.create(self._engine)
