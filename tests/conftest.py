@@ -64,15 +64,21 @@ ALL = "SQLQ_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have one of several alike tests run, chosen by their name, unless one is asked for by name or
-    SQLQ_TEST_ALL is set: those of what is above the database are alike on both kinds of it, and those marked
-    `variants` with all their parameters."""
+    """Leave out what repeats, unless a test is asked for by name or SQLQ_TEST_ALL is set.
+
+    Of tests that are alike one runs, chosen by their name: tests of the layers above the database are alike
+    on both kinds of it, and those marked `variants` with all their parameters. Tests marked `stress` run when
+    their folder or file is asked for.
+    """
     if os.environ.get(ALL) or any("::" in argument for argument in config.args):
         return
+    left_out: set[pytest.Item] = set()
+    folder = Path(__file__).parent
+    if any(config.invocation_params.dir.joinpath(argument).resolve() == folder for argument in config.args):
+        left_out.update(item for item in items if item.get_closest_marker("stress") is not None)
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
         alike.setdefault(_but_for_what_is_alike(item), []).append(item)
-    left_out: set[pytest.Item] = set()
     for name, found in alike.items():
         chosen = sorted(found, key=lambda item: item.nodeid)[zlib.crc32(name.encode()) % len(found)]
         left_out.update(item for item in found if item is not chosen)

@@ -22,7 +22,7 @@ from sqlq.store.jobs import checkpoint, lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.context import RunningJob
 from sqlq.worker.attempt.own_row import CompletionTarget
-from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode
+from tests.conformance.driver_callers import Caller, Mode, automatic, common_modes
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
@@ -136,7 +136,7 @@ def checkpoint_by(caller: Caller, running: sqlq.RunningJob, cursor: Any) -> None
         running.checkpoint(caller.connection, cursor)
 
 
-@every_mode
+@common_modes
 def test_on_drivers_connections_too(app: sqlq.App, shop: Engine, database_url: str, mode: Mode) -> None:
     def give() -> None:
         job = sqlq.current_job()
