@@ -38,7 +38,7 @@ ASKS_THE_TIME = {
     "here.py",
     "history.py",
     "retry.py",
-    "worker/attempt/own_row.py",
+    "worker/attempt/attempt.py",
     "worker/report/meter.py",
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job
