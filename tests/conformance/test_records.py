@@ -279,14 +279,15 @@ def test_many_go_in_bounded_batches(play: Play, name: str, monkeypatch: pytest.M
     monkeypatch.setattr(lookup, "BATCH", 3)
     monkeypatch.setattr(retry, "CARRIED_BATCH", 3)
     sizes: list[int] = []
-    original = getattr(lookup, name)
+    module = retry if name == "retry_failed" else pruning
+    original = getattr(module, name)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         sizes.append(len(result[0] if name == "retry_failed" else result))
         return result
 
-    monkeypatch.setattr(lookup, name, counted)
+    monkeypatch.setattr(module, name, counted)
     ids = play.failed(7)
     verb = getattr(play.app.admin, name)
     assert verb(all=True) == ids
