@@ -28,16 +28,16 @@ from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
 ASKS_THE_TIME = {
-    "clock.py",
+    "config/durations.py",
     "cli/health.py",
     "cli/jobs.py",
     "cli/logs.py",
     "cli/output.py",
-    "eager.py",
+    "app/inline.py",
     "events.py",
-    "here.py",
-    "history.py",
-    "retry.py",
+    "app/here.py",
+    "model/history.py",
+    "model/retry.py",
     "worker/attempt/attempt.py",
     "worker/report/meter.py",
 }

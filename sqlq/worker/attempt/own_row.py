@@ -112,9 +112,8 @@ class OwnRow:
         assert attempt.claimed.flow_id is not None
         grown = attempt.target.plan(attempt.growth)
         if (encryption := attempt.target.encryption) is not None:
-            grown = grown._replace(
-                jobs=[job.sealed_by(encryption) for job in grown.jobs]
-            )  # guard: growth-is-sealed
+            encrypted = [job.sealed_by(encryption) for job in grown.jobs]
+            grown = grown._replace(jobs=encrypted)  # guard: growth-is-sealed
         # guard: growth-goes-with-the-ending
         flows.grow(conn, grown, attempt.target.schema, attempt.claimed.flow_id, attempt.id)
 
