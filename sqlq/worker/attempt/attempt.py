@@ -163,7 +163,9 @@ class Attempt:
     def is_kept(self, finished: bool) -> bool:
         """Whether the row is kept when it has finished: as `finished` jobs are, unless the row or the task
         has a retention. A step's row is always kept, since others may still ask how it ended."""
-        own_ms = self.keeps_ms if self.claimed.retention_ms is None else self.claimed.retention_ms
+        own_ms = self.claimed.retention_ms
+        if own_ms is None and self.task_found is not None:
+            own_ms = self.task_found.retention_ms
         # guard: steps-are-kept
         return self.claimed.flow_id is not None or (finished if own_ms is None else own_ms > 0)
 
