@@ -48,18 +48,23 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-SAME_ON_BOTH = ("faces/", "faults/", "worker/")
+SAME_ON_BOTH = (
+    *("faces/", "faults/", "worker/"),
+    *(
+        f"conformance/test_{what}.py"
+        for what in ("admin_looks", "admin_queues", "enqueue_refused", "records", "replay", "schedules")
+    ),
+)
 ON_EACH = (
-    *(f"worker/test_{what}.py" for what in ("complete", "dead_hosts", "flow", "flows", "leases", "limits")),
     *(
         f"worker/test_{what}.py"
-        for what in ("limits_and", "newest_first", "outage", "place", "rates", "serial", "sql_rows")
+        for what in ("complete", "leases", "limits", "newest_first", "place", "sql_rows")
     ),
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
-"""Folders of tests of what is above the database, many of which start processes, but for files that are about
-what each kind of database does: the statements below have tests of their own on each kind. `poe test-all`
-runs them all on both, the scorecard's command those of faults."""
+"""Tests of what is above the database run on one kind of it, but for files about what each kind does: the
+statements below have tests of their own on each kind. `poe test-all` runs them all on both, the scorecard's
+command those of faults."""
 ALL = "SQLQ_TEST_ALL"
 
 

@@ -509,7 +509,7 @@ class App(Declares, Operates, Waits):
         >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
         ...     serve_web()
         """
-        from sqlq.worker.options import WorkerOptions
+        from sqlq.worker.options import AppParts, WorkerOptions
         from sqlq.worker.worker import Worker
 
         options = WorkerOptions.of(
@@ -526,18 +526,18 @@ class App(Declares, Operates, Waits):
             isolate=isolate,
             retention_ms=self.retention_ms,
         )
-        return Worker(
+        parts = AppParts(
             self.database,
             self.tasks,
-            options if supervision is None else options.jittered(),
-            supervision=supervision,
-            isolates=isolates,
+            self.planned,
             lifespan=self.lifespan_scope,
             events=self.events,
             schedules=self._declarations,
             has_limits=bool(self.limits),
             newest_first=self._defaults.newest_first,
         )
+        options = options if supervision is None else options.jittered()
+        return Worker(parts, options, supervision=supervision, isolates=isolates)
 
     def __repr__(self) -> str:
         return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.address.place)}>"
