@@ -79,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out: set[pytest.Item] = set()
     folder = Path(__file__).parent
-    if any(config.invocation_params.dir.joinpath(argument).resolve() == folder for argument in config.args):
+    asked_for = [config.invocation_params.dir.joinpath(argument).resolve() for argument in config.args]
+    if any(folder.is_relative_to(path) for path in asked_for):
         left_out.update(item for item in items if item.get_closest_marker("stress") is not None)
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
