@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 SAME_ON_BOTH = (
-    *("faces/", "faults/", "worker/"),
+    *("faces/", "faults/", "worker/", "migrations/test_history.py"),
     *(
         f"conformance/test_{what}.py"
         for what in ("admin_looks", "admin_queues", "enqueue_refused", "records", "replay", "schedules")
@@ -72,16 +72,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what repeats, unless a test is asked for by name or SQLQ_TEST_ALL is set.
 
     Of tests that are alike one runs, chosen by their name: tests of the layers above the database are alike
-    on both kinds of it, and those marked `variants` with all their parameters. Tests marked `stress` run when
-    their folder or file is asked for.
+    on both kinds of it, and those marked `variants` with all their parameters. Tests marked
+    `integration` run when their folder or file is asked for.
     """
     if os.environ.get(ALL) or any("::" in argument for argument in config.args):
         return
     left_out: set[pytest.Item] = set()
     folder = Path(__file__).parent
     asked_for = [config.invocation_params.dir.joinpath(argument).resolve() for argument in config.args]
-    if any(folder.is_relative_to(path) for path in asked_for):
-        left_out.update(item for item in items if item.get_closest_marker("stress") is not None)
+    is_wanted = "integration" in config.option.markexpr
+    if not is_wanted and any(folder.is_relative_to(path) for path in asked_for):
+        left_out.update(item for item in items if item.get_closest_marker("integration") is not None)
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
         alike.setdefault(_but_for_what_is_alike(item), []).append(item)

@@ -235,6 +235,7 @@ def test_a_flood_is_remembered_within_bounds_while_jobs_are_waited_for(
     assert 0 < max(most) <= MOST_REMEMBERED
 
 
+@pytest.mark.integration
 @on_postgresql
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_flood_grows_no_worker_and_holds_up_no_job(

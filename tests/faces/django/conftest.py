@@ -26,9 +26,7 @@ def migrated_sqlite(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("django")
     shutil.copyfile(migrated_sqlite, file := folder / "sqlq.db")
     Project(folder / "project", sqlite_url(file)).ok("migrate")
-    with closing(
-        sqlite3.connect(file)
-    ) as connection:  # which has a log beside it yet
+    with closing(sqlite3.connect(file)) as connection:  # which has a log beside it yet
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return file
 
