@@ -24,7 +24,7 @@ import sqlq
 from sqlq import JobEvent, events
 from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 
@@ -529,16 +529,16 @@ def test_a_log_handler_that_raises_keeps_no_worker_from_its_work(
 def test_what_is_settled_is_let_go_whatever_telling_of_it_meets(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = Teller.ended
+    tell = Reporter.ended
     met: list[bool] = []
 
-    def ended(self: Teller, *args: Any) -> None:
+    def ended(self: Reporter, *args: Any) -> None:
         if not met:
             met.append(True)
             raise RuntimeError("nothing can be told")
         tell(self, *args)
 
-    monkeypatch.setattr(Teller, "ended", ended)
+    monkeypatch.setattr(Reporter, "ended", ended)
     jobs = app.enqueue_many([app.task(name=f"t{n}")(lambda: None).new() for n in range(3)])
     tally = app.worker(drain=True).run()
     assert met

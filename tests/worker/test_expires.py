@@ -262,14 +262,15 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chore comes when a look has found something, long before it would by itself."""
-    monkeypatch.setattr("sqlq.worker.worker.RESCUE_MS", 100)
+    monkeypatch.setattr("sqlq.worker.wait.poller.RESCUE_MS", 100)
     monkeypatch.setattr("sqlq.worker.maintain.services.RESCUE_MS", 3_600_000)
     job = app.enqueue(task.new(1).set(expires="1h"))
     with working(app, queues=["other"]) as worker:
-        expiring = worker._chores._expire
+        expiring = worker._maintenance._expire
         wait_until(
             lambda: any(
-                chore is expiring and at > time.monotonic() + 60 for at, _, chore, _ in worker._chores._due
+                chore is expiring and at > time.monotonic() + 60
+                for at, _, chore, _ in worker._maintenance._due
             ),
             what="the first turn of the chore",
         )

@@ -29,7 +29,7 @@ from sqlq.worker.ipc.parent import Callbacks, Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.settle.after import Answers
-from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
 from tests.servers import OwnPostgreSQL
@@ -501,7 +501,7 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     )
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
-    Host(lambda: children, keeper)._asked([7])
+    Dispatcher(lambda: children, keeper)._awaited([7])
     assert heard.get(timeout=60) == [7]
     worker.ended({})
     here.close()
