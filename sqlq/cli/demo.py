@@ -140,7 +140,7 @@ class _Shop:
     def _refuse_company(self) -> None:
         from sqlq.errors import ConfigurationError
 
-        if any(worker.queues is None for worker in self._app.admin.alive()):
+        if any(worker.queues is None for worker in self._app.workers.list()):
             raise ConfigurationError(
                 f"a worker that serves all queues is running on {shown_url(self._app.database.engine.url)}, "
                 "and would take the demo's jobs without knowing their tasks: stop it, or run sqlq demo "
@@ -274,7 +274,7 @@ class _Shop:
         )
         select = "SELECT id, task, attempts, error\n  FROM"
         self._query(engine, f"{select} {view}\n WHERE queue = '{self._queues['card']}' AND state = 'failed'")
-        flow = self._app.flow(self._flow_id or 0)
+        flow = self._app.flows.get(self._flow_id or 0)
         results = ", ".join(str(result) for result in flow.results.values())
         self._say(f"\nflow {flow.id} is {flow.state}, and its steps returned: {results}")
         self._say("\nsqlq failed retry would run it again; here it goes with the rest of the demo")
