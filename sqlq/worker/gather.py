@@ -87,8 +87,8 @@ class Gatherer(Threaded, Generic[T]):
     def _close(self) -> None:
         self._items.put(None)
 
-    def _add(self, item: T) -> None:
-        """Add an item to what is pending."""
+    def _add(self, items: list[T]) -> None:
+        """Add items to what is pending."""
         raise NotImplementedError
 
     def _write(self) -> None:
@@ -118,12 +118,16 @@ class Gatherer(Threaded, Generic[T]):
     def _gather(self) -> bool:
         """Add the items that have come, waiting for one where none is pending; return False when no more will
         come."""
+        items: list[T] = []
+        room = self.LARGEST_BATCH - len(self._pending)
         try:
-            while len(self._pending) < self.LARGEST_BATCH:
-                item = self._items.get(block=not self._pending)
+            while len(items) < room:
+                item = self._items.get(block=not (items or self._pending))
                 if item is None:
                     return False
-                self._add(item)
+                items.append(item)
         except Empty:
             pass
+        finally:
+            self._add(items)
         return True

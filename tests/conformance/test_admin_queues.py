@@ -19,6 +19,7 @@ from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
 from sqlq.schema.types import after
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import insert, lease, lookup, settle
+from sqlq.store.jobs import prune as pruning
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim import Claimer
@@ -254,7 +255,7 @@ def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
         return run
 
     for name in ("prune", "prune_failed"):
-        monkeypatch.setattr(lookup, name, noted(getattr(lookup, name)))
+        monkeypatch.setattr(pruning, name, noted(getattr(pruning, name)))
     assert play.app.jobs.prune(finished="0s", failed="0s") == (5, 4)
     assert batches == [2, 2, 1, 2, 2, 0]
 

@@ -57,15 +57,9 @@ def opened() -> Iterator[Callable[[Callable[[], Pair]], Pair]]:
         os.close(reading)
 
 
-@pytest.fixture(params=["pipe", "inherited pipe", "terminal", "socket"])
-def pair(
-    request: pytest.FixtureRequest,
-    opened: Callable[[Callable[[], Pair]], Pair],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Pair:
-    if request.param == "inherited pipe":  # another user's, say
-        monkeypatch.setattr(outlet, "_opened_anew", lambda fd: None)
-    return opened({"terminal": terminal, "socket": unix_socket}.get(request.param, pipe))
+@pytest.fixture(params=[pipe, terminal, unix_socket], ids=["pipe", "terminal", "socket"])
+def pair(request: pytest.FixtureRequest, opened: Callable[[Callable[[], Pair]], Pair]) -> Pair:
+    return opened(request.param)
 
 
 def lines(numbers: range) -> list[str]:
@@ -120,8 +114,7 @@ def test_each_write_is_of_whole_lines(opened: Callable[[Callable[[], Pair]], Pai
     stream, _ = opened(pipe)
     to = Outlet(stream, note)
     written: list[bytes] = []
-    write = to._target.write
-    to._target.write = lambda data: written.append(data) or write(data)  # type: ignore[method-assign, func-returns-value]
+    to._write = written.append  # type: ignore[method-assign, assignment]
     for line in lines(range(300)):
         to.put(line)
     to.flush()

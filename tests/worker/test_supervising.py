@@ -28,13 +28,13 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.context import RunningJob
 from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.ipc import process as ipc_process
 from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Supervised
 from sqlq.worker.ipc.parent import facts as child_facts
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.run.isolated import Isolates
-from sqlq.worker.supervise import supervisor as supervisors
 from sqlq.worker.supervise.dispatch import Host
 from sqlq.worker.supervise.heartbeat import LeaseKeeper
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
@@ -237,7 +237,7 @@ def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.M
         processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
         return processes[-1]
 
-    monkeypatch.setattr(supervisors, "spawn", noted)
+    monkeypatch.setattr(ipc_process, "spawn", noted)
     refuse_threads(monkeypatch, "sqlq-hear")
     supervising = Supervisor([], SupervisorOptions(1, 30_000, 0))
     try:

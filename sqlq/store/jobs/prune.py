@@ -22,7 +22,8 @@ from sqlalchemy import (
 from sqlq.database.dialects import DIALECTS
 from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import after, now
-from sqlq.store.jobs.lookup import BATCH, Selection
+from sqlq.store.jobs import lookup
+from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.rows import TABLES
 from sqlq.store.limits.wakes import Wake, write
 
@@ -55,7 +56,7 @@ def forget_failed(conn: Connection, chosen: Selection) -> Gone:
         select(failed_jobs.c.id)
         .where(chosen.where(failed_jobs))
         .order_by(failed_jobs.c.id)
-        .limit(BATCH)
+        .limit(lookup.BATCH)
         .with_for_update(skip_locked=True)
     )
     forgotten = delete(failed_jobs).where(failed_jobs.c.id.in_(ids))

@@ -34,17 +34,17 @@ def insert_keyed(
     places: dict[Key, list[int]] = defaultdict(list)
     for i in keyed:
         places[new[i].queue, new[i].unique_key].append(i)
-    lasts = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
-    several = (len(places) > 1 or bool(lasts)) and not dialect.one_writer
+    lasting = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
+    several = (len(places) > 1 or bool(lasting)) and not dialect.one_writer
     missed: list[Key] = []
     # A rival's job can end between the insert that met it and the look at it: then the key is free, and we
     # try again. With higher keys in hand that would be out of order, so they are let go of before.
     for _ in range(_ROUNDS):
         with conn.begin_nested() if several else nullcontext() as savepoint:
-            done, missed = _insert_in_order(conn, dialect, new, places, lasts, options)
-            if not missed and several and lasts:
+            done, missed = _insert_in_order(conn, dialect, new, places, lasting, options)
+            if not missed and several and lasting:
                 # its job may have ended after it was looked for, and before the insert, which waited for that
-                made = [key for key in lasts if any(done[i].created for i in places[key])]
+                made = [key for key in lasting if any(done[i].created for i in places[key])]
                 # guard: what-has-just-ended-keeps-its-key
                 missed = list(held(conn, dialect, made, options))
             if not missed:
@@ -63,7 +63,7 @@ def _insert_in_order(
     dialect: Dialect,
     new: Sequence[NewJob],
     places: Mapping[Key, list[int]],
-    lasts: Sequence[Key],
+    lasting: Sequence[Key],
     options: Mapping[str, Any],
 ) -> tuple[dict[int, Job], list[Key]]:
     """Insert one job of each key, or let it take the place of the one that waits, or find the live one;
@@ -79,7 +79,7 @@ def _insert_in_order(
             done[i] = job if is_it else replace(job, created=False, replaced=False)
 
     # guard: what-has-ended-keeps-its-key
-    ended = held(conn, dialect, lasts, options) if lasts else {}
+    ended = held(conn, dialect, lasting, options) if lasting else {}
     for key, job in ended.items():
         found(key, job)
     changing = [key for key in waiting if new[counts[key]].on_conflict != "keep"]

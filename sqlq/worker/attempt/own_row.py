@@ -134,7 +134,9 @@ class Commits:
     def is_kept(self, finished: bool) -> bool:
         """Whether its row is kept when it has finished: as `finished` jobs are, unless it or its task says
         for how long; a step's always, since others may still ask how it ended."""
-        said_ms = self.keeps_ms if self.claimed.retention_ms is None else self.claimed.retention_ms
+        said_ms = self.claimed.retention_ms
+        if said_ms is None and self.task_found is not None:
+            said_ms = self.task_found.retention_ms
         # guard: steps-are-kept
         return self.claimed.flow_id is not None or (finished if said_ms is None else said_ms > 0)
 

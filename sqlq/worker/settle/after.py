@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 
 from sqlalchemy.exc import DBAPIError
 
@@ -54,8 +55,8 @@ class Unblocker(Gatherer[int]):
         """Whether nothing is left to look at, so that a claim sees all that this worker has unblocked."""
         return self._owed == 0
 
-    def _add(self, item: int) -> None:
-        self._pending.append(item)
+    def _add(self, items: list[int]) -> None:
+        self._pending += items
 
     def _write(self) -> None:
         if unblock.after(self._database, self._pending).free:
@@ -292,8 +293,8 @@ class Answers(Gatherer[list[int]]):
         for id in [id for id, until in self._until.items() if until < moment]:
             del self._until[id]
 
-    def _add(self, item: list[int]) -> None:
-        self._pending += item
+    def _add(self, items: list[list[int]]) -> None:
+        self._pending += chain.from_iterable(items)
 
     def _write(self) -> None:
         ids, self._pending = self._pending, []

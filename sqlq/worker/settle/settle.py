@@ -134,8 +134,8 @@ class Settler(Gatherer[Item]):
 
     # -- the thread ------------------------------------------------------------------------------------------
 
-    def _add(self, item: Item) -> None:
-        self._pending[item[0].right] = item
+    def _add(self, items: list[Item]) -> None:
+        self._pending |= {item[0].right: item for item in items}
 
     def _failed(self, error: Exception) -> float:
         self._doubtful = True
@@ -164,10 +164,12 @@ class Settler(Gatherer[Item]):
         try:
             done: set[Right] = set()
             # each is asked for once: whether somebody waits for a job may change at any moment
-            kept = {right for right, item in pending.items() if self._keeps(item[0])}
+            by_retention: tuple[list[Item], list[Item]] = ([], [])
+            for item in pending.values():
+                by_retention[self._keeps(item[0])].append(item)
             for keep in (False, True):
-                part = [self._settlement(*item) for right, item in pending.items() if (right in kept) is keep]
-                done |= self._settle(part, keep) if part else set()
+                if items := by_retention[keep]:
+                    done |= self._settle([self._settlement(*item) for item in items], keep)
             self._resolve(pending, done)
         finally:
             pending |= held_up

@@ -1,0 +1,182 @@
+"""Check the prose of the code: `python -m tests.words`, a part of `poe check`.
+
+The checker reads docstrings and comments. It counts sentences that begin with What, Who, That or Of,
+sentences of more than 25 words, and words for which the field has a better one. Each room has ceilings in
+words.json. They may only fall.
+
+    python -m tests.words PATH …     prints each finding in these files
+    python -m tests.words --lower    lowers the ceilings to the counts of today
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+CEILINGS = Path(__file__).with_suffix(".json")
+PLACES = ("sqlq", "migrations")
+KINDS = ("begin", "long", "word")
+MOST_WORDS = 25
+
+WORDS = {
+    "ask": "query, request",
+    "black box": "shared memory",
+    "borrowed": "adapter",
+    "chore|duty|duties": "maintenance service",
+    "fate": "final state",
+    "fleet": "workers",
+    "frontier": "scan cursor",
+    "given? back|gives? back|put back|puts? off": "release",
+    "hear|hears|heard": "receive",
+    "heed": "observe",
+    "hint": "notification",
+    "isolate": "subprocess",
+    "keeper": "heartbeat",
+    "lasting": "permanent",
+    "link": "pipe",
+    "lookout": "poller",
+    "lots": "random back-off",
+    "misfit": "signature mismatch",
+    "moment": "time; of a schedule: run",
+    "patience": "timeout",
+    "pinned": "overridden",
+    "say|says|said": "has, defines, sets, reports; people say",
+    "sealed?|unsealed|unseal": "encrypt, sign",
+    "stamp": "enqueue middleware",
+    "surround": "middleware",
+    "tally": "counts",
+    "tell|tells|told|teller": "notify, publish, report",
+}
+"""Ours, as a pattern, and the field's."""
+
+_BEGINS = re.compile(r"(?:What|Who|That|Of|So many|So long)\b")
+_OURS = re.compile(rf"\b(?:{'|'.join(f'(?:{word})s?' for word in WORDS)})(?:ed|ing)?\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[A-Z`\"'(])")
+_CODE = re.compile(r"``.+?``|`[^`]+`|\"[^\"]*\"")
+_NOT_PROSE = re.compile(r"(?:noqa|type:|guard:|pragma|--|fmt:|isort)")
+
+
+class Finding(NamedTuple):
+    kind: str
+    path: Path
+    line: int
+    text: str
+
+
+def findings(path: Path) -> Iterator[Finding]:
+    """Yield each sentence or word of a file's prose that has to be mended."""
+    for line, paragraph in paragraphs(path.read_text()):
+        for sentence in _SENTENCE.split(paragraph):
+            if _BEGINS.match(sentence):
+                yield Finding("begin", path, line, sentence)
+            if len(sentence.split()) > MOST_WORDS:
+                yield Finding("long", path, line, sentence)
+            for match in _OURS.finditer(_CODE.sub("", sentence)):
+                yield Finding("word", path, line, f"{match[0]}: {sentence}")
+
+
+def paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each paragraph of the docstrings and comments of a module with its line."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for child in body if isinstance(body, list) else ():
+            match child:
+                case ast.Expr(value=ast.Constant(value=str() as text), lineno=line):
+                    yield from ((line, paragraph) for paragraph in _prose(text))
+    yield from _comments(source)
+
+
+def _prose(docstring: str) -> Iterator[str]:
+    """Yield the paragraphs of a docstring that are no code."""
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+        is_code = all(line.startswith("    ") for line in paragraph.splitlines())
+        if not (is_code or ">>>" in paragraph or "\b" in paragraph):
+            yield " ".join(paragraph.split())
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each block of comments as one paragraph."""
+    begin, last, parts = 0, 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, text = token.start[0], token.string.lstrip("# ")
+        if line != last + 1 or token.line.lstrip()[0] != "#":
+            if parts:
+                yield begin, " ".join(parts)
+            begin, parts = line, []
+        last = line
+        if text and not _NOT_PROSE.match(text):
+            parts.append(text)
+    if parts:
+        yield begin, " ".join(parts)
+
+
+def room_of(path: Path) -> str:
+    """Return the room of a file: `sqlq/worker`, `sqlq` for the files directly in it."""
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] == "sqlq" else parts[0]
+
+
+def counts() -> dict[str, Counter[str]]:
+    """Return how many findings of each kind each room has."""
+    rooms: dict[str, Counter[str]] = {}
+    for place in PLACES:
+        for path in sorted((ROOT / place).rglob("*.py")):
+            room = rooms.setdefault(room_of(path), Counter())
+            room.update(finding.kind for finding in findings(path))
+    return rooms
+
+
+def ceilings() -> dict[str, dict[str, int]]:
+    """Return how many findings of each kind a room may have."""
+    table: dict[str, dict[str, int]] = json.loads(CEILINGS.read_text())
+    return table
+
+
+def lower() -> None:
+    """Lower each ceiling to the count of today."""
+    before, rows = ceilings(), []
+    for room, number in sorted(counts().items()):
+        known = before.get(room, number)
+        row = {kind: min(known[kind], number[kind]) for kind in KINDS}
+        rows.append(f"  {json.dumps(room)}: {json.dumps(row)}")
+    CEILINGS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if arguments == ["--lower"]:
+        lower()
+        return 0
+    for argument in arguments:
+        path = Path(argument).absolute()
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            for finding in sorted(findings(file), key=lambda finding: finding.line):
+                print(f"{file.relative_to(ROOT)}:{finding.line}: {finding.kind}: {finding.text}")
+    if arguments:
+        return 0
+    known, is_higher = ceilings(), False
+    for room, number in sorted(counts().items()):
+        for kind in KINDS:
+            ceiling = known.get(room, {}).get(kind, 0)
+            if number[kind] > ceiling:
+                is_higher = True
+                print(f"{room}: {number[kind]} of kind {kind!r}, the ceiling is {ceiling}")
+    if is_higher:
+        print("mend the sentences that `python -m tests.words PATH` prints; CONTRIBUTING.md has the rules")
+    return int(is_higher)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
