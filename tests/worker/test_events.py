@@ -202,7 +202,7 @@ def test_a_job_rescued_from_another_worker(app: sqlq.App, max_attempts: int, exp
     assert event.worker
     if expected == "failed":
         assert event.reason == "worker_lost"
-        assert isinstance(event.exception, sqlq.WorkerLostError)
+        assert isinstance(event.exception, sqlq.errors.WorkerLostError)
         assert event.error is not None
         assert event.error.exception == "sqlq.errors.WorkerLostError"
 
@@ -564,10 +564,10 @@ def test_what_is_no_event_is_refused() -> None:
         (["failed", "finnished"], f"on() got 'finnished', which is no event: name some of {known}"),
     ]
     for given, sentence in refused:
-        with pytest.raises(sqlq.ConfigurationError) as caught:
+        with pytest.raises(sqlq.errors.ConfigurationError) as caught:
             app.on(*given)
         assert str(caught.value) == sentence
-    with pytest.raises(sqlq.ConfigurationError, match=r"as in @app.on\('failed'\)"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"as in @app.on\('failed'\)"):
         app.on(generator)  # type: ignore[arg-type]
 
 
@@ -582,6 +582,6 @@ def test_what_is_no_event_is_refused() -> None:
 )
 def test_what_cannot_listen_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.on("failed")(given)
     assert not app._code.events.wants("failed")

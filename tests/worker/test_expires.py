@@ -150,9 +150,9 @@ def test_what_is_no_time_is_refused(expires: Any, says: str) -> None:
     with pytest.raises(sqlq.EnqueueError) as refused:
         sqlq.NewJob("t", "{}", "default", 5).set(expires=expires)
     assert says in str(refused.value)
-    with pytest.raises(sqlq.ConfigurationError, match="expires"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="expires"):
         sqlq.App("sqlite:///x.db").task(name="t", expires="0s")(lambda: None)
-    with pytest.raises(sqlq.ConfigurationError, match="defaults: expires is zero"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="defaults: expires is zero"):
         sqlq.App("sqlite:///x.db", defaults={"expires": "0s"})
 
 

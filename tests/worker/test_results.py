@@ -243,15 +243,15 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
     ],
 )
 def test_what_cannot_be_waited_for_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=says):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=says):
         wrong(sqlq.App("sqlite:///nowhere.db"))
 
 
 def test_a_database_that_is_not_there_is_said_to_the_waiter(tmp_path: Any) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/none.db")
-    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         app.result(7, timeout="1h")
-    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         asyncio.run(app.aresult(7, timeout=None))
 
 

@@ -169,10 +169,10 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sqlq.worker")
-    told: list[sqlq.Ended] = []
+    told: list[sqlq.JobResult] = []
 
     @app.task(name="told")
-    def tell(ended: sqlq.Ended) -> None:
+    def tell(ended: sqlq.JobResult) -> None:
         told.append(ended)
 
     app.task(name="t")(lambda: None)

@@ -48,7 +48,7 @@ def write(engine: Engine, statement: str, **parameters: Any) -> None:
         conn.execute(text(statement), parameters)
 
 
-def _hear(ended: sqlq.Ended) -> None: ...
+def _hear(ended: sqlq.JobResult) -> None: ...
 
 
 def tasks_in(engine: Engine) -> list[str]:

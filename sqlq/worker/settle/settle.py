@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.database import Database
 from sqlq.database.dialect import Right
 from sqlq.model.callbacks import settlement
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (
     Cancelled,
     Completed,
@@ -322,7 +322,7 @@ class Settler(Gatherer[Item]):
         if type(outcome) is Retried and outcome.queue is not None and seal is not None:
             log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
             outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
-        return settlement(job.claimed, outcome, Course(*job.times(seconds), *self._worker), seal=seal)
+        return settlement(job.claimed, outcome, AttemptTimes(*job.times(seconds), *self._worker), seal=seal)
 
     def _settled(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
