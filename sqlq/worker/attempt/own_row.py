@@ -210,7 +210,7 @@ class Commits:
                 progress.write(
                     conn,
                     notes,
-                    skip_locked=False,
+                    waits=True,
                     options={"schema_translate_map": {TOKEN_SCHEMA: self.target.schema}},
                 )
             # guard: complete-seals
