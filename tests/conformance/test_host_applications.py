@@ -53,7 +53,7 @@ def shop(database_url: str) -> Iterator[Engine]:
 
 
 def states(app: sqlq.App) -> list[tuple[str, str]]:
-    return [(job.task, job.state.value) for job in reversed(app.list())]
+    return [(job.task, job.state.value) for job in reversed(app.jobs.list())]
 
 
 # -- a package index: Pyramid, pyramid_tm, zope.sqlalchemy, and errors of the driver -------------------------
@@ -114,7 +114,7 @@ def test_a_package_index(app: sqlq.App, shop: Engine) -> None:
     web = config.make_wsgi_app()
 
     @app.around
-    def in_request(running: sqlq.RunningJob) -> Iterator[None]:
+    def in_request(running: sqlq.JobContext) -> Iterator[None]:
         with prepare(registry=web.registry) as made, made["request"].tm:
             yield
 
@@ -258,7 +258,7 @@ class Blog:
 
         @web.get("/export/<int:id>")
         def look(id: int) -> str:
-            job = self.app.get(id)
+            job = self.app.jobs.get(id)
             return f"{job.state}: {job.progress}"
 
         return web
@@ -275,7 +275,7 @@ def test_a_blog(app: sqlq.App, database_url: str) -> None:
     web = blog.create_app(database_url)
 
     @app.around
-    def in_web_context(running: sqlq.RunningJob) -> Iterator[None]:
+    def in_web_context(running: sqlq.JobContext) -> Iterator[None]:
         with web.app_context():
             yield
 

@@ -27,6 +27,8 @@ from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 SECRET = "4111-1111"
 WAITERS = 4
 """So many wait for each job: of a round, 200 at once."""
@@ -137,7 +139,7 @@ class Storm:
         return sum(all(each.done() for each in told) for told in self.told.values())
 
     def cancel_the_late(self) -> None:
-        self.app.cancel([id for id, (kind, _) in self.jobs.items() if kind == "late"])
+        self.app.jobs.cancel([id for id, (kind, _) in self.jobs.items() if kind == "late"])
 
     def wrong(self) -> dict[int, tuple[str, list[Answer]]]:
         """Return what somebody was told that is not what must come of a job of that kind, or not what others

@@ -62,13 +62,13 @@ def called() -> None: ...
 def typed(id: UUID, *, at: datetime | None = None) -> UUID:
     return id
 @app.around
-def traced(running: sqlq.RunningJob) -> Iterator[None]:
+def traced(running: sqlq.JobContext) -> Iterator[None]:
     assert_type(running.id, int)
     yield
 
 
 @app.around
-async def atraced(running: sqlq.RunningJob) -> AsyncIterator[None]:
+async def atraced(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
 
 
@@ -209,9 +209,9 @@ def sync(one: Session, two: scoped_session[Session], three: Connection, engine: 
         assert_type(waited, Job[UUID])
     app.result(typed.new(UUID(int=7)))  # wrong
     app.wait(app.enqueue(job))  # wrong
-    assert_type(app.get(7), JobDetails)
-    assert_type(app.list(state="failed"), list[JobDetails])
-    assert_type(app.retry_failed([7]), list[int])
+    assert_type(app.jobs.get(7), JobDetails)
+    assert_type(app.jobs.list(state="failed"), list[JobDetails])
+    assert_type(app.jobs.retry([7]), list[int])
     sqlq.App(engine=engine)
     sqlq.configure_sqlite(engine, immediate=True)
     app.enqueue(named)  # wrong
@@ -245,7 +245,7 @@ def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], thr
     app.enqueue(job, session=three)  # wrong
     with sqlq.current_job().completing(two) as same:
         assert_type(same, psycopg.Connection[tuple[int]])
-    assert_type(sqlq.current_job().app, sqlq.App)
+    assert_type(sqlq.current_job().app.enqueue(job), sqlq.Job[None])
     app.enqueue(app.named("shop.send").new(7, more={}).set(queue="mail"))
 
 

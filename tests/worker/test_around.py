@@ -47,7 +47,7 @@ def handler_of(kind: str, body: Callable[[], Any]) -> Any:
 
 def noting(told: list[Any], name: str) -> Any:
     @contextmanager
-    def around(running: sqlq.RunningJob) -> Iterator[None]:
+    def around(running: sqlq.JobContext) -> Iterator[None]:
         told.append(f"{name} before")
         yield
         told.append(f"{name} after")
@@ -68,7 +68,7 @@ def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: 
     task = app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, lambda: told.append("handler")))
 
     @app.around
-    def second(running: sqlq.RunningJob) -> Iterator[None]:
+    def second(running: sqlq.JobContext) -> Iterator[None]:
         assert running is sqlq.current_job()
         told.append(f"second before {running.task} {running.attempts}")
         yield
@@ -91,7 +91,7 @@ def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]) -> None:
     class Tracing:
-        def __init__(self, running: sqlq.RunningJob) -> None:
+        def __init__(self, running: sqlq.JobContext) -> None:
             self.id = running.id
 
         def __enter__(self) -> None:
@@ -101,7 +101,7 @@ def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]
             told.append("class after")
 
     class Calling:
-        def __call__(self, running: sqlq.RunningJob) -> Iterator[None]:
+        def __call__(self, running: sqlq.JobContext) -> Iterator[None]:
             told.append("object")
             yield
 
@@ -120,7 +120,7 @@ def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]
 
 def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, told: list[Any]) -> None:
     @app.around
-    async def generator(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    async def generator(running: sqlq.JobContext) -> AsyncIterator[None]:
         await asyncio.sleep(0)
         told.append(threading.current_thread().name)
         yield
@@ -129,13 +129,13 @@ def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, to
 
     @app.around
     @asynccontextmanager
-    async def decorated(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    async def decorated(running: sqlq.JobContext) -> AsyncIterator[None]:
         told.append("decorated")
         yield
 
     @app.around
     class Entered:
-        def __init__(self, running: sqlq.RunningJob) -> None: ...
+        def __init__(self, running: sqlq.JobContext) -> None: ...
 
         async def __aenter__(self) -> None:
             told.append("class")
@@ -153,7 +153,7 @@ def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, to
 
 def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.App, kind: str) -> None:
     @app.around
-    def setting(running: sqlq.RunningJob) -> Iterator[None]:
+    def setting(running: sqlq.JobContext) -> Iterator[None]:
         assert SETTING.get() == "unset"
         SETTING.set(f"job {running.id}")  # and does not reset it
         yield
@@ -162,12 +162,12 @@ def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.Ap
     task = app.task(name="t")(handler_of(kind, SETTING.get))
     jobs = app.enqueue_many([task.new() for _ in range(3)])
     assert app.worker(drain=True, concurrency=1).run().completed == 3
-    assert [app.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
+    assert [app.jobs.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
 
 
 def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, told: list[Any]) -> None:
     @app.around
-    def setting(running: sqlq.RunningJob) -> Iterator[None]:
+    def setting(running: sqlq.JobContext) -> Iterator[None]:
         SETTING.set("seen")
         told.append("before")
         yield
@@ -180,7 +180,7 @@ def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, tol
 
     job = app.enqueue(app.task(name="t")(handler_of("def", later)).new())
     assert drain(app).completed == 1
-    assert app.get(job.id).result == "seen"
+    assert app.jobs.get(job.id).result == "seen"
     assert told == ["before", "awaited", "after"]
 
 
@@ -199,7 +199,7 @@ def test_inline_is_surrounded_too(kind: str, told: list[Any]) -> None:
         await app.aenqueue(task.new())
 
     @app.around
-    def translating(running: sqlq.RunningJob) -> Iterator[None]:
+    def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -272,8 +272,8 @@ def test_in_isolated_processes_it_surrounds_too(app: sqlq.App, database_url: str
     with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
         for job in new:
             id = app.enqueue(job).id
-            wait_until(lambda id=id: app.get(id).ended_at, timeout=30, what="the job's end")  # type: ignore[misc]
-            states.append(app.get(id).state)
+            wait_until(lambda id=id: app.jobs.get(id).ended_at, timeout=30, what="the job's end")  # type: ignore[misc]
+            states.append(app.jobs.get(id).state)
         assert worker.stop() == 0
     assert states == ["cancelled", "cancelled", "finished"]
     lines = [line.split() for line in (tmp_path / "ran.txt").read_text().splitlines()]
@@ -295,7 +295,7 @@ class BusyError(Exception):
 
 def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
     @app.around
-    def translating(running: sqlq.RunningJob) -> Iterator[None]:
+    def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except BusyError as error:
@@ -309,7 +309,7 @@ def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
     job = app.enqueue(app.task(name="t", fail_on=BusyError)(handler_of(kind, busy)).new())
     tally = drain(app)
     assert (tally.retried, tally.completed) == (1, 1)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.result, done.attempts) == ("finished", "done", 2)
 
 
@@ -318,7 +318,7 @@ def test_what_it_raises_is_the_outcome_with_its_traceback(
     app: sqlq.App, kind: str, when: str, told: list[Any]
 ) -> None:
     @app.around
-    def failing(running: sqlq.RunningJob) -> Iterator[None]:
+    def failing(running: sqlq.JobContext) -> Iterator[None]:
         if when == "before":
             raise BusyError("no context")
         yield
@@ -327,7 +327,7 @@ def test_what_it_raises_is_the_outcome_with_its_traceback(
     task = app.task(name="t", max_attempts=1)(handler_of(kind, lambda: told.append("handler")))
     job = app.enqueue(task.new())
     assert drain(app).failed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.message) == ("failed", "error", "no context")
     assert "in failing" in (done.traceback or "")
     assert told == ([] if when == "before" else ["handler"])
@@ -337,7 +337,7 @@ def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
     app: sqlq.App, kind: str
 ) -> None:
     @app.around
-    def swallowing(running: sqlq.RunningJob) -> Iterator[None]:
+    def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except BusyError:
@@ -348,14 +348,14 @@ def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
 
     job = app.enqueue(app.task(name="t")(handler_of(kind, busy)).new())
     assert drain(app).completed == 1
-    assert (app.get(job.id).state, app.get(job.id).result) == ("finished", None)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
 
 
 def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app: sqlq.App) -> None:
     started = threading.Event()
 
     @app.around
-    def swallowing(running: sqlq.RunningJob) -> Iterator[None]:
+    def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -373,14 +373,14 @@ def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app
     assert started.wait(10)
     worker.stop()
     thread.join(10)
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
     assert worker.tally.released == 1
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: str, told: list[Any]) -> None:
     @app.around
-    async def slow(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    async def slow(running: sqlq.JobContext) -> AsyncIterator[None]:
         if where == "before":
             await asyncio.sleep(60)
         yield
@@ -392,19 +392,19 @@ def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: 
 
     job = app.enqueue(handler.new())
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
     assert told == ([] if where == "before" else ["handler"])
 
 
 def test_a_timeout_covers_a_synchronous_one(app: sqlq.App) -> None:
     @app.around
-    def slow(running: sqlq.RunningJob) -> Iterator[None]:
+    def slow(running: sqlq.JobContext) -> Iterator[None]:
         yield
         wait_until(lambda: running.cancelled)
 
     job = app.enqueue(app.task(name="t", timeout="100ms", max_attempts=1)(lambda: None).new())
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
 
 
 # -- what it costs -------------------------------------------------------------------------------------------
@@ -434,8 +434,8 @@ def test_where_none_is_registered_nothing_is_called(kind: str) -> None:
 # -- refused -------------------------------------------------------------------------------------------------
 
 
-async def coroutine(running: sqlq.RunningJob) -> None: ...
-async def asynchronous(running: sqlq.RunningJob) -> AsyncIterator[None]:
+async def coroutine(running: sqlq.JobContext) -> None: ...
+async def asynchronous(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
 
 
@@ -443,7 +443,7 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def two(running: sqlq.RunningJob, more: int) -> Iterator[None]:
+def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
     yield
 
 

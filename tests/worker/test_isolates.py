@@ -16,8 +16,7 @@ from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Retried, SelfCompleted
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executors
 from sqlq.worker.run.isolated import NOT_STARTED_MS, Isolates
@@ -62,18 +61,18 @@ class Spawned:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False, releases: int = 0, kind: type[RunningJob] = RunningJob) -> Outcome:
+    def run(self, *, alone: bool = False, releases: int = 0, kind: type[Attempt] = Attempt) -> Outcome:
         running = self.job(releases=releases, kind=kind)
         running.alone = alone
         assert self.isolates.reserve(alone=alone)
         return self.isolates.execute(running)
 
-    def job(self, *, releases: int = 0, kind: type[RunningJob] = RunningJob) -> RunningJob:
+    def job(self, *, releases: int = 0, kind: type[Attempt] = Attempt) -> Attempt:
         return kind(
             ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
             None,
             float("inf"),
-            CompletionTarget(None, keep_finished=True),
+            Target(),
             isolated=True,
         )
 
@@ -161,7 +160,7 @@ def test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back(
 def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: type[Spawned]) -> None:
     some = spawned(ISOLATE.replace("(began=True)", "(began=True), link.receive()"))
 
-    class Begun(RunningJob):
+    class Begun(Attempt):
         def mark_started(self) -> None:
             super().mark_started()
             (isolate,) = some.isolates._all
@@ -187,14 +186,14 @@ def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
 def test_an_isolate_of_which_nothing_can_be_said_costs_no_slot(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raises(running: RunningJob) -> Outcome:
+    def raises(running: Attempt) -> Outcome:
         raise SystemExit
 
     some, ended = spawned(), threading.Event()
     monkeypatch.setattr(some.isolates, "execute", raises)
     outcomes: list[Outcome] = []
 
-    def done(_: RunningJob, outcome: Outcome) -> None:
+    def done(_: Attempt, outcome: Outcome) -> None:
         outcomes.append(outcome)
         ended.set()
 
@@ -209,6 +208,7 @@ COMPLETES = """
 import os, sys, threading, time
 from sqlalchemy import create_engine
 import sqlq
+from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
 from sqlq.worker.ipc.pipe import Link
 
@@ -227,7 +227,7 @@ def completes(end):
     if end != "late":
         threading.Event().wait()
 
-serve(Link.inherited(int(sys.argv[1])), app.tasks)
+serve(Link.inherited(int(sys.argv[1])), Target(app.database, tasks=app.tasks))
 """
 
 
@@ -253,12 +253,12 @@ def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_end
     worker = app.worker(drain=True, isolates=Isolates(spawn), grace="100ms")
     working = threading.Thread(target=worker.run)
     working.start()
-    wait_until(lambda: app.get(job.id).state == "finished", what="the job completed")
+    wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job completed")
     if end == "the grace is over":
         worker.stop()
     working.join(60)
     assert not working.is_alive()
-    assert (app.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
+    assert (app.jobs.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
     assert [event.name for event in told] == ["started", "finished"]
 
 
@@ -274,7 +274,7 @@ def test_no_process_goes_on_with_a_job_that_is_given_back(
         worker = app.worker(isolates=spawned.isolates, grace="0s")
         settle = worker._settler.settle
 
-        def noted(job: RunningJob, outcome: Outcome) -> None:
+        def noted(job: Attempt, outcome: Outcome) -> None:
             settled.append(spawned.ended())
             settle(job, outcome)
 
@@ -292,7 +292,7 @@ def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
     class Recorded(Isolates):
         ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
 
-        def execute(self, running: RunningJob) -> Outcome:
+        def execute(self, running: Attempt) -> Outcome:
             self.ran.append((running.task, running.alone))
             return Completed()
 
@@ -339,7 +339,7 @@ def test_a_drain_runs_all_that_wait_for_processes_of_their_own(
     app = sqlq.App(database_url)
     jobs = app.enqueue_many([app.named("shop.usual").new()] * 60)
     run.work("--isolate", "-c", slots)
-    found = [app.get(job.id) for job in jobs]
+    found = [app.jobs.get(job.id) for job in jobs]
     assert [(job.state, job.releases) for job in found] == [("finished", 0)] * 60
     app.close()
 
@@ -352,7 +352,7 @@ def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: st
     fresh = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
     usual = [app.enqueue(app.named("shop.usual").new()) for _ in range(2)]
     run.work("--isolate", "--isolate-jobs", "1", "-c", "1")
-    pids = [app.get(job.id).result for job in (*fresh, *usual)]
+    pids = [app.jobs.get(job.id).result for job in (*fresh, *usual)]
     assert all(len(each) == 1 for each in pids), "none has seen what another left"
     assert len({each[0] for each in pids}) == 4
     assert os.getpid() not in {each[0] for each in pids}
@@ -391,7 +391,7 @@ def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
     app = sqlq.App(database_url)
     job = app.enqueue(app.named("shop.starts").new())
     run.work()
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.exception) == ("failed", "error", "SystemExit")
     app.close()
 
@@ -403,5 +403,5 @@ def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, d
     app = sqlq.App(database_url)
     jobs = app.enqueue_many([app.named("shop.returns_a_coroutine").new()] * 2)
     run.work("-c", "1")
-    assert [app.get(job.id).result for job in jobs] == [job.id for job in jobs]
+    assert [app.jobs.get(job.id).result for job in jobs] == [job.id for job in jobs]
     app.close()

@@ -45,12 +45,12 @@ def is_held(conn: Connection, right: Right, *, schema: str | None) -> bool:
 
 @cache
 def _save(dialect: Dialect) -> Change:
+    # guard: checkpoints-follow-each-other
     return Change(
         jobs,
         held(dialect, _CHECKPOINT),
         _saved,
         returning=(jobs.c.cancel_requested_at,),
-        # guard: checkpoints-follow-each-other
         where=lambda mine: jobs.c.cursor.is_not_distinct_from(mine.c.before),
         waits=True,  # guard: checkpoint-waits
     )

@@ -154,9 +154,9 @@ def inserting(
     it while it waits."""
     if conflict is None:
         return dialect.insert_or_skip(jobs, LIVE_KEY, computed(said), returning=returning)
+    # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
     return dialect.insert_or_change(
         *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=conflict.at_most_ms)),
-        # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
         where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
         returning=returning,
     )
