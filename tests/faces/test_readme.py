@@ -720,7 +720,7 @@ class TestPython:
         monkeypatch.chdir(tmp_path)
         run_python("direct_calls", names)
         task = names["app"].task(name="t")(lambda: 7)
-        with pytest.raises(sqlq.ConfigurationError, match="t was called as a function"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="t was called as a function"):
             task()
         assert task.handler() == 7
 
@@ -1453,7 +1453,7 @@ def rights_of(kind: str) -> Iterator[tuple[str, list[str], str]]:
 def is_refused(flow: Callable[[str], None], url: str) -> bool:
     try:
         flow(url)
-    except (ProgrammingError, sqlq.SchemaVersionError) as error:
+    except (ProgrammingError, sqlq.errors.SchemaVersionError) as error:
         return "permission denied" in str(error) or "may not read" in str(error)
     return False
 
@@ -1522,7 +1522,7 @@ class TestGrants:
     def test_a_workers_role_may_do_every_chore(self, roles: tuple[Engine, dict[str, str]]) -> None:
         """Those that a drain ends before: each is run twice, since some begin with a wait."""
         with closing(sqlq.App(roles[1]["shop_worker"])) as app:
-            chores = [chore for _, _, chore, _ in app.worker()._chores._due]
+            chores = [chore for _, _, chore, _ in app.worker()._maintenance._due]
             assert {type(chore).__name__ for chore in chores} > {"Rescue", "Prune", "Vacuum"}
             for chore in chores * 2:
                 getattr(chore, "_chore", chore).run()

@@ -128,7 +128,7 @@ GUARDS = [
     Guard("who-asked-nothing-knows-nothing", "asked.times > times", "True", "tests/worker/test_outage.py::test_a_turn_that_asks_nothing_says_nothing_of_the_database[sqlite]"),
     Guard("a-look-is-no-write", "asked.writing > writing", "True", "tests/worker/test_outage.py::test_a_turn_that_only_looks_does_not_end_the_trouble_with_a_standby[postgresql]"),
     Guard("who-watches-does-not-hasten-itself", "is_refused(error) and ", "", "tests/worker/test_outage.py::test_only_what_is_refused_hastens_the_look_at_the_tables[sqlite-away]"),
-    Guard("who-watches-does-not-hasten-itself", " and not isinstance(chore, SchemaWatch)", "", "tests/worker/test_outage.py::test_a_look_at_the_tables_that_fails_waits_before_the_next[sqlite]"),
+    Guard("who-watches-does-not-hasten-itself", " and not isinstance(service, SchemaWatch)", "", "tests/worker/test_outage.py::test_a_look_at_the_tables_that_fails_waits_before_the_next[sqlite]"),
     Guard("a-file-that-is-gone-is-an-outage", "MissingFileError", "DBAPIError", "tests/worker/test_starting.py::test_a_file_that_is_gone_for_a_moment_ends_no_worker[sqlite]"),
     # telemetry
     Guard("numbers-are-sent-once", "self._numbers.clear()", "pass", METER + "test_what_was_sent_is_sent_once"),
@@ -366,7 +366,7 @@ GUARDS = [
     Guard("keys-in-one-order", "sorted(waiting, key=lambda key: (key[0], key[1] or \"\"))", "list(waiting)", CONFLICT + "test_batches_with_reversed_keys_do_not_deadlock[postgresql]"),
     Guard("postponed-to-a-limit", "(earlier > jobs.c.available_at, earlier)", "(earlier > jobs.c.available_at, new.available_at)", CONFLICT + "test_it_is_postponed_but_not_for_ever[sqlite]"),
     # the jobs of a dead host, in batches
-    Guard("a-batch-is-not-the-last", None, "self.is_called = False", DEAD + "test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait[sqlite-looks itself]"),
+    Guard("a-batch-is-not-the-last", None, "has_more = False", DEAD + "test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait[sqlite-looks itself]"),
     Guard("a-batch-is-not-the-last", "bool(rescued)", "len(rescued) == RESCUE_BATCH", DEAD + "test_a_job_whose_end_is_refused_keeps_no_batch_waiting[sqlite]"),
     Guard("a-batch-leaves-time", None, "return 0.0", DEAD + "test_what_is_rescued_in_batches_leaves_time_to_a_single_writer[sqlite]"),
     Guard("a-death-is-given-back-whole", None, "return None", DEAD + "test_what_a_dead_process_held_is_given_back_in_batches[sqlite]"),
@@ -479,7 +479,7 @@ GUARDS = [
     Guard("cancels-are-hinted-at", None, "pass", "tests/worker/test_control.py::test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died[12-sqlite]"),
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[postgresql]"),
-    Guard("the-lookout-asks-for-chores", "if is_looked_after and", "if False and", "tests/worker/test_lookout.py::test_a_chore_that_is_looked_for_is_done_when_something_was_found"),
+    Guard("the-lookout-asks-for-chores", "if has_poller and", "if False and", "tests/worker/test_lookout.py::test_a_chore_that_is_looked_for_is_done_when_something_was_found"),
     Guard("a-look-calls-to-chores", None, "pass", "tests/worker/test_expires.py::test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for[postgresql]"),
     Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_turns.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
     Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on[sqlite]"),

@@ -17,7 +17,7 @@ from sqlalchemy import (
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import ErrorText
 from sqlq.model.retry import error_record
 from sqlq.schema.tables import CARRIED, failed_jobs, jobs
@@ -80,7 +80,7 @@ def _history_with_the_last(row: Row[Any]) -> str:
     found = _records(row.errors)
     if len(row.errors or "") <= ERROR_BYTES:
         started_at = history.started_at(row.reserved_at, row.start_ms)
-        course = Course(row.reserved_at, started_at, row.failed_at, row.reserved_by)
+        course = AttemptTimes(row.reserved_at, started_at, row.failed_at, row.reserved_by)
         error = ErrorText(row.exception or "", row.message or "")
         found.append(json.loads(error_record(row.attempts, row.reason, error, course)))
     if len(row.errors or "") <= 2 * ERROR_BYTES:

@@ -57,7 +57,7 @@ from sqlq.database.dialects import dialect_of
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
 from sqlq.model.callbacks import as_trusted, follow_up, settlement
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.job_result import FailureReason
 from sqlq.model.outcome import (
@@ -263,7 +263,7 @@ _RELEASE = Batch(id=BigInteger, token=BigInteger, delay_ms=BigInteger, unknown=I
 
 
 def _finished(
-    right: Right, outcome: str, result: str | None, reason: str | None, course: Course | None
+    right: Right, outcome: str, result: str | None, reason: str | None, course: AttemptTimes | None
 ) -> tuple[Batch, tuple[Any, ...]]:
     """Return the row of a job that has finished, and which batch it belongs to."""
     row = (*right, outcome, result, reason)
@@ -328,7 +328,7 @@ def complete(
     schema: str | None,
     keep_finished: bool,
     follow_up: NewJob | None = None,
-    course: Course | None = None,
+    course: AttemptTimes | None = None,
 ) -> bool:
     """Finish one job on a caller's connection, and say whether the right to it still held; if it did, enqueue
     its follow-up. `course` is for a job that was claimed before.
@@ -442,8 +442,8 @@ def _lose(
     ]
 
 
-def _course_of_lost(row: Any) -> Course:
-    return Course(row.reserved_at, worker=row.reserved_by)
+def _course_of_lost(row: Any) -> AttemptTimes:
+    return AttemptTimes(row.reserved_at, worker=row.reserved_by)
 
 
 def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
