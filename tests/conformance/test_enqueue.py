@@ -371,7 +371,7 @@ def test_a_search_path_sends_no_job_elsewhere(
         conn.execute(text("SET search_path TO tenant"))
         one = app.enqueue(send.new(1), session=conn)
         two = app.enqueue(send.new(2).set(unique_key="k"), session=conn)
-    app.list()  # from now on the App knows its schema
+    app.jobs.list()  # from now on the App knows its schema
     theirs = create_engine(watch.url, connect_args={"options": "-csearch_path=tenant"})
     with theirs.begin() as conn:
         three = app.enqueue(send.new(3), session=conn)
@@ -690,13 +690,13 @@ def test_an_unmigrated_database_leaves_the_transaction_usable(
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         for _ in range(2):
             with pytest.raises(
-                sqlq.SchemaVersionError,
+                sqlq.errors.SchemaVersionError,
                 match="does not hold sqlq's tables yet: create them with `sqlq migrate -d ",
             ):
                 caller.enqueue(app, task.new())
         caller.execute("INSERT INTO orders (id) VALUES (2)")
         caller.commit()
-    with pytest.raises(sqlq.SchemaVersionError):
+    with pytest.raises(sqlq.errors.SchemaVersionError):
         app.enqueue(task.new())
     with engine.connect() as conn:
         assert conn.scalar(text("SELECT count(*) FROM orders")) == 2
@@ -713,7 +713,7 @@ def test_a_missing_file_is_not_made(tmp_path: Path, beside: bool, database_url: 
     app = sqlq.App(engine=create_engine(url)) if beside else sqlq.App(url)
     task = app.task(name="shop.send")(print)
     with pytest.raises(
-        sqlq.ConfigurationError,
+        sqlq.errors.ConfigurationError,
         match=r"there is no database file (.*missing.db): create it with sqlq migrate -d sqlite:///\1",
     ):
         app.enqueue(task.new())
@@ -736,7 +736,7 @@ def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against
         task = app.task(name="t")(lambda: None)
         for i in range(10):
             assert app.enqueue(task.new()).id == i + 1
-            app.list()
+            app.jobs.list()
         with app.database.read() as conn:
             prepared = conn.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
     engine.dispose()
@@ -774,7 +774,7 @@ def test_options_arrive_without_a_session_as_with_one(
         ]
     assert [
         job.available_at
-        for job in app.list()
+        for job in app.jobs.list()
         if job.available_at and job.available_at > moment - timedelta(seconds=1)
     ] == [pytest.approx(moment, abs=timedelta(milliseconds=1))] * 2
     for alone, joined in zip(seen[:4], seen[4:], strict=True):

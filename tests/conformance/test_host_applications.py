@@ -53,7 +53,7 @@ def shop(database_url: str) -> Iterator[Engine]:
 
 
 def states(app: sqlq.App) -> list[tuple[str, str]]:
-    return [(job.task, job.state.value) for job in reversed(app.list())]
+    return [(job.task, job.state.value) for job in reversed(app.jobs.list())]
 
 
 # -- a package index: Pyramid, pyramid_tm, zope.sqlalchemy, and errors of the driver -------------------------
@@ -221,7 +221,7 @@ class Blog:
         self.Export: Any = Export
 
         @app.task(name="blog.give_up")
-        def give_up(ended: sqlq.Ended) -> None:
+        def give_up(ended: sqlq.JobResult) -> None:
             db.session.get_one(Export, ended.id).state = "failed"
             db.session.commit()
 
@@ -258,7 +258,7 @@ class Blog:
 
         @web.get("/export/<int:id>")
         def look(id: int) -> str:
-            job = self.app.get(id)
+            job = self.app.jobs.get(id)
             return f"{job.state}: {job.progress}"
 
         return web

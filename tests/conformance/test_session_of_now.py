@@ -138,7 +138,7 @@ def test_a_workers_handlers_join_it_too(
 
     app.enqueue(order.new(), session=sqlq.own)
     app.worker(drain=True, concurrency=1).run()
-    assert sorted(job.payload["args"][0] for job in app.list(task="shop.send")) == [2]
+    assert sorted(job.payload["args"][0] for job in app.jobs.list(task="shop.send")) == [2]
 
 
 def test_use_gives_a_session_and_else_keeps_it(
@@ -171,7 +171,7 @@ def test_what_leads_all_threads_to_one_session_is_refused(database_url: str, sho
     driver = connection.driver_connection
     for wrong in (Session(shop), shop, shop.connect(), driver, Session, 7):
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"App\(session=…\) is .*: give a scoped_session, or"
+            sqlq.errors.ConfigurationError, match=r"App\(session=…\) is .*: give a scoped_session, or"
         ):
             sqlq.App(database_url, session=wrong)  # type: ignore[arg-type]  # what is refused here
     connection.close()

@@ -62,7 +62,8 @@ def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
     for wrong in ("sqlite:///y.db", "postgresql+psycopg2://h/d"):
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"the URL to listen at is .*, so it has the form postgresql://"
+            sqlq.errors.ConfigurationError,
+            match=r"the URL to listen at is .*, so it has the form postgresql://",
         ):
             sqlq.App("postgresql://h/d", listen_url=wrong)
 
@@ -88,14 +89,14 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
 @pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
 def test_what_is_no_url_is_refused(given: Any) -> None:
     with pytest.raises(
-        sqlq.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
+        sqlq.errors.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
     ):
         sqlq.App(given)
 
 
 def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_path: Path) -> None:
     given: list[Any] = [create_engine(f"sqlite:///{tmp_path}/x.db")]
-    with pytest.raises(sqlq.ConfigurationError, match="not Engine; an engine is given as engine="):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="not Engine; an engine is given as engine="):
         sqlq.App(*given)
 
 
@@ -110,7 +111,7 @@ def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_p
     ],
 )
 def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
-    with pytest.raises(sqlq.UnsupportedDatabaseError, match=reason) as refusal:
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=reason) as refusal:
         sqlq.App(given)
     assert "secret" not in str(refusal.value)
 
@@ -133,15 +134,15 @@ def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given:
         app.close()
         for use in (
             app.migrate,
-            app.list,
-            app.admin.status,
+            app.jobs.list,
+            app.queues.status,
             app.worker().run,
             app.worker(drain=True).run,
             lambda app=app: app.enqueue(sqlq.NewJob("t", "{}", "default", 1)),
             lambda app=app: app.database.engine.connect(),
         ):
             with pytest.raises(
-                sqlq.ConfigurationError,
+                sqlq.errors.ConfigurationError,
                 match=r"in memory is seen by one connection only, .* name a file, as in sqlite:///sqlq\.db",
             ):
                 use()
@@ -149,10 +150,10 @@ def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given:
 
 def test_an_engine_is_judged_when_it_is_given() -> None:
     with pytest.raises(
-        sqlq.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
+        sqlq.errors.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
     ):
         sqlq.App(engine="sqlite:///a.db")  # type: ignore[arg-type]
-    with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="both a url and an engine"):
         sqlq.App("sqlite:///a.db", engine=create_engine("sqlite:///a.db"))
 
 
@@ -187,12 +188,12 @@ def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
         masked(make_url(given)),
         repr(app),
         repr(beside),
-        repr(app.address),
+        repr(app._connected.address),
         repr(app.database),
     ]
-    told += [repr(beside.address), command("status", url), command("status", make_url(given))]
+    told += [repr(beside._connected.address), command("status", url), command("status", make_url(given))]
     told += [str(Context(database_url=given)), *Context(database_url=given).options(needs_app=False)]
-    with pytest.raises(sqlq.UnsupportedDatabaseError) as raised:
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError) as raised:
         database_url(f"mysql://{spelling}")
     told.append(str(raised.value))
     assert not [said for said in told if "SEKRET" in said]
@@ -215,15 +216,17 @@ def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> No
     assert schema_name() == "queue_1"
     assert schema_name("other") == "other"
     for wrong in ("Queue", "a-b", "1a", "", 'a"b', "x" * 42, "a.b"):
-        with pytest.raises(sqlq.ConfigurationError, match="a schema is named by lower-case letters"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="a schema is named by lower-case letters"):
             schema_name(wrong)
 
 
 def test_a_wrong_schema_is_named_by_what_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=r"^schema is 'A B': a schema is named by lower-case"):
+    with pytest.raises(
+        sqlq.errors.ConfigurationError, match=r"^schema is 'A B': a schema is named by lower-case"
+    ):
         sqlq.App("postgresql://localhost/shop", schema="A B")
     monkeypatch.setenv("SQLQ_SCHEMA", "A B")
-    with pytest.raises(sqlq.ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
         sqlq.App("postgresql://localhost/shop")
 
 
@@ -237,11 +240,11 @@ def test_a_schema_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
         lambda: app.use(where, schema="queue"),
         lambda: on_database(app, where, schema="queue").__enter__(),
     ):
-        with pytest.raises(sqlq.ConfigurationError, match=no_schemas):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=no_schemas):
             ask()
-    assert app.address.schema == "queue"
+    assert app._connected.address.schema == "queue"
     with on_database(app, where):  # the schema is the App's own database's
-        assert app.list() == []
+        assert app.jobs.list() == []
 
 
 def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
@@ -250,16 +253,16 @@ def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
     monkeypatch.setenv("SQLQ_SCHEMA", "queue")
     monkeypatch.chdir(tmp_path)
     app = sqlq.App()  # it may be told of its database later
-    for ask in (app.list, app.migrate, app.worker):
+    for ask in (lambda: app.jobs.list(), app.migrate, app.worker):  # noqa: PLW0108 - `jobs` is opened in it
         with pytest.raises(
-            sqlq.ConfigurationError,
+            sqlq.errors.ConfigurationError,
             match=r"^SQLQ_SCHEMA is 'queue', but SQLite has no schemas \(sqlite:///sqlq.db\): unset it",
         ):
             ask()
     app.use("postgresql://localhost/shop")
     assert app.database.requested_schema == "queue"
     with on_database(app, f"sqlite:///{tmp_path}/test.db"):
-        assert app.list() == []
+        assert app.jobs.list() == []
     assert not (tmp_path / "sqlq.db").exists()
 
 
@@ -268,7 +271,7 @@ def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyP
     app = sqlq.App("postgresql://pooler/shop", listen_url="postgresql://direct/shop")
 
     def host() -> str | None:
-        url = app.address.listen_url
+        url = app._connected.address.listen_url
         return url and url.host
 
     assert host() == "direct"
@@ -285,7 +288,7 @@ def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
     given = {"schema": "queue", "listen_url": "postgresql://direct/shop"}
 
     def at(app: sqlq.App) -> tuple[Any, ...]:
-        there = app.address
+        there = app._connected.address
         url = app.database.engine.url
         return url.host, url.database, there.schema, there.listen_url and there.listen_url.host
 
@@ -297,7 +300,7 @@ def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
         assert at(app) == ("pooler", "shop", "queue", "direct")
         app.use(schema="other")
         assert at(app) == ("pooler", "shop", "other", "direct")
-        assert (app.address.engine is None) is (app.address.url is not None)
+        assert (app._connected.address.engine is None) is (app._connected.address.url is not None)
         app.use(listen_url=None)
         assert at(app) == ("pooler", "shop", "other", None)
         app.use(engine=create_engine("postgresql+psycopg://next/shop"), listen_url="postgresql://by/shop")
@@ -308,14 +311,14 @@ def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
         assert at(app) == ("last", "other", None, None), "which leads to another database"
         app.use(schema="queue")
         app.use(f"sqlite:///{tmp_path}/shop.db")
-        assert app.address.schema is None, "SQLite has none"
+        assert app._connected.address.schema is None, "SQLite has none"
         assert app._session is session
         app.close()
 
 
 def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
     app = sqlq.App("sqlite:///shop.db")
-    before = app.address
+    before = app._connected.address
     wrong: Any = sessionmaker
     tries: list[tuple[Callable[[], Any], str]] = [
         (app.use, "^use\\(\\) says nothing"),
@@ -324,9 +327,9 @@ def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
         (lambda: app.use("mysql://h/d", session=lambda: None), "sqlq runs on PostgreSQL and SQLite"),
     ]
     for refused, why in tries:
-        with pytest.raises(sqlq.ConfigurationError, match=why):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=why):
             refused()
-        assert (app.address, app._session) == (before, None)
+        assert (app._connected.address, app._session) == (before, None)
 
 
 def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,15 +341,15 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
         lambda: app.use(url=None, schema="queue"),
     ):
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"
+            sqlq.errors.ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"
         ):
             refused()
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of_the_environment.db")
-    with pytest.raises(sqlq.ConfigurationError, match="the database URL is None"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="the database URL is None"):
         sqlq.App(None)
-    assert sqlq.App().address.url == make_url("sqlite:///of_the_environment.db")
+    assert sqlq.App()._connected.address.url == make_url("sqlite:///of_the_environment.db")
     engine = create_engine("sqlite:///shop.db")
-    assert sqlq.App(None, engine=engine).address.engine is engine, "a database is named"
+    assert sqlq.App(None, engine=engine)._connected.address.engine is engine, "a database is named"
 
 
 @pytest.mark.parametrize("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
@@ -362,7 +365,7 @@ def test_eager_is_no_text(wrong: Any) -> None:
         lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
     ):
         with pytest.raises(
-            sqlq.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "
+            sqlq.errors.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "
         ):
             refused()
 
@@ -385,7 +388,7 @@ def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_li
         "import sqlq\n"
         "app = sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')\n"
     )
-    address = Context(url, f"shop_{host}:app").app().address
+    address = Context(url, f"shop_{host}:app").app()._connected.address
     assert (address.place, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host

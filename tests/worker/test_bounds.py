@@ -66,8 +66,8 @@ def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sq
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with pytest.raises(ConfigurationError, match=r"max_rss is 1 MB: this process has \d+ MB before"):
         app.worker(max_rss="1MB", drain=True).run()
-    assert app.get(job.id).attempts == 0
-    assert app.admin.workers(silent=True) == []
+    assert app.jobs.get(job.id).attempts == 0
+    assert app.workers.list(silent=True) == []
 
 
 @on_sqlite
@@ -91,7 +91,7 @@ def test_a_worker_that_has_grown_ends_after_what_it_runs(
     assert worker.run().completed == 1
     assert go.is_set()
     assert told == [("it has 3 MB in use, more than 2 MB", True)]
-    assert app.get(job.id).state == "finished"
+    assert app.jobs.get(job.id).state == "finished"
 
 
 # -- nothing comes -------------------------------------------------------------------------------------------
@@ -107,13 +107,13 @@ def test_a_worker_to_which_nothing_comes_ends(app: sqlq.App) -> None:
 def test_a_worker_is_not_idle_before_its_first_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, where the threads of a worker take long to start."""
     worker = app.worker(max_idle="100ms")
-    start = worker._chores.start
+    start = worker._maintenance.start
 
     def late() -> None:
         time.sleep(0.3)  # noqa: TID251 - plays a start that takes long
         start()
 
-    monkeypatch.setattr(worker._chores, "start", late)
+    monkeypatch.setattr(worker._maintenance, "start", late)
     app.enqueue(app.task(name="t")(lambda: None).new())
     assert worker.run().completed == 1
 
@@ -204,7 +204,7 @@ def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
         supervisor._next_event()
         assert (supervisor._stopping_since is not None) is stops
     assert said == [{"stop": True}, {"stop": True}]
-    supervisor._keeper.close()
+    supervisor._heartbeat.close()
 
 
 # -- in a thread ---------------------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
 def test_a_worker_works_while_a_block_runs(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     with app.worker() as worker:
-        assert [each.id for each in app.workers()] == [worker.id]
+        assert [each.id for each in app.workers.list()] == [worker.id]
         job = app.enqueue(task.new())
-        wait_until(lambda: app.get(job.id).state == "finished")
-    assert app.workers() == []
+        wait_until(lambda: app.jobs.get(job.id).state == "finished")
+    assert app.workers.list() == []
 
 
 @on_sqlite

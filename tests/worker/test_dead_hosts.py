@@ -21,7 +21,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise import heartbeat
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0
@@ -176,7 +176,7 @@ def test_a_paused_queue_gives_all_its_slots_back_without_a_wait(
     task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
     app.enqueue_many([task.new() for _ in range(number)])
     app.worker()._admissions.look_now()
-    app.pause("default")
+    app.queues.pause("default")
     chore = services.Admit(app.database, lambda: None)
     turns = 1
     while chore.run() < RHYTHM:
@@ -213,8 +213,8 @@ def owners(sent: list[str]) -> int:
 
 
 @pytest.fixture
-def keeping(app: sqlq.App) -> LeaseKeeper:
-    made = LeaseKeeper(LEASE_MS)
+def keeping(app: sqlq.App) -> Heartbeat:
+    made = Heartbeat(LEASE_MS)
     made._database = app.database
     return made
 
@@ -225,7 +225,7 @@ def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
 
 
 def test_what_a_dead_process_held_is_given_back_in_batches(
-    app: sqlq.App, engine: Engine, keeping: LeaseKeeper
+    app: sqlq.App, engine: Engine, keeping: Heartbeat
 ) -> None:
     task = app.task(name="t")(lambda: None)
     number = 2 * services.RESCUE_BATCH + 1
@@ -242,7 +242,7 @@ def test_what_a_dead_process_held_is_given_back_in_batches(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_row_that_is_locked_has_not_all_others_read_again(
-    app: sqlq.App, engine: Engine, keeping: LeaseKeeper
+    app: sqlq.App, engine: Engine, keeping: Heartbeat
 ) -> None:
     """The supervisor tries again every 50 ms, for as long as a lease."""
     task = app.task(name="t")(lambda: None)
@@ -254,12 +254,12 @@ def test_a_row_that_is_locked_has_not_all_others_read_again(
         assert [keeping._give_back() for _ in range(5)] == [heartbeat.LOCKED_SECONDS] * 5
         assert owners(sent) == 1
     assert keeping._give_back() == NOBODY
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
 
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])
 def test_what_never_began_gives_its_slot_back_whoever_gives_it_back(
-    app: sqlq.App, engine: Engine, keeping: LeaseKeeper, by: str
+    app: sqlq.App, engine: Engine, keeping: Heartbeat, by: str
 ) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     first, _ = app.enqueue_many([task.new(), task.new()])
@@ -271,7 +271,7 @@ def test_what_never_began_gives_its_slot_back_whoever_gives_it_back(
     else:
         keeping.worker_died("dead", set(), "died")
         keeping._give_back()
-    row = app.get(first.id)
+    row = app.jobs.get(first.id)
     assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
     app.worker()._admissions.look_now()
     with engine.connect() as conn:

@@ -57,16 +57,16 @@ def test_a_job_by_name_runs_as_its_task_says(app: sqlq.App, web: sqlq.App) -> No
     )
     job = web.enqueue(new)
     assert (job.task, job.queue, job.state) == ("shop.bill", "default", "available")
-    assert web.get(job.id).max_attempts is None
+    assert web.jobs.get(job.id).max_attempts is None
     app.worker(drain=True).run()
     assert ran == [(ID, lines, MOMENT, Size.SMALL, timedelta(minutes=1), PurePosixPath("/a"))] * 2
-    assert (app.get(job.id).state, app.get(job.id).attempts) == ("failed", 2)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("failed", 2)
 
 
 def test_options_are_set_as_ever(app: sqlq.App, web: sqlq.App) -> None:
     task = web.named("shop.send")
     first = web.enqueue(task.new(7).set(queue="mail", priority=9, delay="1h", max_attempts=9, unique_key="k"))
-    found = web.get(first.id)
+    found = web.jobs.get(first.id)
     assert (found.queue, found.priority, found.max_attempts, found.unique_key) == ("mail", 9, 9, "k")
     assert found.state == "scheduled"
     again, other = web.enqueue_many([task.new(8).set(queue="mail", unique_key="k"), task.new(9)])
@@ -78,7 +78,7 @@ def test_a_task_that_is_registered_makes_its_jobs_itself(app: sqlq.App) -> None:
     def send(order_id: int) -> None: ...
 
     assert app.named("shop.send").new(7) == send.new(7)
-    with pytest.raises(sqlq.ArgumentsError, match="missing a required argument"):
+    with pytest.raises(sqlq.errors.ArgumentsError, match="missing a required argument"):
         app.named("shop.send").new()
 
 
@@ -108,7 +108,7 @@ for _ in range(60):
     ],
 )
 def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App, value: Any, says: str) -> None:
-    with pytest.raises(sqlq.ArgumentsError, match=re.escape(says)):
+    with pytest.raises(sqlq.errors.ArgumentsError, match=re.escape(says)):
         web.named("t").new(value)
 
 
@@ -144,7 +144,7 @@ def test_a_handler_enqueues_through_its_jobs_app(app: sqlq.App) -> None:
 
     app.enqueue(first.new())
     app.worker(drain=True, max_jobs=1).run()
-    assert [job.task for job in app.list(state="available")] == ["other"]
+    assert [job.task for job in app.jobs.list(state="available")] == ["other"]
     found: list[object] = []
     app.task(name="u")(lambda: found.append(sqlq.current_job().app))
     with sqlq.testing.inline(app):

@@ -28,7 +28,7 @@ from sqlq.worker.ipc.parent import Callbacks, Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.settle.after import Answers
-from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
 from tests.servers import OwnPostgreSQL
@@ -70,9 +70,14 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     return future
 
 
+def watches(app: sqlq.App) -> dict[int, set[Any]]:
+    """Return what this App waits for, by job."""
+    return app._connected.results.waiter._watches
+
+
 def watched(app: sqlq.App) -> set[int]:
     """Return for which jobs this App waits."""
-    return set(app.waiting._watches)
+    return set(watches(app))
 
 
 @contextmanager
@@ -141,8 +146,8 @@ def test_a_cancelled_job_says_so(app: sqlq.App, tasks: dict[str, Any]) -> None:
 def test_what_an_operator_cancels_ends_the_wait(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
-    app.cancel([job.id])
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
+    app.jobs.cancel([job.id])
     with pytest.raises(sqlq.JobCancelledError):
         waiter.result(60)
 
@@ -157,7 +162,7 @@ def test_the_time_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, 
     with pytest.raises(TimeoutError, match="after 50 ms"):
         asyncio.run(app.aresult(job, timeout="50ms"))
     assert watched(app) == set()
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
 
 
 def test_a_job_that_ended_long_ago_is_seen_however_short_the_time(
@@ -212,7 +217,7 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
         both = in_a_thread(lambda: app.wait([job, other.id], timeout="30s"))
         wait_until(lambda: {job.id, other.id} <= watched(app), what="the waiters")
         # seen while it runs
-        wait_until(lambda: all(watch.seen for each in app.waiting._watches.values() for watch in each))
+        wait_until(lambda: all(watch.seen for each in watches(app).values() for watch in each))
         go.set()
         with pytest.raises(sqlq.NoResultError, match=r"has finished, but its row is kept no more$"):
             waiter.result(60)
@@ -238,15 +243,15 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
     ],
 )
 def test_what_cannot_be_waited_for_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=says):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=says):
         wrong(sqlq.App("sqlite:///nowhere.db"))
 
 
 def test_a_database_that_is_not_there_is_said_to_the_waiter(tmp_path: Any) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/none.db")
-    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         app.result(7, timeout="1h")
-    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         asyncio.run(app.aresult(7, timeout=None))
 
 
@@ -414,7 +419,7 @@ def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch
         if app.database.dialect.notifies:
             wait_until(lambda: job.id in heard, what="the word of the waiter")
         # its first look comes after its word
-        wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())))
+        wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())))
         go.set()
         assert waiter.result(60) == 7
 
@@ -441,10 +446,10 @@ def test_a_worker_answers_only_where_somebody_waits(
         waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
         wait_until(lambda: heard, what="the word of the waiter")
         other = app.enqueue(twice.new())
-        app.waiting.watch(waiting.Watch([other.id], lambda told: None, whole=False))
+        app._connected.results.waiter.watch(waiting.Watch([other.id], lambda told: None, whole=False))
         go.set()
         assert waiter.result(60) == 7, "by its own looks, for no answer went out"
-        wait_until(lambda: app.get(other.id).state == "finished", what="the other job")
+        wait_until(lambda: app.jobs.get(other.id).state == "finished", what="the other job")
         # by itself, or together with the other where they end at the same moment
         wait_until(lambda: any(job.id in ids for ids in answered), what="the answer")
     assert {id for ids in answered for id in ids} <= {job.id, other.id}, "nothing of the twenty"
@@ -500,7 +505,7 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     )
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
-    Host(lambda: children, keeper)._asked([7])
+    Dispatcher(lambda: children, keeper)._awaited([7])
     assert heard.get(timeout=60) == [7]
     worker.ended({})
     here.close()
@@ -516,7 +521,7 @@ def test_a_thousand_waiters_ask_together(app: sqlq.App, tasks: dict[str, Any]) -
 
     async def main() -> tuple[int, float]:
         waiters = [asyncio.create_task(app.aresult(job, "60s")) for job in jobs]
-        while sum(bool(w.seen) for each in list(app.waiting._watches.values()) for w in list(each)) < 1000:  # noqa: ASYNC110
+        while sum(bool(w.seen) for each in list(watches(app).values()) for w in list(each)) < 1000:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         with statements(app) as sent:
             began = time.monotonic()
@@ -542,7 +547,7 @@ def test_waiters_wait_through_a_restart_of_the_database(
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="60s"))
-    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
     restartable_postgresql.stop("immediate")
     short = in_a_thread(lambda: app.result(job, timeout="200ms"))
     with pytest.raises(TimeoutError):
@@ -592,7 +597,7 @@ def test_where_nothing_can_be_heard_looks_suffice(
     other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
     job = other.enqueue(other.named("answer").new(7))
     waiter = in_a_thread(lambda: other.result(job, timeout="50s"))
-    wait_until(lambda: any(each.seen for each in other.waiting._watches.get(job.id, ())), what="a look")
+    wait_until(lambda: any(each.seen for each in watches(other).get(job.id, ())), what="a look")
     with working(app):
         assert waiter.result(60) == str(ID)
     other.close()
@@ -634,7 +639,7 @@ def test_a_refusal_of_the_database_reaches_who_waits(
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE failed_jobs RENAME TO others"))
     with pytest.raises(DBAPIError, match="failed_jobs"):

@@ -171,7 +171,7 @@ class JobContext:
 
     @property
     def worker(self) -> str | None:
-        """The id of the worker, as `app.workers()` has it; None where no worker runs the job, as in tests."""
+        """The id of the worker in `app.workers.list()`; None where no worker runs the job, as in tests."""
         return self._attempt.worker
 
     @property
@@ -252,8 +252,8 @@ class JobContext:
 
         Costs next to nothing and waits for nothing, also on an event loop: the last report is written at
         most once a second, and when the job ends. It never makes the job fail: a value that is no number is
-        left out, with a warning in the log. Shown by `app.get(id).progress`, `job_states`, `sqlq show` and
-        `sqlq jobs`.
+        left out, with a warning in the log. Shown by `app.jobs.get(id).progress`, `job_states`, `sqlq
+        show` and `sqlq jobs`.
 
         >>> for i, row in enumerate(rows):  # doctest: +SKIP
         ...     sqlq.current_job().progress(i, of=len(rows))
