@@ -26,6 +26,7 @@ from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 
 import sqlq
 from sqlq.database.database import Database
+from sqlq.worker.worker import Worker
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
 DATABASES = ["sqlite", "postgresql"]
@@ -75,6 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on both kinds of it, and those marked `variants` with all their parameters. Tests marked
     `integration` run when their folder or file is asked for.
     """
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(600))
     if os.environ.get(ALL) or any("::" in argument for argument in config.args):
         return
     left_out: set[pytest.Item] = set()
@@ -149,6 +153,36 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "_prepared", sharing)
         yield
+
+
+_RUNNING: set[Worker] = set()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def known_workers() -> Iterator[None]:
+    """Note which workers run in this process."""
+    run = Worker.run
+
+    def noted(worker: Worker, **options: Any) -> Any:
+        _RUNNING.add(worker)
+        try:
+            return run(worker, **options)
+        finally:
+            _RUNNING.discard(worker)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "run", noted)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    """Stop the workers that a test has left in threads when it failed: they would disturb all later ones, and
+    keep the process from its end."""
+    for worker in list(_RUNNING):
+        worker.stop()
+        worker.stop()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -75,9 +75,9 @@ from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, pauses
 from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
+from tests.kit import working
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
-from tests.worker.test_leases import working
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

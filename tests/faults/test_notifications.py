@@ -26,8 +26,8 @@ from sqlq.store.workers import notify
 from sqlq.worker.settle.after import MOST_REMEMBERED, Answers
 from sqlq.worker.wait.poller import Poller
 from tests.faces.command import Command
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 NAMED = 600

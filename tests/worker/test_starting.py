@@ -39,8 +39,8 @@ from sqlq.worker.maintain import services
 from sqlq.worker.run.executor import Executors
 from sqlq.worker.run.isolated import Isolates
 from sqlq.worker.run.lease import Deadlines, Leases
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 TARGET = Target()
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
