@@ -136,6 +136,14 @@ def show_json(value: Any) -> None:
     click.echo(in_json(value, indent=2))
 
 
+def answer(value: Any, *lines: str, as_json: bool) -> None:
+    """Print a value for programs, or lines for people."""
+    if as_json:
+        show_json(value)
+    else:
+        click.echo("\n".join(lines))
+
+
 def in_json(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON, whatever it is: what JSON has no form for becomes text, and what no UTF-8 has,
     or could steer a terminal, is escaped."""
