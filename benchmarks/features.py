@@ -138,7 +138,7 @@ def measure(feature: str, url: str, jobs: int) -> dict[str, float]:
     if feature == "on_success":
         done *= 2
     run = _processor(app.worker(concurrency=10, drain=True).run, done)
-    left = app.list(limit=1, state="available")
+    left = app.jobs.list(limit=1, state="available")
     if left:
         raise RuntimeError(f"{left[0]} was left")
     app.close()

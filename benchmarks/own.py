@@ -78,7 +78,7 @@ class Sqlq(Waiting, Subject):
         from benchmarks import tasks
 
         tasks.app.use(url)
-        hints: Any = tasks.app._enqueuer._hints  # noqa: SLF001 - there is no option to turn wake-ups off, and no need of one
+        hints: Any = tasks.app._connected.enqueuer._hints  # noqa: SLF001 - there is no option to turn wake-ups off, and no need of one
         if not wake_ups:
             hints.send = lambda *args, **kw: None
         for number in range(20):
@@ -107,7 +107,7 @@ class Sqlq(Waiting, Subject):
             job = app.enqueue(tasks.nap.new(number, ms))
             app.result(job, timeout="1m")
             returned[job.id] = time.time()
-        settled = {id: app.get(id).ended_at for id in returned}
+        settled = {id: app.jobs.get(id).ended_at for id in returned}
         app.close()
         return [(moment - at.timestamp()) * 1000 for id, moment in returned.items() if (at := settled[id])]
 

@@ -128,7 +128,7 @@ def note_into(folder: str) -> None:
 
     def noted_init(wake: Any, *args: Any, **options: Any) -> None:
         init(wake, *args, **options)
-        wake._called = _NotedEvent(noted["hinted"])  # noqa: SLF001
+        wake._called = _NotedEvent(noted["hinted"])
 
     def noted_wait(wake: Any, *args: Any) -> bool:
         result = wait(wake, *args)

@@ -37,4 +37,4 @@ class Shop:
 
     def states(self) -> dict[Any, str]:
         """Return the states of the jobs by what they are called with."""
-        return {job.payload["args"][0]: str(job.state) for job in self.app.list(limit=1000)}
+        return {job.payload["args"][0]: str(job.state) for job in self.app.jobs.list(limit=1000)}

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 IMPORTED = (
     *(
         "sqlq.app.app",
-        "sqlq.admin.admin",
+        "sqlq.admin.jobs",
         "sqlq.admin.doctor.doctor",
         "sqlq.tables",
         "sqlq.database.migrate",

@@ -32,7 +32,7 @@ class DeclinedError(Exception):
 
 def engine_of_the_shop() -> Engine:
     """Return an engine on the App's database."""
-    engine = create_engine(app.database.engine.url)
+    engine = create_engine(app.url)
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)
     return engine

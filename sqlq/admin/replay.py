@@ -41,7 +41,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 
 
 class ReplayOptions(TypedDict, total=False):
-    """The options of a replay; see `App.replay`."""
+    """The options of a replay; see `Jobs.replay`."""
 
     task: str | None
     queue: str | None
@@ -94,7 +94,7 @@ class Replays:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Replayed:
-        """See `App.replay`."""
+        """See `Jobs.replay`."""
         wanted = _checked_ids(ids)
         for name, value in (("task", task), ("queue", queue)):
             if value is not None:

@@ -1,24 +1,51 @@
-"""What an operator may ask of workers, on whatever host they run: to pause, resume, stop or restart."""
+"""`app.workers`: to look at the workers of all hosts, and to pause, resume, stop or restart them."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from sqlq.admin.admin import WorkerStatus
+from sqlq.admin.facet import Facet
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import readable, written
-from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
+from sqlq.model.checks import checked_name
 from sqlq.store.workers import notify
-from sqlq.store.workers import workers as workerss
+from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.pauses import Pauses
-from sqlq.store.workers.workers import ALIVE_MS, PAUSED, WorkerRow
+from sqlq.store.workers.workers import ALIVE_MS, PAUSED, WORKING, ReservedJob, WorkerRow
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker and what it holds; `queues` None means that it serves all. It is taken for `alive` up to 90 s
+    after its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` says how
+    many jobs it claimed and could not start. `state` is "starting", "idle", "busy", "paused" or "stopping",
+    the last four since `state_at` as far as the worker said it itself; or "stuck", since its supervisor noted
+    that it gives no sign of life."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    queues: tuple[str, ...] | None
+    concurrency: int
+    started_at: datetime
+    seen_at: datetime
+    silent_seconds: float
+    alive: bool
+    jobs: builtins.list[ReservedJob]
+    unstarted: int = 0
+    name: str | None = None
+    state: str = "idle"
+    state_at: datetime | None = None
 
 
 class Asked(NamedTuple):
@@ -30,49 +57,72 @@ class Asked(NamedTuple):
     name: str | None
 
 
-class Fleet:
-    """All workers on one database. Each obeys within 2 seconds; what it runs may finish.
+class Workers(Facet):
+    """The workers on a database: `app.workers`. Each obeys within 2 seconds; what it runs may finish.
 
     Workers are named by `--name`, host, host:pid or id, as `sqlq workers` shows them; all processes of a
     `sqlq work` are asked together. Raises `ConfigurationError` where no worker that is alive is called so.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def list(self, *, silent: bool = False) -> builtins.list[WorkerStatus]:
+        """Return the workers that are alive and what each holds, the longest running first.
 
-    def pause(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+        With `silent` also those that neither signed off nor were heard of for up to a day: they died, or are
+        cut off.
+        """
+        with self._read() as conn:
+            entered, held, moment = (
+                worker_rows.entered(conn),
+                worker_rows.reserved(conn),
+                worker_rows.moment(conn),
+            )
+        found = []
+        for row in entered:
+            silence = max(0.0, (moment - row.seen_at).total_seconds())
+            alive = silence * 1000 <= ALIVE_MS
+            if alive or silent:
+                queues = None if row.queues is None else tuple(json.loads(row.queues))
+                process = (row.id, row.host, row.pid, row.version, queues, row.concurrency)
+                seen = (row.started_at, row.seen_at, silence, alive)
+                jobs = _held_by(row, held)
+                state = row.state if row.state != WORKING else "busy" if jobs else "idle"
+                said = (row.unstarted, row.name, state, row.state_at)
+                found.append(WorkerStatus(*process, *seen, jobs, *said))
+        return found
+
+    def pause(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have these workers, or `all` of them, claim nothing until they are resumed. What runs goes on.
 
-        >>> app.fleet.pause(["mail-1"])  # doctest: +SKIP
+        >>> app.workers.pause("mail-1")  # doctest: +SKIP
         """
         return self._ask("pause", names, all)
 
-    def resume(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+    def resume(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have these workers, or `all` of them, claim again."""
         return self._ask("resume", names, all)
 
-    def stop(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+    def stop(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have these workers, or `all` of them, end when what they run has ended, however long that takes.
         Their `sqlq work` exits with 0, and nothing starts it again but a service manager."""
         return self._ask("stop", names, all)
 
-    def restart(self, names: Sequence[str] = (), *, all: bool = False) -> builtins.list[Asked]:
+    def restart(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
         each when what it runs has ended. A worker in a program of its own ends."""
         return self._ask("restart", names, all)
 
     def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
-        if isinstance(names, str):
-            raise ConfigurationError(f"the workers are the text {names!r}: give a list, as in [{names!r}]")
+        for name in names:
+            checked_name(name, "the worker's name", ConfigurationError)
         if bool(names) == all:
             raise ConfigurationError(f"say which workers to {word}: by name, or all of them, and not both")
         self._database.require_tables()
         return self._database.run(partial(self._asked, word=word, names=names, all=all))
 
     def _asked(self, conn: Connection, *, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
-        alive = workerss.alive(conn, within_ms=ALIVE_MS)
+        alive = worker_rows.alive(conn, within_ms=ALIVE_MS)
         chosen = alive if all else self._named(alive, names)
-        found = workerss.ask(conn, [row.id for row in chosen], word)
+        found = worker_rows.ask(conn, [row.id for row in chosen], word)
         if found:
             notify.wake_others(conn)
         return [Asked(row.id, row.host, row.pid, row.name) for row in chosen if row.id in found]
@@ -89,6 +139,11 @@ class Fleet:
         chosen = [row for row in alive if any(_is_called(row, name) for name in names)]
         groups = {(row.host, row.supervisor_pid) for row in chosen if row.supervisor_pid is not None}
         return [row for row in alive if row in chosen or (row.host, row.supervisor_pid) in groups]
+
+
+def _held_by(worker: WorkerRow, reserved: Iterable[ReservedJob]) -> builtins.list[ReservedJob]:
+    waiting = set(worker_rows.held_in(worker.held_jobs))
+    return [job._replace(started=job.id not in waiting) for job in reserved if job.owner == worker.id]
 
 
 def _is_called(row: WorkerRow, name: str) -> bool:

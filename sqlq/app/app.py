@@ -1,36 +1,35 @@
-"""App: the one composition root. It knows the tasks, the database and the defaults, and puts the rooms
-together."""
+"""App: the composition root. It puts the tasks, the database and the defaults together."""
 
 from __future__ import annotations
 
 import builtins
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlalchemy import URL, Engine
 
-from sqlq.admin.operate import Operates
+from sqlq.app.address import address_of
+from sqlq.app.advice import ADVICE
+from sqlq.app.code import Code
+from sqlq.app.connected import Connected
 from sqlq.app.declare import Declares
-from sqlq.app.options import Defaults, retention_ms, seal_of
+from sqlq.app.options import seal_of
 from sqlq.config.constants import CONCURRENCY
 from sqlq.config.durations import Duration
 from sqlq.config.urls import (
     DirectCalls,
     Eager,
-    checked_calls,
     checked_eager,
     database_url,
     schema_name,
     shown,
-    supported,
 )
 from sqlq.config.urls import eager as is_eager
-from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.caller.session import (
     AnySession,
     AnySessionToAwait,
@@ -40,37 +39,32 @@ from sqlq.database.caller.session import (
     session_of_now,
 )
 from sqlq.database.database import Address, Database, Gate
-from sqlq.enqueue.enqueue import Enqueuer, Enqueues, listed, spread_over
-from sqlq.enqueue.prepare import Additions, Stamps
+from sqlq.enqueue.enqueue import Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
-from sqlq.events import Events
-from sqlq.model.checks import checked_name
-from sqlq.model.flow import FLOWS, AnyFlow, Flow, Plan
+from sqlq.model.flow import FLOWS, EnqueuedFlow, Flow
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import KEPT, Job, JobOrFlow, Kept, NewJob
-from sqlq.model.limit import DeclaredLimits, Limit
-from sqlq.model.middleware import Scope
-from sqlq.model.schedule import Declarations
-from sqlq.model.task import Registry
 from sqlq.payload.encryption import How, Unsealed
-from sqlq.results.results import Waits
+from sqlq.results.results import AsCompleted, R, Waited
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from sqlq.admin.admin import Admin
+    from sqlq.admin.flows import Flows
+    from sqlq.admin.jobs import Jobs
+    from sqlq.admin.limits import Limits
+    from sqlq.admin.queues import Queues
     from sqlq.admin.schedules import Schedules
-    from sqlq.admin.workers import Fleet
+    from sqlq.admin.workers import Workers
     from sqlq.worker.ipc.parent import Unsupervised
     from sqlq.worker.run.isolated import Isolates
     from sqlq.worker.worker import Worker
 
-R = TypeVar("R")
 J = TypeVar("J")
 log = logging.getLogger("sqlq")
 
 
-class App(Declares, Operates, Waits):
+class App(Declares):
     """A job queue in one database, and the tasks its workers run.
 
     `url` is a database URL; without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
@@ -127,33 +121,26 @@ class App(Declares, Operates, Waits):
         unsealed: Unsealed | None = None,
         direct_calls: DirectCalls = "allow",
     ) -> None:
+        code = Code(
+            self,
+            retention=retention,
+            defaults=defaults,
+            queues=queues,
+            carry=carry,
+            service=service,
+            direct_calls=direct_calls,
+        )
+        super().__init__(code)
         self._gate = Gate()
-        self.seal = seal_of(keys, seal, unsealed)
-        """What payloads and results are sealed and opened with; None without keys."""
+        self._seal = seal_of(keys, seal, unsealed)
         self._test_addresses: builtins.list[Address] = []
-        self._said: dict[str, Any] = {"url": url, "engine": engine}
-        self._said |= {"schema": schema, "listen_url": listen_url}
-        self._move_to(self._address(**self._said))
+        self._arguments: dict[str, Any] = {"url": url, "engine": engine}
+        self._arguments |= {"schema": schema, "listen_url": listen_url}
+        self._stand_in: Enqueues | None = None
+        """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
         self._session = checked_session_of_now(session)
         self._eager = is_eager(eager)
-        self.stand_in: Enqueues | None = None
-        """What `enqueue` goes through in place of the database, in a block of `sqlq.testing.inline`."""
-        self.retention_ms = retention_ms(retention)
-        self._defaults = Defaults(defaults, queues)
-        self.direct_calls = checked_calls(direct_calls)
-        self._stamps = Stamps(carry)
-        self.tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
-        self._fair: Limit | None = None
-        self.limits = DeclaredLimits()
-        """The limits that its tasks, and calls of `limit`, have declared."""
-        self._additions = Additions(self.tasks, self.limits, self._stamps)
-        self.lifespan_scope: Scope | None = None
-        """What surrounds the life of each process that runs handlers."""
-        self._declarations = Declarations(
-            None if service is None else checked_name(service, "service", ConfigurationError)
-        )
-        self.events = Events()
-        """Those who listen to what becomes of jobs."""
+        self._move_to(self._address(**self._arguments))
 
     def use(
         self,
@@ -188,25 +175,21 @@ class App(Declares, Operates, Waits):
         session = checked_session_of_now(session) or self._session
         if place or len(kept) < len(more):
             # guard: what-is-not-said-stays
-            said = self._said | place | {name: more[name] for name in more.keys() - kept}
+            said = self._arguments | place | {name: more[name] for name in more.keys() - kept}
             self._move_to(self._address(**said, kept=kept))
-            self._said = said
+            self._arguments = said
         self._session = session
 
     @contextmanager
-    def on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
-        """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`, which calls
-        this.
-
-        A worker, or anything else, that was made before of the App's own database refuses to connect
-        meanwhile. Of several blocks the newest counts.
-        """
+    def _on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
+        """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`. Parts and
+        workers of the App's own database refuse to connect meanwhile. Of several blocks the newest counts."""
         if url is None:  # guard: a-test-database-is-named
             raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
         where = database_url(url)
         of_sqlite = where.get_backend_name() == "sqlite" and schema is None  # SQLQ_SCHEMA is meant for others
         schema = None if of_sqlite else schema_name(schema, on=where)
-        test = Address(where, None, schema, is_test=True, seal=self.seal)
+        test = Address(where, None, schema, is_test=True, seal=self._seal)
         self._test_addresses.append(test)
         self._choose_address()
         try:
@@ -225,60 +208,63 @@ class App(Declares, Operates, Waits):
     def _choose_address(self) -> None:
         """Go to the newest test database that is open, else to the App's own."""
         self.close()
-        for opened in ("database", "_enqueuer", "admin", "schedules", "waiting"):
-            self.__dict__.pop(opened, None)
-        self.address = self._test_addresses[-1] if self._test_addresses else self._own_address
+        address = self._test_addresses[-1] if self._test_addresses else self._own_address
+        self._connected = self._connect(address)
         self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
 
-    def _address(
-        self,
-        url: str | URL | Kept | None = KEPT,
-        engine: Engine | AsyncEngine | None = None,
-        schema: str | None = None,
-        listen_url: str | URL | None = None,
-        *,
-        kept: Set[str] = frozenset(),
-    ) -> Address:
-        """`kept` of what goes with a database counts where it can be meant for this one, too."""
-        if url is None and engine is None:  # guard: a-missing-variable-is-no-default
-            raise ConfigurationError(
-                "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "
-                "leave the argument out for SQLQ_DATABASE_URL, pyproject.toml or sqlite:///sqlq.db"
-            )
-        if not isinstance(url, Kept) and url is not None and engine is not None:
-            raise ConfigurationError("App got both a url and an engine: give one of them")
-        if engine is not None:
-            sync = getattr(engine, "sync_engine", engine)
-            if not isinstance(sync, Engine):
-                raise ConfigurationError(
-                    f"App(engine=…) takes an Engine or AsyncEngine, not {type(engine).__name__}; a URL is "
-                    "given as App(url)"
-                )
-            where = supported(sync.url)
-        else:
-            where = database_url(None if isinstance(url, Kept) else url)
-        if "schema" in kept and where.get_backend_name() == "sqlite":
-            schema = None
-        if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
-            listen_url = None  # guard: where-to-listen-goes-with-the-database
-        return Address(
-            where if engine is None else None,
-            engine,
-            schema_name(schema, on=where),
-            url_to_listen_at(listen_url),
-            gate=self._gate,
-            seal=self.seal,
-        )
+    def _connect(self, address: Address) -> Connected:
+        return Connected(address, self._code, lambda: self._here)
 
-    @cached_property
-    def database(self) -> Database:
-        """sqlq's own connections to the database."""
-        return self.address.open()
+    def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
+        return address_of(**arguments, kept=kept, gate=self._gate, seal=self._seal)
+
+    # -- parts -----------------------------------------------------------------------------------------------
 
     @property
-    def enqueuer(self) -> Enqueues:
-        """What `enqueue` goes through."""
-        return self.stand_in or (self._eagerly if self._says_eager else self._enqueuer)
+    def jobs(self) -> Jobs:
+        """The jobs in the database: to get, list, cancel, retry, replay, delete and prune them."""
+        return self._connected.jobs
+
+    @property
+    def queues(self) -> Queues:
+        """The queues in the database: to see how full they are, to pause and resume them."""
+        return self._connected.queues
+
+    @property
+    def workers(self) -> Workers:
+        """The workers on the database, on whatever host: to list, pause, resume, stop and restart them."""
+        return self._connected.workers
+
+    @property
+    def flows(self) -> Flows:
+        """The flows in the database: to get, list, cancel, retry and skip steps of them."""
+        return self._connected.flows
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in the database: to list, set and clear them."""
+        return self._connected.limits
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules in the database: to list, add, change, pause, resume, run, remove and backfill them,
+        at run time."""
+        return self._connected.schedules
+
+    @property
+    def database(self) -> Database:
+        """sqlq's own connections to the database."""
+        return self._connected.database
+
+    @property
+    def url(self) -> URL:
+        """The URL of the database."""
+        return self._connected.address.place
+
+    @property
+    def schema(self) -> str | None:
+        """The PostgreSQL schema that the App was given; None for the connection's default one."""
+        return self._connected.address.schema
 
     @property
     def _says_eager(self) -> Eager:
@@ -291,36 +277,10 @@ class App(Declares, Operates, Waits):
 
         return EagerEnqueuer(self.tasks)
 
-    @cached_property
-    def _enqueuer(self) -> Enqueuer:
-        return Enqueuer(self.database, self.events)
-
-    @cached_property
-    def admin(self) -> Admin:
-        """What an operator may do."""
-        from sqlq.admin.admin import Admin
-
-        return Admin(self.database)
-
     @property
-    def queue_names(self) -> frozenset[str]:
-        """The queues that its tasks and its options name."""
-        return self._defaults.queues | {task.queue for task in self.tasks.values()}
-
-    @property
-    def fleet(self) -> Fleet:
-        """The workers on this database, on whatever host: to pause, resume, stop and restart them."""
-        from sqlq.admin.workers import Fleet
-
-        return Fleet(self.database)
-
-    @cached_property
-    def schedules(self) -> Schedules:
-        """The schedules in the database: to list, add, change, pause, resume, run, remove and backfill them,
-        at run time."""
-        from sqlq.admin.schedules import Schedules
-
-        return Schedules(self.database, self._enqueuer, self._additions.template)
+    def _here(self) -> Any:
+        """Takes the jobs that run in this process, inline or eagerly; None where none have."""
+        return self._stand_in or self.__dict__.get("_eagerly")
 
     # -- enqueue ---------------------------------------------------------------------------------------------
 
@@ -349,9 +309,9 @@ class App(Declares, Operates, Waits):
         enqueuer, joined = self._way(session, eager)
         new: Any = job
         done: Any = (
-            enqueuer.enqueue_flow(self.planned(new), joined)
+            enqueuer.enqueue_flow(self._code.additions.to_flow(new), joined)
             if isinstance(new, FLOWS)
-            else enqueuer.enqueue(self._additions.to([new]), joined)[0]
+            else enqueuer.enqueue(self._code.additions.to([new]), joined)[0]
         )
         return _answered(job, done)
 
@@ -373,7 +333,7 @@ class App(Declares, Operates, Waits):
         >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
         """
         enqueuer, joined = self._way(session, eager)
-        return enqueuer.enqueue(self._additions.to(spread_over(listed(jobs), spread)), joined)
+        return enqueuer.enqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
 
     async def aenqueue(
         self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
@@ -385,9 +345,9 @@ class App(Declares, Operates, Waits):
         enqueuer, joined = self._way(session, eager)
         new: Any = job
         done: Any = (
-            await enqueuer.aenqueue_flow(self.planned(new), joined)
+            await enqueuer.aenqueue_flow(self._code.additions.to_flow(new), joined)
             if isinstance(new, FLOWS)
-            else (await enqueuer.aenqueue(self._additions.to([new]), joined))[0]
+            else (await enqueuer.aenqueue(self._code.additions.to([new]), joined))[0]
         )
         return _answered(job, done)
 
@@ -401,11 +361,7 @@ class App(Declares, Operates, Waits):
     ) -> builtins.list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
-        return await enqueuer.aenqueue(self._additions.to(spread_over(listed(jobs), spread)), joined)
-
-    def planned(self, job: AnyFlow) -> Plan:
-        """Return a flow as it is written, with what the App adds to its jobs."""
-        return self._additions.to_flow(job)
+        return await enqueuer.aenqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
 
     def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
@@ -420,32 +376,32 @@ class App(Declares, Operates, Waits):
         >>> app = App("sqlite:///shop.db")
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
         """
-        return self._enqueuer.statement(self._additions.to([job])[0], paramstyle)
+        return self._connected.enqueuer.statement(self._code.additions.to([job])[0], paramstyle)
 
-    def runs_eagerly(self, eager: Eager | None) -> Eager:
+    def _runs_eagerly(self, eager: Eager | None) -> Eager:
         """Say whether a call with this `eager` runs its jobs at once, or when their transaction commits."""
         says = self._says_eager if eager is None else checked_eager(eager)
-        return self.stand_in is None and says
+        return self._stand_in is None and says
 
     def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
         """Return what a job goes through, and the session whose transaction it joins; None for a transaction
         of its own."""
-        says = self.runs_eagerly(eager)
+        says = self._runs_eagerly(eager)
         if says is True:
             return self._eagerly, None  # which writes nothing
         if session is None:
             session = session_of_now(self._session)
-        enqueuer = self._eagerly if says else self.stand_in or self._enqueuer
+        enqueuer = self._eagerly if says else self._stand_in or self._connected.enqueuer
         return enqueuer, None if session is own else session
 
     @property
-    def is_in_a_test(self) -> bool:
+    def _is_in_a_test(self) -> bool:
         """Whether a test runs its jobs inline, or keeps it on a database of its own."""
-        return self.stand_in is not None or bool(self._test_addresses)
+        return self._stand_in is not None or bool(self._test_addresses)
 
-    def called(self, task: str) -> None:
+    def _called(self, task: str) -> None:
         """Hear of a call of a task, and warn of it or refuse it, as `direct_calls` says."""
-        if self.direct_calls == "allow" or self.is_in_a_test:
+        if self._code.direct_calls == "allow" or self._is_in_a_test:
             return
         from sqlq.worker.attempt.context import current_job
 
@@ -455,9 +411,97 @@ class App(Declares, Operates, Waits):
             f"{task} was called as a function, which runs it here and now: enqueue it with "
             "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
         )
-        if self.direct_calls == "refuse":
+        if self._code.direct_calls == "refuse":
             raise ConfigurationError(said)
         warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    @overload
+    def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    def result(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    def result(
+        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
+    ) -> Any: ...
+
+    def result(
+        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
+    ) -> Any:
+        """Return what the handler of a job returned, as its return annotation says, once it has finished.
+
+        Waits for that as long as `timeout` says: without one not at all, with None without end. Raises
+        `JobFailedError` for a job that has failed for good, `JobCancelledError`, `WaitTimeoutError` (a
+        `TimeoutError`) for one that has not ended by then, and goes on, `NoResultError`, of which these are
+        kinds, where the result was not kept, and `JobNotFoundError` for a job that is not there: it never
+        was, is kept no more, or its transaction has not been committed. With an id the static type is Any.
+        With `raw` it is decoded JSON as the row has it, whatever the task says.
+
+        Of a flow it is that of its last step, or, where several are last or a group is, a list of theirs. A
+        step that has failed for good raises at once.
+
+        >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
+        """
+        return self._connected.results.result(job, timeout, raw=raw)
+
+    @overload
+    async def aresult(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    async def aresult(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
+
+    @overload
+    async def aresult(
+        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
+    ) -> Any: ...
+
+    async def aresult(
+        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
+    ) -> Any:
+        """`result`, awaited: the event loop goes on meanwhile, and no thread waits for this job alone.
+
+        >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP
+        """
+        return await self._connected.results.aresult(job, timeout, raw=raw)
+
+    def wait(
+        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
+    ) -> Waited[R]:
+        """Wait until all of these jobs have ended, in whatever way, or with `all=False` until one has; at
+        most as long as `timeout` says, else without end. Return which have, and which have not: that the time
+        is over is no error.
+
+        Raises `JobNotFoundError` for one that is not there from the start. One whose row is gone when it has
+        ended, since it is kept no more, counts as finished.
+
+        >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
+        >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
+        """
+        return self._connected.results.wait(jobs, timeout, all=all)
+
+    async def await_(
+        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
+    ) -> Waited[R]:
+        """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
+
+        >>> done = await app.await_(jobs, "5s")  # doctest: +SKIP
+        """
+        return await self._connected.results.await_(jobs, timeout, all=all)
+
+    def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None) -> AsCompleted[R]:
+        """Return these jobs as they end, in whatever way, to be gone through by `for` or by `async for`: each
+        once, in the state in which it ended.
+
+        Raises `WaitTimeoutError` where not all have ended when the time is over, counted from the first step
+        of the loop, and `JobNotFoundError` as `wait` does.
+
+        >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
+        ...     print(app.result(job))
+        """
+        return self._connected.results.as_completed(jobs, timeout)
 
     def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
@@ -470,9 +514,9 @@ class App(Declares, Operates, Waits):
         """
         from sqlq.database import migrate as migrating
 
-        with self.address.open(create=True) as database:
+        with self._connected.address.open(create=True) as database:
             database.require_version()
-            return migrating.upgrade(database.engine, self.address.schema)
+            return migrating.upgrade(database.engine, self.schema)
 
     # -- work ------------------------------------------------------------------------------------------------
 
@@ -494,9 +538,9 @@ class App(Declares, Operates, Waits):
         isolates: Isolates | None = None,
     ) -> Worker:
         """Return a worker in this process; `.run()` blocks until it is stopped, and `with app.worker():` runs
-        it in a thread while the block runs. `sqlq work` is the usual way to run one, and promises more: here
-        no supervisor watches the process, so that its jobs wait for their leases to run out when it dies, a
-        `def` handler past its timeout keeps its slot, and `isolate=True` has no effect.
+        it in a thread while the block runs. `sqlq work` is the usual way, and promises more: here no
+        supervisor watches the process. Jobs of a process that dies wait for their leases to run out, a `def`
+        handler past its timeout keeps its slot, and `isolate=True` has no effect.
 
         `queues` are served in the order given, or as a mapping to weights in turns, as in {"high": 3, "low":
         1}; without it all in rotation. `concurrency` jobs run at a time.
@@ -524,7 +568,7 @@ class App(Declares, Operates, Waits):
             max_rss=max_rss,
             max_idle=max_idle,
             isolate=isolate,
-            retention_ms=self.retention_ms,
+            retention_ms=self._code.retention_ms,
         )
         return Worker(
             self.database,
@@ -532,24 +576,20 @@ class App(Declares, Operates, Waits):
             options if supervision is None else options.jittered(),
             supervision=supervision,
             isolates=isolates,
-            lifespan=self.lifespan_scope,
-            events=self.events,
-            schedules=self._declarations,
-            has_limits=bool(self.limits),
-            newest_first=self._defaults.newest_first,
+            lifespan=self._code.lifespan,
+            events=self._code.events,
+            schedules=self._code.schedules,
+            has_limits=bool(self._code.limits),
+            newest_first=self._code.defaults.newest_first,
         )
 
     def __repr__(self) -> str:
-        return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.address.place)}>"
+        return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.url)}>"
 
     def close(self) -> None:
         """Close sqlq's own connections. The App may be used again and then opens new ones."""
-        if "waiting" in self.__dict__:
-            self.waiting.close()
-        if "_enqueuer" in self.__dict__:
-            self._enqueuer.close()
-        if "database" in self.__dict__:
-            self.database.close()
+        if "_connected" in self.__dict__:
+            self._connected.close()
 
 
 def _answered(new: JobOrFlow[J], done: Any) -> J:
@@ -560,12 +600,4 @@ def _answered(new: JobOrFlow[J], done: Any) -> J:
     return answer
 
 
-NameOfAnotherQueue.answer(
-    App,
-    {
-        **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
-        "AsyncResult": "app.get(id), or app.result(id)",
-        "add_periodic_task": '@app.task(schedule="0 3 * * *")',
-        "autodiscover_tasks": "import of the modules that define tasks, in the one that --app names",
-    },
-)
+NameOfAnotherQueue.answer(App, ADVICE)

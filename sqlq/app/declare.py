@@ -1,5 +1,4 @@
-"""What code declares to an App: tasks, limits and schedules, what surrounds attempts and processes, what
-hears of jobs, and what stamps them."""
+"""How code declares tasks, limits, schedules, middleware and listeners to an App."""
 
 from __future__ import annotations
 
@@ -9,24 +8,23 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
-from sqlq.app.options import Defaults
+from sqlq.app.code import Code
 from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
 from sqlq.config.durations import Duration
-from sqlq.enqueue.prepare import Additions, Stamp, Stamps
+from sqlq.enqueue.prepare import Stamp
 from sqlq.errors import ConfigurationError
-from sqlq.events import EventName, Events, Hear, checked_names
+from sqlq.events import EventName, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
 from sqlq.model.job import KEPT, Kept, NewJob
 from sqlq.model.job_result import Follows
-from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit
-from sqlq.model.middleware import Scope, around_scope, lifespan_scope
+from sqlq.model.limit import AnyLimit, Limit
+from sqlq.model.middleware import around_scope, lifespan_scope
 from sqlq.model.named_task import NamedTask
-from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
+from sqlq.model.schedule import Declared, Options, Schedule, checked_template, planned
 from sqlq.model.task import Exceptions, Isolate, Registry, Task, make_task
 
 if TYPE_CHECKING:
-    from sqlq.database.database import Database
     from sqlq.worker.attempt.context import RunningJob
 
 Context: TypeAlias = (
@@ -45,21 +43,15 @@ _TASK_OPTIONS = tuple(inspect.signature(make_task).parameters)[1:]
 
 
 class Declares:
-    """What an App has for the code that declares things to it."""
+    """The methods of an App by which code declares things to it."""
 
-    if TYPE_CHECKING:
-        tasks: Registry
-        limits: DeclaredLimits
-        lifespan_scope: Scope | None
-        events: Events
-        _defaults: Defaults
-        _stamps: Stamps
-        _additions: Additions
-        _declarations: Declarations
-        _fair: Limit | None
+    def __init__(self, code: Code) -> None:
+        self._code = code
 
-        @property
-        def database(self) -> Database: ...
+    @property
+    def tasks(self) -> Registry:
+        """The tasks by name."""
+        return self._code.tasks
 
     # -- tasks -----------------------------------------------------------------------------------------------
 
@@ -133,13 +125,13 @@ class Declares:
                 )
             said = dict(options)
             if said.get("limit") is not None:
-                said["limit"] = self.limits.add(self.limits.find(said["limit"]))
-            elif self._fair is not None and "limit" not in said and self._fair.suits(function):
-                said["limit"] = self._fair
-            task = make_task(function, **self._defaults.over(said))
+                said["limit"] = self._code.limits.add(self._code.limits.find(said["limit"]))
+            elif self._code.fair is not None and "limit" not in said and self._code.fair.suits(function):
+                said["limit"] = self._code.fair
+            task = make_task(function, **self._code.defaults.over(said))
             elsewhere = {
-                queue: make_task(function, **self._defaults.over(said, queue))
-                for queue in self._defaults.queues - {task.queue}
+                queue: make_task(function, **self._code.defaults.over(said, queue))
+                for queue in self._code.defaults.queues - {task.queue}
             }
             task = replace(task, elsewhere=elsewhere, says_expires=said.get("expires") is not None)
             plan = None if when is None else planned(when)
@@ -150,8 +142,8 @@ class Declares:
                 )
             self.tasks.add(task)
             if plan is not None:
-                self._declarations.add(
-                    Declared(task.name, plan, self._additions.template(task.without_arguments))
+                self._code.schedules.add(
+                    Declared(task.name, plan, self._code.additions.template(task.without_arguments))
                 )
             return task
 
@@ -174,7 +166,7 @@ class Declares:
         >>> stripe = sqlq.App().limit("stripe", running=5)
         """
         limit = Limit(key, running, rate)
-        self.limits.add(limit)
+        self._code.limits.add(limit)
         return limit
 
     def fair(self, by: str, *, window: int) -> Limit:
@@ -193,8 +185,8 @@ class Declares:
             raise ConfigurationError(
                 f'by is {by!r}, which names no argument: write by="tenant:{{tenant}}", say'
             )
-        self.limits.add(limit)
-        self._fair = limit
+        self._code.limits.add(limit)
+        self._code.fair = limit
         return limit
 
     def named(self, name: str) -> NamedTask:
@@ -232,15 +224,9 @@ class Declares:
         """
         name = checked_name(name, "the schedule's name", ConfigurationError)
         plan = planned(when, **options)
-        self._declarations.add(Declared(name, plan, self._additions.template(checked_template(job, name))))
-
-    def write_declared(self) -> None:
-        """Write the schedules that code declares, and retire those that it declares no more, as a worker does
-        that starts now."""
-        from sqlq.store import schedules
-
-        declared = self._declarations
-        schedules.follow(self.database, declared.declared, declared.service, self.tasks, lambda: 0.0)
+        self._code.schedules.add(
+            Declared(name, plan, self._code.additions.template(checked_template(job, name)))
+        )
 
     # -- hooks -----------------------------------------------------------------------------------------------
 
@@ -282,12 +268,12 @@ class Declares:
         ...         yield client
         """
         scope = lifespan_scope(function)
-        if self.lifespan_scope is not None:
+        if self._code.lifespan is not None:
             raise ConfigurationError(
-                f"lifespan is {scope.name}, but {self.lifespan_scope.name} is there already: enter both in "
+                f"lifespan is {scope.name}, but {self._code.lifespan.name} is there already: enter both in "
                 "one function"
             )
-        self.lifespan_scope = scope
+        self._code.lifespan = scope
         return function
 
     def on(self, *names: EventName) -> Callable[[H], H]:
@@ -311,7 +297,7 @@ class Declares:
         checked_names(names)
 
         def listen(function: H) -> H:
-            self.events.add(names, function)
+            self._code.events.add(names, function)
             return function
 
         return listen
@@ -328,5 +314,5 @@ class Declares:
         ... def origin(job):
         ...     return {"request_id": request_id.get(None)}
         """
-        self._stamps.add(function)
+        self._code.stamps.add(function)
         return function

@@ -65,7 +65,7 @@ class JobHere:
         return Seen(*what, done.result, done.note)
 
     def details(self) -> JobDetails:
-        """Return what `App.get` answers."""
+        """Return what `app.jobs.get` answers."""
         due = self.new.available_at or self.enqueued_at + timedelta(milliseconds=self.new.delay_ms)
         found = vars(self.new) | self.seen()._asdict()
         found |= {name: json.loads(found[name]) for name in ("payload", "result") if found[name] is not None}

@@ -166,7 +166,7 @@ class Context:
         # an App that names no database itself takes this one, and so does whatever else reads the variable
         os.environ["SQLQ_DATABASE_URL"] = self.database_url
         app = load_app(path, self._directories())
-        named, place = app.address, app.address.place
+        named, place = app._connected.address, app._connected.address.place
         if place != url:
             # what goes with another database does not go with this one
             same = (place.host, place.port, place.database) == (url.host, url.port, url.database)

@@ -93,7 +93,7 @@ def _tables(app: App) -> Iterator[None]:
 def _refuse_company(app: App) -> None:
     from sqlq.errors import ConfigurationError
 
-    if any(worker.queues is None for worker in app.admin.alive()):
+    if any(worker.queues is None for worker in app.workers.list()):
         raise ConfigurationError(
             f"a worker that serves all queues is running on {shown_url(app.database.engine.url)}, "
             "and would take the demo's jobs without knowing their tasks: stop it, or run sqlq demo without -d"
@@ -209,7 +209,7 @@ class _Shop:
     def _states(self) -> Counter[str]:
         """Count the jobs of the demo by their state."""
         return Counter(
-            job.state.value for queue in self._queues for job in self._app.list(queue=queue, limit=1_000)
+            job.state.value for queue in self._queues for job in self._app.jobs.list(queue=queue, limit=1_000)
         )
 
     def _show(self, flow_id: int) -> None:
@@ -223,7 +223,7 @@ class _Shop:
         _heading("What plain SQL shows")
         self._query(f"SELECT {columns}\n{source}\n GROUP BY task, state\n ORDER BY task")
         self._query(f"SELECT id, task, attempts, error\n{source} AND state = 'failed'")
-        flow = self._app.flow(flow_id)
+        flow = self._app.flows.get(flow_id)
         results = ", ".join(str(result) for result in flow.results.values())
         click.echo(f"\nflow {flow.id} is {flow.state}, and its steps returned: {results}")
         click.echo("\nsqlq failed retry would run it again; here it goes with the rest of the demo")

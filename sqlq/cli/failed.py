@@ -68,7 +68,7 @@ def list_failed(
         _list_errors(context, chosen, exact, limit, as_json)
         return
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = context.app().admin.listing(state="failed", limit=limit + 1, **chosen, **how)
+    found, complete = context.app().jobs.listing(state="failed", limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([_listed(job) for job in found])
@@ -95,7 +95,7 @@ def _show_list(found: list[JobDetails]) -> None:
 
 
 def _list_errors(context: Context, chosen: dict[str, Any], exact: bool, limit: int, as_json: bool) -> None:
-    found, complete = context.app().admin.failures(**chosen, exact=exact)
+    found, complete = context.app().jobs.failures(**chosen, exact=exact)
     shown = found[:limit]
     if as_json:
         errors = [
@@ -130,7 +130,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
     from sqlq.errors import JobNotFoundError
     from sqlq.model.job import State
 
-    job = context.app().admin.get(id)
+    job = context.app().jobs.get(id)
     if job.state is not State.FAILED:
         raise JobNotFoundError(
             f"job {id} has not failed for good: it is {job.state}, in attempt {attempts(job, ' of ')}"
@@ -147,9 +147,8 @@ def retry(context: Context, /, as_json: bool, **chosen: Any) -> None:
 
     They keep their ids and get all their attempts anew. A job whose unique key a live job holds stays failed.
     """
-    admin = context.app().admin
     require_named("failed jobs", "--task, --queue or --all", *chosen.values())
-    done = admin.move_failed_back(**chosen)
+    done = context.app().jobs.move_back(**chosen)
     missing = _missing(chosen["ids"], [*done.moved, *done.held])
     if as_json:
         show_json({"retried": done.moved, "held_back": done.held, "not_failed": missing})
@@ -168,7 +167,7 @@ def retry(context: Context, /, as_json: bool, **chosen: Any) -> None:
 def forget(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Delete failed jobs for good: by id, --task, --queue, or --all."""
     require_named("failed jobs", "--task, --queue or --all", *chosen.values())
-    forgotten = context.app().admin.forget_failed(**chosen)
+    forgotten = context.app().jobs.delete(**chosen)
     missing = _missing(chosen["ids"], forgotten)
     if as_json:
         show_json({"forgotten": forgotten, "not_failed": missing})
@@ -208,7 +207,7 @@ def _report_missing(context: Context, missing: list[int]) -> None:
 
     for id in missing:
         try:
-            state = context.app().admin.get(id).state
+            state = context.app().jobs.get(id).state
             said = (
                 "it has failed, but is not of the task and queue named, or is locked by another command"
                 if state == "failed"

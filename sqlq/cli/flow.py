@@ -33,7 +33,7 @@ def flow() -> None:
 @click.pass_obj
 def list_flows(context: Context, limit: int, as_json: bool) -> None:
     """List flows, the newest first, and how far each is."""
-    found = context.app().admin.flows(limit=limit)
+    found = context.app().flows.list(limit=limit)
     if as_json:
         show_json([_object(each) for each in found])
     elif found:
@@ -49,7 +49,7 @@ def list_flows(context: Context, limit: int, as_json: bool) -> None:
 @click.pass_obj
 def show(context: Context, id: int, as_json: bool) -> None:
     """Show a flow: its steps, what each waits for, and what to do next."""
-    found = context.app().admin.flow(id)
+    found = context.app().flows.get(id)
     if as_json:
         show_json({**_object(found), "steps": [asdict(step) for step in found.steps]})
         return
@@ -82,7 +82,7 @@ def cancel(context: Context, id: int, force: bool, as_json: bool) -> None:
     """
     from sqlq.admin.cancel import Cancellation
 
-    done = context.app().admin.cancel_flow(id, force=force)
+    done = context.app().flows.cancel(id, force=force)
     cancelled = sorted(step for step, word in done.items() if word is Cancellation.CANCELLED)
     requested = sorted(step for step, word in done.items() if word is Cancellation.REQUESTED)
     left = sorted(step for step, word in done.items() if word is Cancellation.LOCKED)
@@ -106,7 +106,7 @@ def cancel(context: Context, id: int, force: bool, as_json: bool) -> None:
 @click.pass_obj
 def retry(context: Context, id: int, as_json: bool) -> None:
     """Run the failed steps of a flow again, after which it goes on."""
-    moved = context.app().admin.retry_flow(id)
+    moved = context.app().flows.retry(id)
     if as_json:
         show_json({"retried": moved})
     elif moved:
@@ -125,7 +125,7 @@ def skip(context: Context, step: int, as_json: bool) -> None:
     STEP is the id of a job that has failed, or that waits. What comes after it runs; a step that needs its
     result fails, and says so.
     """
-    found = context.app().admin.skip(step)
+    found = context.app().flows.skip(step)
     if as_json:
         show_json(_object(found))
     else:

@@ -64,9 +64,8 @@ def jobs(
 
     Finished jobs are listed as long as they are kept: 7 days, or what your App says (retention=).
     """
-    admin = context.app().admin
     how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = admin.listing(state=state, limit=limit + 1, **chosen, **how)
+    found, complete = context.app().jobs.listing(state=state, limit=limit + 1, **chosen, **how)
     more, found = len(found) > limit, found[:limit]
     if as_json:
         show_json([as_object(job) for job in found])
@@ -129,7 +128,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
 
     Its arguments, result and times, the history of its attempts, and what may be done with it next.
     """
-    show_job(context, context.app().admin.get(id), as_json)
+    show_job(context, context.app().jobs.get(id), as_json)
 
 
 def show_job(context: Context, job: JobDetails, as_json: bool) -> None:
@@ -296,7 +295,7 @@ def _kept(job: JobDetails) -> str:
 
 
 def _worker(context: Context, job: JobDetails) -> str:
-    for worker in context.app().admin.workers(silent=True):
+    for worker in context.app().workers.list(silent=True):
         if worker.id == job.reserved_by:
             silent = "" if worker.alive else f", silent for {span(worker.silent_seconds)}"
             return f"{worker.host} pid {worker.pid}{silent}"
@@ -319,7 +318,7 @@ def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     if job.state == "blocked":
         yield command(f"cancel {job.id}"), "end it without running it"
     if job.state in ("scheduled", "available"):
-        queue = next((each for each in context.app().admin.status() if each.queue == job.queue), None)
+        queue = next((each for each in context.app().queues.status() if each.queue == job.queue), None)
         if queue is not None and queue.paused:
             yield command(f"resume {word(job.queue)}"), "its queue is paused"
         elif queue is not None and not queue.served:

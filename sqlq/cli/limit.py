@@ -31,7 +31,7 @@ def list_limits(context: Context, prefix: str, limit: int, as_json: bool) -> Non
     Running are the jobs that hold a slot: they run, or were admitted and are claimed next. Waiting are those
     in line.
     """
-    found = context.app().admin.limits(prefix, limit=limit)
+    found = context.app().limits.list(prefix, limit=limit)
     if as_json:
         show_json([_object(each) for each in found])
     elif found:
@@ -57,10 +57,9 @@ def set_limit(context: Context, key: str, running: int | None, rate: str | None,
     if running is None and rate is None:
         raise click.UsageError("say what is allowed: --running, --rate or both")
     app = context.app(needs_code=True)
-    app.limits.check_key(key)
-    known = app.limits.names(key) or any(each.key == key for each in app.admin.limits(key, limit=1))
+    known = app.limits.is_known(key)
     with naming_options("running", "rate"):
-        found = app.admin.set_limit(key, running=running, rate=rate)
+        found = app.limits.set(key, running=running, rate=rate)
     if as_json:
         show_json(_object(found))
     else:
@@ -80,9 +79,7 @@ def clear(context: Context, key: str, as_json: bool) -> None:
     That is what the App declares for this key. Of a key that is made from arguments the next job that is
     enqueued says it; until then what was set counts.
     """
-    app = context.app(needs_code=True)
-    app.limits.check_key(key)
-    found = app.admin.clear_limit(key, app.limits.declared(key))
+    found = context.app(needs_code=True).limits.clear(key)
     if as_json:
         show_json(_object(found))
     else:

@@ -12,7 +12,7 @@ from sqlq.cli.output import Cell, Column, console, plain, show_json, show_table
 from sqlq.config.command_hint import escaped
 
 if TYPE_CHECKING:
-    from sqlq.admin.admin import QueueStatus
+    from sqlq.admin.queues import QueueStatus
 
 T = TypeVar("T")
 NARROW = 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from sqlq.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqlq.admin.admin import Switched
     from sqlq.admin.cancel import Cancellation
 
 EXPLAINED = 20
@@ -50,7 +50,7 @@ def cancel(
     from sqlq.admin.cancel import Cancellation
 
     require_named("jobs", "--task or --queue", ids, task, queue)
-    done = context.app().cancel(ids, task=task, queue=queue, force=force)
+    done = context.app().jobs.cancel(ids, task=task, queue=queue, force=force)
     by_word: dict[Cancellation, list[int]] = {word: [] for word in Cancellation}
     for id, word in done.items():
         by_word[word].append(id)
@@ -98,7 +98,7 @@ def _why_not(context: Context, id: int, word: Cancellation) -> str:
     if word is Cancellation.LOCKED:
         return "another transaction has locked its row: try again"
     try:
-        job = context.app().get(id)
+        job = context.app().jobs.get(id)
     except JobNotFoundError:
         return "it has ended, and is gone by now"
     if word is Cancellation.PASSED_OVER:
@@ -125,24 +125,24 @@ def pause(
     length = None if lasting is None else _length(lasting)
     ending = "" if lasting is None else f" for {lasting.strip()}"
     if everything:
-        changed = context.app().admin.pause_all(lasting=length)
+        changed = context.app().queues.pause(all=True, lasting=length)
         said = f"paused all queues{ending}" if changed else f"all queues are paused already{_now(ending)}"
-        _show_all(said, "paused", changed, as_json=as_json)
+        _show_all(said, "paused", bool(changed), as_json=as_json)
         return
-    done = context.app().admin.pause(queues, lasting=length)
+    unknown = context.app().queues.unknown(queues)
+    changed = context.app().queues.pause(*queues, lasting=length)
     if as_json:
-        show_json(_switched(done, "paused"))
+        show_json(_switched(queues, "paused", changed, unknown))
         return
-    for each in done:
-        name = plain(each.queue)
-        unknown = (
-            ""
-            if each.known or each.queue in context.app().queue_names
-            else "; nothing else is known of a queue of that name: no job is in it, and no worker or task "
-            "names it"
+    for queue in sorted({*queues}):
+        name = plain(queue)
+        nothing = (
+            "; nothing else is known of a queue of that name: no job is in it, and no worker or task names it"
+            if queue in unknown
+            else ""
         )
         again = f"{name} is paused already{_now(ending)}"
-        click.echo(f"paused {name}{ending}{unknown}" if each.changed else again)
+        click.echo(f"paused {name}{ending}{nothing}" if queue in changed else again)
 
 
 @click.command()
@@ -157,16 +157,17 @@ def resume(context: Context, queues: tuple[str, ...], everything: bool, as_json:
     """
     _require_queues(queues, everything)
     if everything:
-        changed = context.app().admin.resume_all()
+        changed = context.app().queues.resume(all=True)
         said = "resumed all queues that are not paused by name" if changed else "all queues are not paused"
-        _show_all(said, "resumed", changed, as_json=as_json)
+        _show_all(said, "resumed", bool(changed), as_json=as_json)
         return
-    done = context.app().admin.resume(queues)
+    unknown = context.app().queues.unknown(queues) if as_json else []
+    changed = context.app().queues.resume(*queues)
     if as_json:
-        show_json(_switched(done, "resumed"))
+        show_json(_switched(queues, "resumed", changed, unknown))
         return
-    for each in done:
-        click.echo(f"resumed {plain(each.queue)}" if each.changed else f"{plain(each.queue)} is not paused")
+    for queue in sorted({*queues}):
+        click.echo(f"resumed {plain(queue)}" if queue in changed else f"{plain(queue)} is not paused")
 
 
 def _require_queues(queues: tuple[str, ...], everything: bool) -> None:
@@ -195,8 +196,10 @@ def _show_all(said: str, word: str, changed: bool, *, as_json: bool) -> None:
         click.echo(said)
 
 
-def _switched(done: list[Switched], word: str) -> list[dict[str, object]]:
-    return [{"queue": each.queue, word: each.changed, "known": each.known} for each in done]
+def _switched(
+    queues: Sequence[str], word: str, changed: Sequence[str], unknown: Sequence[str]
+) -> list[dict[str, object]]:
+    return [{"queue": q, word: q in changed, "known": q not in unknown} for q in sorted({*queues})]
 
 
 @click.command()
@@ -217,7 +220,7 @@ def prune(context: Context, finished: str | None, failed: str | None, as_json: b
     if finished is None and failed is None:
         raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")
     with naming_options("finished", "failed"):
-        gone = context.app().prune(finished=finished, failed=failed)
+        gone = context.app().jobs.prune(finished=finished, failed=failed)
     if as_json:
         show_json({"finished": gone.finished, "failed": gone.failed})
         return

@@ -76,10 +76,10 @@ def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bo
     which, rate = _which(options["task"], options["queue"], options["state"]), options["rate"]
     with naming_options("rate"):
         if dry_run:
-            _show_plan(app.replay(ids, dry_run=True, **options), which, rate, as_json=as_json)
+            _show_plan(app.jobs.replay(ids, dry_run=True, **options), which, rate, as_json=as_json)
             return
         with _told() as progress:
-            done = app.replay(ids, progress=progress, **options)
+            done = app.jobs.replay(ids, progress=progress, **options)
     if as_json:
         show_json(
             {

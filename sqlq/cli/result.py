@@ -24,4 +24,4 @@ def result(context: Context, id: int, timeout: str) -> None:
     Exits with 1, and says why in one sentence, when it has failed, was cancelled, or has not ended by then.
     """
     with naming_options("timeout"):
-        show_json(context.app().stored_result(id, None if timeout == "none" else timeout))
+        show_json(context.app().result(id, None if timeout == "none" else timeout, raw=True))

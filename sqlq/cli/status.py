@@ -13,7 +13,8 @@ from sqlq.cli.looks import exact_option, number, queue_name, show_rows, show_wra
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
-    from sqlq.admin.admin import QueueStatus, WorkerStatus
+    from sqlq.admin.queues import QueueStatus
+    from sqlq.admin.workers import WorkerStatus
     from sqlq.store.workers.pauses import Pause, Pauses
 
 WATCH_SECONDS = 2.0
@@ -53,8 +54,8 @@ class _Found(NamedTuple):
 
 
 def _look(context: Context, exact: bool) -> _Found:
-    admin = context.app().admin
-    return _Found(admin.status(exact=exact), admin.workers(), admin.pauses())
+    app = context.app()
+    return _Found(app.queues.status(exact=exact), app.workers.list(), app.queues.pauses())
 
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:

@@ -429,7 +429,7 @@ def _child(
 
 def _app(context: Context) -> App:
     app = context.app_with_tasks("work runs the tasks of an App")
-    app.direct_calls = "allow"  # as in any process of a worker
+    app._code.direct_calls = "allow"  # as in any process of a worker
     return app
 
 
@@ -477,7 +477,7 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
     from sqlq.errors import SqlqError
 
     try:
-        unknown = app.admin.unknown_queues(queues, app.queue_names)
+        unknown = app.queues.unknown(queues, but_for_twins=True)
     except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same, and says it
         log.debug("the names of queues could not be looked up: %s", error)
         return
@@ -507,7 +507,7 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
     link = Link.inherited(fd)
     app = _app(context)
     set_up_logs()
-    serve(link, app.tasks, app.lifespan_scope)
+    serve(link, app.tasks, app._code.lifespan)
 
 
 def _exit(code: int) -> NoReturn:

@@ -13,7 +13,7 @@ from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wra
 from sqlq.cli.output import ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
-    from sqlq.admin.admin import WorkerStatus
+    from sqlq.admin.workers import WorkerStatus
 
 JOBS_SHOWN = 10
 """Of each worker; --json has all of them."""
@@ -41,7 +41,7 @@ def workers(ctx: click.Context, silent: bool, as_json: bool) -> None:
 def _list(context: Context, silent: bool, as_json: bool) -> None:
     from sqlq.config.command_hint import command
 
-    entered = context.app().admin.workers(silent=True)
+    entered = context.app().workers.list(silent=True)
     found = [worker for worker in entered if worker.alive or silent]
     if as_json:
         show_json([_object(worker) for worker in found])
@@ -163,8 +163,8 @@ def _ask(
 ) -> None:
     if bool(names) == everyone:
         raise click.UsageError("name the workers, or give --all" + (", and not both" if names else ""))
-    ask = getattr(context.app().fleet, word)
-    asked = ask(all=True) if everyone else ask(names)
+    ask = getattr(context.app().workers, word)
+    asked = ask(all=True) if everyone else ask(*names)
     if as_json:
         show_json([each._asdict() for each in asked])
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,9 @@ from django.utils.functional import Promise
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 
+from sqlq.admin.jobs import Jobs
 from sqlq.app.app import App
+from sqlq.app.connected import Connected
 from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.config.durations import Duration
 from sqlq.config.urls import Eager, in_memory
@@ -38,6 +40,7 @@ from sqlq.store.jobs import lookup
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
+    from sqlq.app.code import Code
     from sqlq.database.database import Address
     from sqlq.enqueue.enqueue import Enqueues
     from sqlq.model.handle import AnyJob
@@ -47,16 +50,6 @@ if TYPE_CHECKING:
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
 R = TypeVar("R")
-
-
-def _following(name: str) -> property:
-    """Return a property of App's that first goes where Django's settings lead."""
-
-    def found(app: DjangoApp) -> Any:
-        app._follow()  # noqa: SLF001 - of this module
-        return vars(App)[name].__get__(app)
-
-    return property(found)
 
 
 class DjangoApp(App):
@@ -95,8 +88,8 @@ class DjangoApp(App):
         self.around(afresh_connections)
 
     @property
-    def is_in_a_test(self) -> bool:
-        return super().is_in_a_test or is_testing()
+    def _is_in_a_test(self) -> bool:
+        return super()._is_in_a_test or is_testing()
 
     def connection(self) -> Any:
         """Return Django's connection to the database of the jobs, of the calling thread; None where the App
@@ -128,28 +121,30 @@ class DjangoApp(App):
         given = self.configuration
         url = url_of(given.database)
         if not is_testing() or in_memory(url):
-            return self._address(url, None, given.schema, given.listen_url)
+            return self._address(url=url, schema=given.schema, listen_url=given.listen_url)
         # A test database is dropped while the process goes on, which a connection at rest would forbid.
         engine = create_engine(url, poolclass=NullPool)
-        return self._address(None, engine, given.schema, given.listen_url)
+        return self._address(engine=engine, schema=given.schema, listen_url=given.listen_url)
 
     @property
-    def address(self) -> Address:
-        self._follow()
-        found: Address = self.__dict__["address"]
-        return found
+    def jobs(self) -> DjangoJobs:
+        """The jobs, as the transaction on Django's connection sees them."""
+        connected: Any = self._connected
+        jobs: DjangoJobs = connected.jobs
+        return jobs
 
-    @address.setter
-    def address(self, address: Address) -> None:
-        self.__dict__["address"] = address
-
-    if not TYPE_CHECKING:  # what they are, App says
-        database, admin, schedules = map(_following, ("database", "admin", "schedules"))
+    def _connect(self, address: Address) -> Connected:
+        return DjangoConnected(address, self._code, lambda: self._here, self.connection)
 
     @property
-    def enqueuer(self) -> Enqueues:
+    def _connected(self) -> Connected:
         self._follow()
-        return super().enqueuer
+        connected: Connected = self.__dict__["_connected"]
+        return connected
+
+    @_connected.setter
+    def _connected(self, connected: Connected) -> None:
+        self.__dict__["_connected"] = connected
 
     @cached_property
     def _eagerly(self) -> Enqueues:
@@ -157,37 +152,11 @@ class DjangoApp(App):
 
     # -- on Django's connection ------------------------------------------------------------------------------
 
-    def get(self, id: AnyJob) -> JobDetails:
-        """Return everything about a job, as the transaction on Django's connection sees it: also one that was
-        enqueued there and is not committed. Raises `JobNotFoundError`."""
-        connection = self.connection()
-        if connection is None or self.job_here(id) is not None:
-            return super().get(id)
-        conn: Any = connection_of(connection)
-        version.require(conn, self.database.schema_for(conn))
-        number = id_of(id)
-        found = self.seen_in_django(number)
-        lookup.require_own(id, found)
-        if found is None:
-            raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
-        return found
-
-    def seen_in_django(self, id: int) -> JobDetails | None:
-        """Return everything about a job that the transaction on Django's connection sees, None for another.
-        The tables are known to be there."""
-        conn: Any = connection_of(self.connection())
-        reading: Any = _Reading(conn, self.database.schema_for(conn))  # executes alike
-        return lookup.details(reading, id, self.seal)
-
-    async def aget(self, id: AnyJob) -> JobDetails:
-        """`get` for asynchronous code."""
-        return await sync_to_async(self.get)(id)
-
     async def aenqueue(
         self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
     ) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
-        if session is not None or self.runs_eagerly(eager) is True:
+        if session is not None or self._runs_eagerly(eager) is True:
             return await super().aenqueue(job, session, eager=eager)
         return await sync_to_async(self.enqueue)(job, eager=eager)
 
@@ -200,7 +169,7 @@ class DjangoApp(App):
         eager: Eager | None = None,
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
-        if session is not None or self.runs_eagerly(eager) is True:
+        if session is not None or self._runs_eagerly(eager) is True:
             return await super().aenqueue_many(jobs, session, spread=spread, eager=eager)
         return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=eager)
 
@@ -225,6 +194,55 @@ def where_the_orm_works(function: Any, *args: Any) -> Any:
     if executor is None:  # no thread waits for this loop
         return on_a_loop_of_its_own(sync_to_async(function)(*args))
     return executor.submit(contextvars.copy_context().run, function, *args).result()
+
+
+class DjangoConnected(Connected):
+    """The parts of a `DjangoApp` for one address."""
+
+    def __init__(
+        self, address: Address, code: Code, here: Callable[[], Any], connection: Callable[[], Any]
+    ) -> None:
+        super().__init__(address, code, here)
+        self._connection = connection
+
+    @cached_property
+    def jobs(self) -> DjangoJobs:
+        """See `DjangoApp.jobs`."""
+        code = self._code
+        jobs = DjangoJobs(self.database, code.tasks, code.events, code.stamps, self.results)
+        jobs.connection = self._connection
+        return jobs
+
+
+class DjangoJobs(Jobs):
+    """The jobs in a project's database."""
+
+    connection: Callable[[], Any]
+    """Returns Django's connection to the database; None where the App was pointed at another one."""
+
+    def get(self, id: AnyJob) -> JobDetails:
+        """Return everything about a job, as the transaction on Django's connection sees it: also one that was
+        enqueued there and is not committed. Raises `JobNotFoundError`."""
+        connection = self.connection()
+        if connection is None or self._results.job_here(id) is not None:
+            return super().get(id)
+        conn: Any = connection_of(connection)
+        schema, number = self._database.schema_for(conn), id_of(id)
+        version.require(conn, schema)
+        reading: Any = _Reading(conn, schema)  # executes alike
+        job = lookup.details(reading, number, self._database.seal)
+        lookup.require_own(id, job)
+        if job is None:
+            raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
+        return job
+
+    def get_committed(self, id: int) -> JobDetails:
+        """Return everything about a job, as it is committed."""
+        return super().get(id)
+
+    async def aget(self, id: AnyJob) -> JobDetails:
+        """`get` for asynchronous code."""
+        return await sync_to_async(self.get)(id)
 
 
 class _Reading:
@@ -287,7 +305,7 @@ class InProject:
         import sqlq.django
 
         app = vars(sqlq.django).get("app")
-        return None if app is None else app.address.place
+        return None if app is None else app.url
 
     def options(self, *, needs_app: bool) -> list[str]:
         """Return none: manage.py knows the App."""

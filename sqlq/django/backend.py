@@ -119,7 +119,7 @@ class SqlqBackend(BaseTaskBackend):
         job = app.enqueue(new)
         try:
             # read back, for the database's clock says when it was enqueued
-            result = self._result(app.get(job.id))
+            result = self._result(app.jobs.get(job.id))
         except JobNotFoundError:  # a worker has finished it, and finished jobs are not kept
             result = self._result(JobHere(job.id, new).details())
         task_enqueued.send(type(self), task_result=result)
@@ -136,7 +136,7 @@ class SqlqBackend(BaseTaskBackend):
         if is_on_a_loop():
             return where_the_orm_works(self.get_result, result_id)
         try:
-            return self._result(_app().get(int(result_id)))
+            return self._result(_app().jobs.get(int(result_id)))
         except (ValueError, JobNotFoundError):
             raise TaskResultDoesNotExist(result_id) from None
 
@@ -318,8 +318,8 @@ def _started(task: Any, running: RunningJob) -> Any:
     """Return the result of a job whose attempt has just begun."""
     app = _app()
     if running.target is None:  # it runs inline, or eagerly
-        return _backend(task)._result(app.job_here(running.id).details())  # noqa: SLF001 - of this module
-    result = _backend(task)._result(app.admin.get(running.id))  # noqa: SLF001 - as above
+        return _backend(task)._result(app.jobs.get(running.id))  # noqa: SLF001 - of this module
+    result = _backend(task)._result(_app().jobs.get_committed(running.id))  # noqa: SLF001 - as above
     _started_here.append(result)
     return result
 
@@ -344,7 +344,7 @@ def tell_finished(events: list[JobEvent]) -> None:
 
 def _tell_finished(task: Any, event: JobEvent) -> None:
     try:
-        result = _backend(task)._result(_app().admin.get(event.id))  # noqa: SLF001 - of this module
+        result = _backend(task)._result(_app().jobs.get_committed(event.id))  # noqa: SLF001 - of this module
     except JobNotFoundError:  # finished jobs are not kept
         started = (each for each in reversed(_started_here) if each.id == str(event.id))
         gone = JobHere(event.id, NewJob(event.task, "{}", event.queue, event.max_attempts)).details()

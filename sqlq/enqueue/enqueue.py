@@ -319,7 +319,7 @@ class Enqueuer:
         # guard: test-jobs-stay-in-the-test
         raise EnqueueError(
             f"a test database is open, {masked(self._database.engine.url)}, but this session is connected to "
-            f"{masked(conn.engine.url)}: give the code under test an engine on app.database.engine.url, or "
+            f"{masked(conn.engine.url)}: give the code under test an engine on app.url, or "
             "open that other database with sqlq.testing.on_database"
         )
 

@@ -7,12 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.admin import Admin
+from sqlq.admin.queues import Queues
+from sqlq.admin.workers import Workers
 from sqlq.errors import SqlqError
 from sqlq.metrics import names
 from sqlq.metrics.families import number, numbers, version
@@ -25,6 +26,16 @@ COMPLAINT_SECONDS: Final = 60.0
 STATES: Final = ("available", "scheduled", "blocked", "running", "failed")
 
 
+class Watched(Protocol):
+    """The parts of an App that are shown."""
+
+    @property
+    def queues(self) -> Queues: ...
+
+    @property
+    def workers(self) -> Workers: ...
+
+
 class DatabaseCollector(Collector):
     """Shows on an endpoint of your own what `sqlq metrics` shows: register it with prometheus_client.
 
@@ -33,11 +44,12 @@ class DatabaseCollector(Collector):
     missing.
 
     >>> from prometheus_client import REGISTRY  # doctest: +SKIP
-    >>> REGISTRY.register(DatabaseCollector(app.admin))  # doctest: +SKIP
+    >>> REGISTRY.register(DatabaseCollector(app))  # doctest: +SKIP
     """
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+    def __init__(self, app: Watched) -> None:
+        """`app` is a `sqlq.App`."""
+        self._app = app
         self._lock = threading.Lock()
         self._last: list[Any] = []
         self._until = self._complain_at = float("-inf")
@@ -70,7 +82,8 @@ class DatabaseCollector(Collector):
             return [number(names.UP, 0), version(names.VERSION)]
 
     def _ask(self) -> list[Any]:
-        queues, workers, vitals = self._admin.status(), self._admin.workers(silent=True), self._admin.vitals()
+        queues, workers = self._app.queues.status(), self._app.workers.list(silent=True)
+        vitals = self._app.queues.vitals()
         alive = [worker for worker in workers if worker.alive]
         states = Counter("alive" if worker.alive else "silent" for worker in workers)
         found = [

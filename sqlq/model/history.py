@@ -67,7 +67,7 @@ class HistoryLine:
     host and process. `reason`, `exception` and `message` say what it failed of. The line of an ended job's
     last attempt is by the database's clock; `started_at` is not kept where a job's first claim finished it.
 
-    >>> [line.outcome for line in app.get(42).history]  # doctest: +SKIP
+    >>> [line.outcome for line in app.jobs.get(42).history]  # doctest: +SKIP
     ['failed', 'lost', 'snoozed', 'finished']
     """
 

@@ -315,9 +315,9 @@ NameOfAnotherQueue.answer(
     {
         **dict.fromkeys(("get", "result", "return_value"), "app.result(job, timeout=…)"),
         **dict.fromkeys(("wait", "join"), "app.wait([job])"),
-        **dict.fromkeys(("refresh", "reload", "info"), "app.get(job.id)"),
-        "status": "job.state, or app.get(job.id).state for what it is now",
-        **dict.fromkeys(("cancel", "revoke", "abort"), "app.cancel([job.id])"),
+        **dict.fromkeys(("refresh", "reload", "info"), "app.jobs.get(job.id)"),
+        "status": "job.state, or app.jobs.get(job.id).state for what it is now",
+        **dict.fromkeys(("cancel", "revoke", "abort"), "app.jobs.cancel([job.id])"),
     },
 )
 

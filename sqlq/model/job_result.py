@@ -17,7 +17,7 @@ class Ended:
     `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
     is what `failed_jobs` has (error, timeout, worker_lost, unknown_task or bad_payload; nothing follows a bad
     signature), `exception` the class and `message` the text of its last error. `label` is the one that the
-    job has. More is to be had by the id: `app.get(ended.id)` has the traceback and the errors of earlier
+    job has. More is to be had by the id: `app.jobs.get(ended.id)` has the traceback and the errors of earlier
     attempts, `app.result(ended.id)` what it returned.
 
     >>> @app.task  # doctest: +SKIP

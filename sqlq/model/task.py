@@ -102,7 +102,7 @@ class Task(Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.app is not None:
-            self.app.called(self.name)
+            self.app._called(self.name)
         return self.handler(*args, **kwargs)
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R]:

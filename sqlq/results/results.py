@@ -1,7 +1,7 @@
 """Results: what handlers returned, for those who wait for it.
 
-What an App has for them is `Waits`; how they are woken is in `waiting`. A job ends in one of three ways, and
-each has its answer: a value, `JobFailedError` or `JobCancelledError`.
+A job ends in one of three ways, and each has its answer: a value, `JobFailedError` or `JobCancelledError`.
+`waiter` wakes those who wait.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.errors import (
@@ -26,14 +26,13 @@ from sqlq.errors import (
     SealError,
     WaitTimeoutError,
 )
-from sqlq.model.checks import checked_name
 from sqlq.model.flow import EnqueuedFlow
 from sqlq.model.handle import Handle, id_of
-from sqlq.model.job import Job, JobDetails, State, error_line
+from sqlq.model.job import Job, State, error_line
 from sqlq.model.task import Registry, Task
 from sqlq.payload.encryption import Seal, Unopened
 from sqlq.results.waiter import Told, Waiting, Watch
-from sqlq.store.jobs import results, unique
+from sqlq.store.jobs import results
 from sqlq.store.jobs.lookup import result_shown
 from sqlq.store.jobs.results import Seen
 
@@ -76,9 +75,9 @@ class Ends(Generic[R]):
     `JobNotFoundError` for a job that is not there.
     """
 
-    def __init__(self, app: Waits, jobs: Mapping[int, AnyJob], ms: int | None, *, whole: bool) -> None:
+    def __init__(self, results: Results, jobs: Mapping[int, AnyJob], ms: int | None, *, whole: bool) -> None:
         """`whole` says whether more than their states is wanted."""
-        self._app = app
+        self._results = results
         self._jobs = jobs
         self._ms = ms
         self._whole = whole
@@ -95,7 +94,7 @@ class Ends(Generic[R]):
             told: queue.SimpleQueue[Told] = queue.SimpleQueue()
             watch = Watch(there, told.put, whole=self._whole)
             until = self._until()
-            self._app.waiting.watch(watch)
+            self._results.waiter.watch(watch)
             try:
                 for _ in there:
                     left = None if until is None else max(0.0, until - time.monotonic())
@@ -106,7 +105,7 @@ class Ends(Generic[R]):
                         break
                     yield self._heard(what, watch)
             finally:
-                self._app.waiting.stop(watch)
+                self._results.waiter.stop(watch)
                 self._saw(watch)
         self._refuse_pending()
 
@@ -130,7 +129,7 @@ class Ends(Generic[R]):
 
             watch = Watch(there, tell, whole=self._whole)
             until = self._until()
-            self._app.waiting.watch(watch)
+            self._results.waiter.watch(watch)
             try:
                 for _ in there:
                     left = None if until is None else max(0.0, until - time.monotonic())
@@ -142,7 +141,7 @@ class Ends(Generic[R]):
                         break
                     yield self._heard(what, watch)
             finally:
-                self._app.waiting.stop(watch)
+                self._results.waiter.stop(watch)
                 self._saw(watch)
         self._refuse_pending()
 
@@ -164,7 +163,7 @@ class Ends(Generic[R]):
         """Return the jobs that are rows, and look at the others."""
         there = []
         for id, job in self._jobs.items():
-            seen = job.look() if isinstance(job, JobRunHere) else self._app.seen_here(job)
+            seen = job.look() if isinstance(job, JobRunHere) else self._results.seen_here(job)
             if seen is None:
                 there.append(id)
             else:
@@ -176,7 +175,7 @@ class Ends(Generic[R]):
         return [seen for seen in found if seen.is_over]
 
     def _look(self, ids: Iterable[int]) -> None:
-        database = self._app.database
+        database = self._results.database
         database.require_tables()
         with database.read() as conn:
             found = results.look(conn, dict.fromkeys(ids, self._whole))
@@ -203,7 +202,7 @@ class Ends(Generic[R]):
         """Look at what has not been looked at in all the time that there was, since the first connection took
         longer; return what has ended."""
         unseen = [id for id in watch.waits_for if id not in self.seen and id not in watch.seen]
-        if not unseen or self._app.waiting.is_away:
+        if not unseen or self._results.waiter.is_away:
             return []
         self._look(unseen)  # guard: what-has-ended-long-ago-is-seen
         return self._over(unseen)
@@ -266,28 +265,30 @@ class AsCompleted(Generic[R]):
                 yield self._ends.job(seen.id)
 
 
-class Waits:
-    """What an App has for those who wait for jobs, or look for one by its key."""
+class Results:
+    """What became of the jobs in a database, and of those that ran in this process."""
 
-    if TYPE_CHECKING:
-        tasks: Registry
-        seal: Seal | None
-        stand_in: Any
-
-        @property
-        def database(self) -> Database: ...
-
-        def get(self, id: int) -> JobDetails: ...
+    def __init__(self, database: Database, tasks: Registry, here: Callable[[], Any]) -> None:
+        """`here` returns what jobs go through that run in this process, inline or eagerly; None where none
+        have."""
+        self.database = database
+        self._tasks = tasks
+        self._here = here
 
     @cached_property
-    def waiting(self) -> Waiting:
-        """Who looks for all that this process waits for."""
+    def waiter(self) -> Waiting:
+        """Looks for all jobs that this process waits for."""
         return Waiting(self.database)
+
+    def close(self) -> None:
+        """Stop looking."""
+        if "waiter" in self.__dict__:
+            self.waiter.close()
 
     @property
     def here(self) -> Any:
-        """What jobs go through that run in this process, inline or eagerly; None where none have."""
-        return self.stand_in or vars(self).get("_eagerly")
+        """What jobs go through that run in this process; None where none have."""
+        return self._here()
 
     def job_here(self, job: Handle | int) -> Any:
         """Return a job that ran in this process, or is to; None for one that is a row."""
@@ -298,150 +299,57 @@ class Waits:
         """Return what became of a job that ran in this process; None for one that is a row."""
         return None if (here := self.job_here(job)) is None else here.seen()
 
-    @overload
-    def result(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    def result(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    def result(self, job: EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any: ...
-
-    def result(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any:
-        """Return what the handler of a job returned, as its return annotation says, once it has finished.
-
-        Waits for that as long as `timeout` says: without one not at all, with None without end. Raises
-        `JobFailedError` for a job that has failed for good, `JobCancelledError`, `WaitTimeoutError` (a
-        `TimeoutError`) for one that has not ended by then, and goes on, `NoResultError`, of which these are
-        kinds, where the result was not kept, and `JobNotFoundError` for a job that is not there: it never
-        was, is kept no more, or its transaction has not been committed. By id alone the result is known to be
-        nothing in particular.
-
-        Of a flow it is that of its last step, or, where several are last or a group is, a list of theirs. A
-        step that has failed for good raises at once.
-
-        >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
-        """
+    def result(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None, *, raw: bool) -> Any:
+        """See `App.result`."""
         end = _End.of(job)
         ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
-        with closing(iter(ends)) as found:
-            for seen in found:
+        with closing(iter(ends)) as seen_jobs:
+            for seen in seen_jobs:
                 if end.is_reached_by(seen):
                     break
-        return end.value(ends.seen, self.tasks, self.seal)
+        return end.value(ends.seen, {} if raw else self._tasks, self.database.seal)
 
-    def stored_result(self, id: int, timeout: Duration | None = "0s") -> Any:
-        """`result` as its row has it, as decoded JSON, whatever the task says.
-
-        >>> app.stored_result(42)  # doctest: +SKIP
-        {'total': '24.50'}
-        """
-        (seen,) = Ends(self, distinct([id]), _checked(timeout), whole=True)
-        return result_of(seen, None, self.seal)
-
-    @overload
-    async def aresult(self, job: Job[Coroutine[Any, Any, R]], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    async def aresult(self, job: Job[R], timeout: Duration | None = "0s") -> R: ...
-
-    @overload
-    async def aresult(self, job: EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any: ...
-
-    async def aresult(self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s") -> Any:
-        """`result`, awaited: the event loop goes on meanwhile, and no thread waits for this job alone.
-
-        >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP
-        """
+    async def aresult(
+        self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None, *, raw: bool
+    ) -> Any:
+        """See `App.aresult`."""
         end = _End.of(job)
         ends: Ends[Any] = Ends(self, end.jobs, _checked(timeout), whole=True)
-        async with aclosing(ends.__aiter__()) as found:
-            async for seen in found:
+        async with aclosing(ends.__aiter__()) as seen_jobs:
+            async for seen in seen_jobs:
                 if end.is_reached_by(seen):
                     break
-        return end.value(ends.seen, self.tasks, self.seal)
+        return end.value(ends.seen, {} if raw else self._tasks, self.database.seal)
 
-    def wait(
-        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
-    ) -> Waited[R]:
-        """Wait until all of these jobs have ended, in whatever way, or with `all=False` until one has; at
-        most as long as `timeout` says, else without end. Return which have, and which have not: that the time
-        is over is no error.
-
-        Raises `JobNotFoundError` for one that is not there from the start. One whose row is gone when it has
-        ended, since it is kept no more, counts as finished.
-
-        >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
-        >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
-        """
+    def wait(self, jobs: Iterable[Job[R] | int], timeout: Duration | None, *, all: bool) -> Waited[R]:
+        """See `App.wait`."""
         known = distinct(jobs)
         ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
         try:
-            with closing(iter(ends)) as found:
-                for _ in found:
+            with closing(iter(ends)) as seen_jobs:
+                for _ in seen_jobs:
                     if not all:
                         break
         except WaitTimeoutError:
             ends.refuse_unseen()
         return _waited(ends, known)
 
-    async def await_(
-        self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
-    ) -> Waited[R]:
-        """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
-
-        >>> done = await app.await_(jobs, "5s")  # doctest: +SKIP
-        """
+    async def await_(self, jobs: Iterable[Job[R] | int], timeout: Duration | None, *, all: bool) -> Waited[R]:
+        """See `App.await_`."""
         known = distinct(jobs)
         ends: Ends[R] = Ends(self, known, _checked(timeout), whole=False)
         try:
-            async with aclosing(ends.__aiter__()) as found:
-                async for _ in found:
+            async with aclosing(ends.__aiter__()) as seen_jobs:
+                async for _ in seen_jobs:
                     if not all:
                         break
         except WaitTimeoutError:
             ends.refuse_unseen()
         return _waited(ends, known)
 
-    def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None) -> AsCompleted[R]:
-        """Return these jobs as they end, in whatever way, to be gone through by `for` or by `async for`: each
-        once, in the state in which it ended.
-
-        Raises `WaitTimeoutError` where not all have ended when the time is over, counted from the first step
-        of the loop, and `JobNotFoundError` as `wait` does.
-
-        >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
-        ...     print(app.result(job))
-        """
+    def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None) -> AsCompleted[R]:
+        """See `App.as_completed`."""
         return AsCompleted(Ends(self, distinct(jobs), _checked(timeout), whole=False))
-
-    def get_by_key(self, queue: str, key: str) -> JobDetails:
-        """Return everything about the job that holds a unique key in a queue: the live one, or with
-        `unique_until="pruned"` one that has ended. Raises `JobNotFoundError`.
-
-        >>> app.get_by_key("mail", "receipt-7").state  # doctest: +SKIP
-        <State.FINISHED: 'finished'>
-        """
-        name = checked_name(queue, "queue", ConfigurationError)
-        checked_name(key, "the key", ConfigurationError)
-        if self.here is not None and (job := self.here.holder(name, key)) is not None:
-            return self.get(job.id)
-        self.database.require_tables()
-        with self.database.read() as conn:
-            id = unique.holder(conn, name, key)
-        if id is None:
-            raise JobNotFoundError(
-                f"no job holds the unique key {key!r} in the queue {name!r}: a job that has ended holds it "
-                'with unique_until="pruned" only, and as long as its row is kept'
-            )
-        return self.get(id)
-
-    async def aget_by_key(self, queue: str, key: str) -> JobDetails:
-        """`get_by_key` in a thread, so that the event loop goes on meanwhile.
-
-        >>> job = await app.aget_by_key("mail", "receipt-7")  # doctest: +SKIP
-        """
-        return await asyncio.to_thread(self.get_by_key, queue, key)
 
 
 class _End:
@@ -469,7 +377,7 @@ class _End:
             return True
         return not self._missing
 
-    def value(self, seen: Mapping[int, Seen], tasks: Registry, seal: Seal | None) -> Any:
+    def value(self, seen: Mapping[int, Seen], tasks: Mapping[str, Task[..., Any]], seal: Seal | None) -> Any:
         values = [result_of(seen[id], tasks.get(seen[id].task), seal) for id in self._ends]
         return values if self._is_list else values[0]
 
@@ -507,7 +415,7 @@ def result_of(job: Seen, task: Task[..., Any] | None, seal: Seal | None) -> Any:
     try:
         return conversion.decode(result, f"the result of job {job.id}")
     except ArgumentsError as misfit:
-        raise NoResultError(f"{misfit}: app.get({job.id}) has it as JSON") from None
+        raise NoResultError(f"{misfit}: app.jobs.get({job.id}) has it as JSON") from None
 
 
 def _waited(ends: Ends[R], known: Mapping[int, AnyJob]) -> Waited[R]:

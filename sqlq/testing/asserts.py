@@ -122,10 +122,10 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
     """The jobs of a task, the oldest first."""
     name = task if isinstance(task, str) else task.name
     app = app or current_app()
-    if app is not None and isinstance(app.stand_in, InlineEnqueuer):
+    if app is not None and isinstance(app._stand_in, InlineEnqueuer):
         rows = [
             (job.id, j.task, j.queue, j.payload, j.priority, j.unique_key)
-            for job in app.stand_in.ran.jobs
+            for job in app._stand_in.ran.jobs
             if (j := job.new).task == name
         ]
         return [_job(task, *row) for row in rows]
@@ -150,7 +150,7 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
 
 def _opened(row: Sequence[Any], app: App | None) -> Sequence[Any]:
     """Return a job's row with its payload opened, where the App has what it was sealed with."""
-    seal, (id, task, queue, payload, *rest) = None if app is None else app.seal, row
+    seal, (id, task, queue, payload, *rest) = None if app is None else app.database.seal, row
     if seal is not None:
         with suppress(SealError):
             payload = seal.opened("payload", task, queue, payload)

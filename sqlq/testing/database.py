@@ -54,7 +54,7 @@ def on_database(app: App, url: str | URL, *, schema: str | None = None) -> Itera
     ...         assert_enqueued(shop.send_receipt, args=[7])
     ...         self.assertEqual(drain(shop.app).completed, 1)
     """
-    with app.on_test_database(url, schema=schema), current(app):
+    with app._on_test_database(url, schema=schema), current(app):
         if not urls.in_memory(app.database.engine.url):
             app.migrate()
         yield app
@@ -132,6 +132,13 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
     return app.worker(queues, drain=True).run()
 
 
+def write_declared(app: App) -> None:
+    """Write the schedules that code declares, and retire those that it declares no more, as a worker does
+    that starts now."""
+    code = app._code
+    schedules.follow(app.database, code.schedules.declared, code.schedules.service, app.tasks, lambda: 0.0)
+
+
 def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDetails]:
     """Enqueue what schedules have due as if it were `at`, and return the jobs, in the order of their moments.
 
@@ -145,7 +152,7 @@ def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDe
     """
     _refuse_what_is_no_tests(app, "tick() reads and writes schedules on connections of its own, which")
     at, since = aware(at, "at"), None if since is None else aware(since, "since")
-    app.write_declared()
+    write_declared(app)
     if since is not None:
         begin = since
         app.database.run(lambda conn: schedules.begin_at(conn, begin))
@@ -160,7 +167,7 @@ def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDe
         name, error = next(iter(errors.items()))
         raise SqlqError(f"the schedule {name!r} could not be ticked: {error}")
     enqueued.sort(key=lambda pair: (pair[0].scheduled_for, pair[1].id))
-    return [app.get(job.id) for _, job in enqueued]
+    return [app.jobs.get(job.id) for _, job in enqueued]
 
 
 def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose threads") -> None:
@@ -170,7 +177,7 @@ def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose
             f"{what} cannot share an SQLite database in memory: run the jobs "
             'with sqlq.testing.inline(app, at="commit"), or put the test on a file'
         )
-    in_tests = [other for other in _current if other.address.is_test]
+    in_tests = [other for other in _current if other._connected.address.is_test]
     if in_tests and app not in in_tests:  # guard: only-a-tests-jobs-are-drained
         raise ConfigurationError(
             f"drain() would run the jobs of {urls.masked(where)}, where no test put this App, while a "

@@ -68,8 +68,8 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
     app = _app(request)
     if os.environ.get("SQLQ_TEST_DATABASE_URL"):
         place: App = request.getfixturevalue("sqlq_test_place")
-        assert place.address.url is not None
-        with on_database(app, place.address.url, schema=place.address.schema):
+        assert place._connected.address.url is not None
+        with on_database(app, place._connected.address.url, schema=place._connected.address.schema):
             try:
                 yield app
             finally:
@@ -127,7 +127,7 @@ def _place(url: str) -> Iterator[App]:
         schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
         where = _into(where, schema)
     place = App(where, schema=schema)
-    with place.on_test_database(where, schema=schema):
+    with place._on_test_database(where, schema=schema):
         place.migrate()
         try:
             _refuse_rows(place)

@@ -74,12 +74,12 @@ def inline(
     if at not in ("enqueue", "commit"):
         raise ConfigurationError(f'inline(at={at!r}) is not known: at is "enqueue" or "commit"')
     enqueuer = InlineEnqueuer(app, at_commit=at == "commit", lifespan=lifespan)
-    before, app.stand_in = app.stand_in, enqueuer
+    before, app._stand_in = app._stand_in, enqueuer
     try:
         with current(app), enqueuer.failing():
             yield enqueuer.ran
     finally:
-        app.stand_in = before
+        app._stand_in = before
         enqueuer.close()
 
 

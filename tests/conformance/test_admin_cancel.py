@@ -86,7 +86,7 @@ class Play:
             }
 
     def states(self, ids: Sequence[int]) -> list[str]:
-        return [str(self.app.get(id).state) for id in ids]
+        return [str(self.app.jobs.get(id).state) for id in ids]
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None
     (owner,) = play.claim()
     assert play.settle(owner, Retried(0, ERROR)) == {retried}
     (scheduled,) = play.enqueue(delay="1h")
-    before = play.app.get(retried)
+    before = play.app.jobs.get(retried)
 
-    assert play.app.cancel([retried, scheduled]) == {retried: "cancelled", scheduled: "cancelled"}
+    assert play.app.jobs.cancel([retried, scheduled]) == {retried: "cancelled", scheduled: "cancelled"}
 
-    after = play.app.get(retried)
+    after = play.app.jobs.get(retried)
     assert (after.state, after.reason, after.ended_at is not None) == (
         "cancelled",
         "cancelled by an operator",
@@ -144,16 +144,16 @@ def test_a_waiting_job_ends_as_cancelled_with_all_it_carried(play: Play) -> None
     assert play.claim() == [], "it is not run any more"
     (again,) = play.enqueue(unique_key="k")
     assert again not in (retried, scheduled), "its unique key is free"
-    assert play.app.cancel([retried]) == {retried: "ended"}
+    assert play.app.jobs.cancel([retried]) == {retried: "ended"}
 
 
 def test_a_running_job_is_asked_and_still_its_owners(play: Play) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
-    assert play.app.cancel([id]) == {id: "requested"}
+    assert play.app.jobs.cancel([id]) == {id: "requested"}
     first = play.requested()
     assert list(first) == [id]
-    assert play.app.cancel([id]) == {id: "requested"}
+    assert play.app.jobs.cancel([id]) == {id: "requested"}
     assert play.requested() == first, "the first request counts"
     assert play.states([id]) == ["running"]
     assert play.extend(owner) == {(id, owner.lease_token): True}, (
@@ -168,9 +168,9 @@ def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_a
 ) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
-    play.app.cancel([id])
+    play.app.jobs.cancel([id])
     play.settle(owner, Failed("error", ERROR))
-    assert play.app.retry_failed([id]) == [id]
+    assert play.app.jobs.retry([id]) == [id]
     assert play.requested() == {}
 
 
@@ -181,8 +181,8 @@ def test_after_a_forced_cancel_the_old_owner_changes_nothing(
 ) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
-    assert play.app.cancel([id], force=True) == {id: "cancelled"}
-    ended = play.app.get(id)
+    assert play.app.jobs.cancel([id], force=True) == {id: "cancelled"}
+    ended = play.app.jobs.get(id)
     assert (ended.state, ended.lease_token, ended.reserved_by) == (
         "cancelled",
         owner.lease_token + 1,
@@ -194,15 +194,15 @@ def test_after_a_forced_cancel_the_old_owner_changes_nothing(
     assert play.fate(owner, keep_finished=keep_finished) is Fate.LOST
     with play.app.database.begin() as conn:
         assert settling.rescue(conn) == []
-    assert play.app.get(id) == ended
-    assert [job.id for job in play.app.list()] == [id]
+    assert play.app.jobs.get(id) == ended
+    assert [job.id for job in play.app.jobs.list()] == [id]
 
 
 def test_force_ends_waiting_jobs_without_touching_their_tokens(play: Play) -> None:
     ids = play.enqueue(2)
     (running,) = play.claim(limit=1)
-    assert play.app.cancel(ids, force=True) == dict.fromkeys(ids, "cancelled")
-    assert [play.app.get(id).lease_token for id in ids] == [running.lease_token + 1, 0]
+    assert play.app.jobs.cancel(ids, force=True) == dict.fromkeys(ids, "cancelled")
+    assert [play.app.jobs.get(id).lease_token for id in ids] == [running.lease_token + 1, 0]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
@@ -224,12 +224,12 @@ def test_a_running_handler_is_asked_to_stop_and_its_job_ends_as_cancelled(
     thread.start()
     try:
         assert started.wait(20)
-        assert app.cancel([id]) == {id: "requested"}
-        wait_until(lambda: app.get(id).state == "cancelled", timeout=30, what="the job cancelled")
+        assert app.jobs.cancel([id]) == {id: "requested"}
+        wait_until(lambda: app.jobs.get(id).state == "cancelled", timeout=30, what="the job cancelled")
     finally:
         worker.stop()
         thread.join(30)
-    assert (app.get(id).reason, app.get(id).attempts) == ("cancelled by an operator", 1)
+    assert (app.jobs.get(id).reason, app.jobs.get(id).attempts) == ("cancelled by an operator", 1)
 
 
 # -- which jobs are meant ------------------------------------------------------------------------------------
@@ -242,15 +242,15 @@ def test_what_became_of_each_id(play: Play) -> None:
     play.settle(claimed["b"], Failed("error", ERROR))
     for queue in "de":
         play.settle(claimed[queue], Released())
-    assert play.app.cancel([finished, failed, running, waiting, 4711]) == {
+    assert play.app.jobs.cancel([finished, failed, running, waiting, 4711]) == {
         finished: "ended",
         failed: "ended",
         running: "requested",
         waiting: "cancelled",
         4711: "unknown",
     }
-    assert play.app.cancel([elsewhere], queue="d") == {elsewhere: "passed over"}
-    assert play.app.cancel([elsewhere], task="pack") == {elsewhere: "passed over"}
+    assert play.app.jobs.cancel([elsewhere], queue="d") == {elsewhere: "passed over"}
+    assert play.app.jobs.cancel([elsewhere], task="pack") == {elsewhere: "passed over"}
     assert play.states([finished, failed, running, waiting, elsewhere]) == [
         "finished",
         "failed",
@@ -264,11 +264,11 @@ def test_by_task_and_by_queue(play: Play) -> None:
     send = play.enqueue(2)
     pack = play.enqueue(2, "pack")
     boxes = play.enqueue(2, "pack", queue="boxes")
-    assert play.app.cancel(task="pack", queue="boxes") == dict.fromkeys(boxes, "cancelled")
-    assert play.app.cancel(task="pack") == dict.fromkeys(pack, "cancelled")
-    assert play.app.cancel(queue="nowhere") == {}
-    assert play.app.cancel(send[:1], task="send", queue="default") == {send[0]: "cancelled"}
-    assert play.app.cancel(queue="default") == {send[1]: "cancelled"}
+    assert play.app.jobs.cancel(task="pack", queue="boxes") == dict.fromkeys(boxes, "cancelled")
+    assert play.app.jobs.cancel(task="pack") == dict.fromkeys(pack, "cancelled")
+    assert play.app.jobs.cancel(queue="nowhere") == {}
+    assert play.app.jobs.cancel(send[:1], task="send", queue="default") == {send[0]: "cancelled"}
+    assert play.app.jobs.cancel(queue="default") == {send[1]: "cancelled"}
 
 
 def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
@@ -294,7 +294,7 @@ def test_many_go_in_bounded_batches_and_what_is_enqueued_meanwhile_stays(
 
     monkeypatch.setattr(cancel, "live", busy)
     ids = play.enqueue(7)
-    assert play.app.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
+    assert play.app.jobs.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
     assert sizes == [3, 3, 1]
     assert set(play.states(late)) == {"available"}
 
@@ -319,18 +319,18 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     ids = play.enqueue(2)
     for force in (False, True):
         with pytest.raises(ConfigurationError, match=complaint):
-            play.app.cancel(**how, force=force)
+            play.app.jobs.cancel(**how, force=force)
     assert play.states(ids) == ["available", "available"]
 
 
 def test_tables_that_are_missing_are_said_to_be(empty_database_url: str) -> None:
     app = sqlq.App(empty_database_url)
     for call in (
-        lambda: app.cancel([1]),
-        lambda: app.pause("q"),
-        lambda: app.resume("q"),
-        lambda: app.prune(failed="1d"),
-        app.workers,
+        lambda: app.jobs.cancel([1]),
+        lambda: app.queues.pause("q"),
+        lambda: app.queues.resume("q"),
+        lambda: app.jobs.prune(failed="1d"),
+        app.workers.list,
     ):
         with pytest.raises((SchemaVersionError, ConfigurationError), match="migrate"):
             call()
@@ -348,7 +348,7 @@ def test_a_claim_that_came_first_makes_of_a_cancel_a_request(play: Play, engine:
         with play.app.database.begin() as conn:
             claimed = claiming.claim(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
             assert [job.id for job in claimed] == [first, second]
-            cancelling = pool.submit(play.app.cancel, [first, second, third], force=force)
+            cancelling = pool.submit(play.app.jobs.cancel, [first, second, third], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the claim")
             assert play.states([third]) == ["cancelled"], "a locked row holds up no other"
         done = cancelling.result(20)
@@ -380,10 +380,10 @@ def test_a_settle_that_came_first_wins(play: Play, engine: Engine, force: bool) 
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
             assert settling.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
-            cancelling = pool.submit(play.app.cancel, [id], force=force)
+            cancelling = pool.submit(play.app.jobs.cancel, [id], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
         assert cancelling.result(20) == {id: "ended"}
-    assert play.app.get(id).result == 1
+    assert play.app.jobs.get(id).result == 1
 
 
 @on_postgresql
@@ -407,13 +407,13 @@ def test_a_row_that_stays_locked_is_said_to_be(
     monkeypatch.setattr(cancels, "PATIENCE_SECONDS", 0.05)
     held, other, free = play.enqueue(3)
     with locked(engine, held), locked(engine, other):
-        assert play.app.cancel(queue="default", force=force) == {
+        assert play.app.jobs.cancel(queue="default", force=force) == {
             held: "locked",
             other: "locked",
             free: "cancelled",
         }
     assert play.states([held, other, free]) == ["available", "available", "cancelled"]
-    assert play.app.cancel([held]) == {held: "cancelled"}
+    assert play.app.jobs.cancel([held]) == {held: "cancelled"}
 
 
 @on_sqlite
@@ -425,7 +425,7 @@ def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> 
             assert claiming.claim(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
             begins = threading.Event()
             event.listen(play.app.database.engine, "begin", lambda conn: begins.set())
-            cancelling = pool.submit(play.app.cancel, [id])
+            cancelling = pool.submit(play.app.jobs.cancel, [id])
             assert begins.wait(10)
         assert cancelling.result(20) == {id: "requested"}
 
@@ -448,7 +448,7 @@ def test_workers_and_operators_in_each_others_way_lose_nothing(play: Play) -> No
         return {
             id: word
             for i in range(0, len(part), 4)
-            for id, word in play.app.cancel(part[i : i + 4], force=force).items()
+            for id, word in play.app.jobs.cancel(part[i : i + 4], force=force).items()
         }
 
     with ThreadPoolExecutor(4) as pool:

@@ -101,7 +101,7 @@ def test_due_jobs_and_no_worker(patient: Patient) -> None:
     found = patient.about("workers")
     assert (found.verdict, found.said) == (Verdict.TO_DO, "no worker is alive, and 1 job is due")
     assert found.remedy == "start one with sqlq work -a module:attribute"
-    patient.app.pause("mail")
+    patient.app.queues.pause("mail")
     assert patient.about("workers").verdict is Verdict.CHECK, "nothing is to be run from a paused queue"
 
 
@@ -130,8 +130,8 @@ def test_a_queue_that_waits_too_long_though_it_is_served(patient: Patient) -> No
 def test_a_paused_queue_in_which_jobs_wait(patient: Patient) -> None:
     patient.serve()
     patient.enqueue()
-    patient.app.pause("mail")
-    patient.app.pause("empty")
+    patient.app.queues.pause("mail")
+    patient.app.queues.pause("empty")
     found = patient.about("paused")
     assert (found.verdict, found.said, found.remedy) == (
         Verdict.CHECK,
@@ -158,7 +158,7 @@ def test_leases_nobody_rescues(patient: Patient) -> None:
 def test_a_request_to_cancel_that_nobody_heeds(patient: Patient) -> None:
     id = patient.enqueue()
     patient.claim()
-    patient.app.cancel([id])
+    patient.app.jobs.cancel([id])
     assert patient.about("cancels").verdict is Verdict.OK
     patient.set_back("cancel_requested_at")
     found = patient.about("cancels")
@@ -401,7 +401,7 @@ def test_a_count_that_was_not_brought_to_an_end(patient: Patient, monkeypatch: p
     for _ in range(4):
         patient.enqueue()
     assert patient.about("queues").said == "no worker serves mail (3+ due)"
-    patient.app.pause("mail")
+    patient.app.queues.pause("mail")
     assert patient.about("paused").said == "mail is paused, and 3+ jobs wait in it"
 
 

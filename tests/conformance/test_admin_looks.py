@@ -50,7 +50,7 @@ class Play:
     def status(self, **how: Any) -> dict[str, tuple[Any, ...]]:
         return {
             s.queue: (s.available, s.scheduled, s.running, s.failed, s.capped)
-            for s in self.app.admin.status(**how)
+            for s in self.app.queues.status(**how)
         }
 
 
@@ -77,9 +77,9 @@ def test_a_count_ends_where_a_person_has_seen_enough(play: Play, monkeypatch: py
         "third": (1, 0, 3, 0, ()),
     }
     assert play.status() == play.status(exact=True) == all_of_them
-    oldest = [queue.oldest_wait_seconds for queue in play.app.admin.status()]
+    oldest = [queue.oldest_wait_seconds for queue in play.app.queues.status()]
     assert [wait is None for wait in oldest] == [False, True, False]
-    assert oldest[0] == pytest.approx(play.app.admin.status(exact=True)[0].oldest_wait_seconds, abs=5)
+    assert oldest[0] == pytest.approx(play.app.queues.status(exact=True)[0].oldest_wait_seconds, abs=5)
 
     monkeypatch.setattr(counts, "MOST", 3)
     # running and failed jobs are counted over all queues: any may have more
@@ -112,7 +112,7 @@ def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
     (newest,) = play.fail(1, "no box\nof size 2")
     play.fail(1, "no van", queue="other")
     (lost,) = play.end(Failed("worker_lost", ErrorText("WorkerLostError", "gone")))
-    found, complete = play.app.admin.failures()
+    found, complete = play.app.jobs.failures()
     assert complete
     assert [(each.task, each.error, each.number) for each in found] == [
         ("send", "ValueError: no box", 3),
@@ -120,8 +120,8 @@ def test_failed_jobs_are_counted_by_what_they_failed_of(play: Play) -> None:
         ("send", "ValueError: no van", 1),
     ]
     assert [each.newest for each in found[:2]] == [newest, lost]
-    assert [each.error for each in play.app.admin.failures(queue="other")[0]] == ["ValueError: no van"]
-    assert play.app.admin.failures(task="pack") == ([], True)
+    assert [each.error for each in play.app.jobs.failures(queue="other")[0]] == ["ValueError: no van"]
+    assert play.app.jobs.failures(task="pack") == ([], True)
     with play.app.database.read() as conn:
         found, complete = lookup.failures(conn, lookup.Selection(), within=2)
     assert (sum(each.number for each in found), complete) == (2, False)
@@ -136,7 +136,7 @@ def test_a_list_says_when_it_has_not_looked_at_all(play: Play) -> None:
     with play.app.database.begin() as conn:
         claim.claim(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
     newer = play.enqueue(5, queue="mail")
-    listing = play.app.admin.listing
+    listing = play.app.jobs.listing
 
     def ids(**how: Any) -> tuple[list[int], bool]:
         found, complete = listing(**how)
@@ -147,7 +147,7 @@ def test_a_list_says_when_it_has_not_looked_at_all(play: Play) -> None:
     assert ids(queue="rare", within=None) == ([old], True)
     assert ids(limit=5, within=5) == (newer[::-1], True), "five were wanted, and there they are"
     assert ids(state="running", within=5) == (running, True), "an index has these"
-    assert [job.id for job in play.app.list(queue="rare")] == [old]
+    assert [job.id for job in play.app.jobs.list(queue="rare")] == [old]
     failed = play.fail(1, queue="rare")
     assert ids(queue="rare", limit=1, within=5) == (failed, True), "what was not looked at is older"
     assert ids(queue="rare", limit=2, within=5) == (failed, False)
@@ -165,8 +165,8 @@ def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: En
         conn.execute(text("UPDATE failed_jobs SET reason = 'timeout'"))
         rows = conn.execute(text("SELECT id, error FROM job_states")).all()
         errors: dict[int, str | None] = {row.id: row.error for row in rows}
-    assert {id: play.app.get(id).error for id in ids} == errors
-    assert [play.app.get(id).error for id in ids] == [
+    assert {id: play.app.jobs.get(id).error for id in ids} == errors
+    assert [play.app.jobs.get(id).error for id in ids] == [
         "ValueError: two\nlines",
         "not wanted",
         None,
@@ -176,12 +176,12 @@ def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: En
     with engine.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET exception = NULL"))
         assert conn.scalar(text("SELECT error FROM job_states WHERE state = 'failed'")) == "timeout"
-    assert play.app.get(ids[0]).error == "timeout"
+    assert play.app.jobs.get(ids[0]).error == "timeout"
 
 
 def test_a_job_tells_its_limits(play: Play) -> None:
     (id,) = play.enqueue(timeout="5s", unique_key="k", unique_until="start")
-    job = play.app.get(id)
+    job = play.app.jobs.get(id)
     assert (job.timeout_ms, job.unique_key, job.unique_until) == (5_000, "k", "start")
 
 
@@ -191,13 +191,13 @@ def test_the_async_twins_do_what_the_others_do_beside_the_event_loop(play: Play)
 
     async def all_of_them() -> None:
         app = play.app
-        assert await app.aget(failed) == app.get(failed)
+        assert await app.jobs.aget(failed) == app.jobs.get(failed)
         with pytest.raises(JobNotFoundError):
-            await app.aget(4711)
-        assert await app.alist(state="failed") == app.list(state="failed")
-        assert await app.acancel([waiting]) == {waiting: "cancelled"}
-        assert await app.aretry_failed(all=True) == [failed]
-        assert (await app.aget(failed)).state is State.AVAILABLE
+            await app.jobs.aget(4711)
+        assert await app.jobs.alist(state="failed") == app.jobs.list(state="failed")
+        assert await app.jobs.acancel([waiting]) == {waiting: "cancelled"}
+        assert await app.jobs.aretry(all=True) == [failed]
+        assert (await app.jobs.aget(failed)).state is State.AVAILABLE
 
     asyncio.run(all_of_them())
 
@@ -211,10 +211,10 @@ def test_a_sealed_file_that_is_written_to_again_is_seen_to_change(
     play.app.close()
     monkeypatch.setattr(dialect, "is_sealed", lambda url: True)
     looking = sqlq.App(database_url)
-    assert len(looking.list()) == 1
+    assert len(looking.jobs.list()) == 1
     monkeypatch.undo()
     play.enqueue(50)
-    assert len(looking.list()) == 51
+    assert len(looking.jobs.list()) == 51
     looking.close()
 
 

@@ -98,27 +98,27 @@ def working(app: sqlq.App, **options: Any) -> Iterator[None]:
 
 def test_nothing_is_claimed_from_a_paused_queue_and_everything_else_goes_on(play: Play) -> None:
     mail, other = play.enqueue(queue="mail"), play.enqueue(queue="other")
-    assert play.app.pause("mail") is True
-    assert play.app.pause("mail") is False
+    assert play.app.queues.pause("mail")
+    assert not play.app.queues.pause("mail")
     more = play.enqueue(queue="mail")
     assert [job.id for job in play.claim(["mail", "other"])] == other
     assert play.claim(["mail"]) == [], "not even by name"
-    assert [play.app.get(id).state for id in mail + more] == ["available", "available"]
-    assert play.app.resume("mail") is True
-    assert play.app.resume("mail") is False
+    assert [play.app.jobs.get(id).state for id in mail + more] == ["available", "available"]
+    assert play.app.queues.resume("mail")
+    assert not play.app.queues.resume("mail")
     assert [job.id for job in play.claim(["mail"])] == mail + more
-    assert play.app.pause("mail") is True, "the row of a resumed queue is used again"
+    assert play.app.queues.pause("mail"), "the row of a resumed queue is used again"
     assert play.claim(["mail"]) == []
 
 
 def test_what_runs_when_its_queue_is_paused_is_settled_as_ever(play: Play) -> None:
     (id,) = play.enqueue(queue="mail")
     (owner,) = play.claim(["mail"])
-    play.app.pause("mail")
+    play.app.queues.pause("mail")
     with play.app.database.begin() as conn:
         assert lease.extend(conn, [(id, owner.lease_token)], lease_ms=1)
         assert settle.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
-    assert play.app.get(id).state == "finished"
+    assert play.app.jobs.get(id).state == "finished"
 
 
 @pytest.mark.parametrize("named", [["mail"], ["mail", "other"], None], ids=str)
@@ -130,7 +130,7 @@ def test_a_worker_that_is_at_work_already_stops_and_goes_on(
     with working(app, queues=named):
         app.enqueue(task.new(1))
         wait_until(lambda: ran == [1], what="the first job")
-        app.pause("mail")
+        app.queues.pause("mail")
         looks = threading.Semaphore(0)
         hints = app.database.dialect.notifies
         claim = Claimer.claim
@@ -153,26 +153,26 @@ def test_a_worker_that_is_at_work_already_stops_and_goes_on(
             app.enqueue(task.new(number))
             wait_until(claimed, what="a claim")
         assert ran == [1]
-        app.resume("mail")
+        app.queues.resume("mail")
         wait_until(lambda: sorted(ran) == [1, 2, 3, 4, 5], what="the jobs that waited for the resume")
 
 
 def test_drain_ends_although_a_paused_queue_holds_jobs(app: sqlq.App) -> None:
     task = app.task(name="t", queue="mail")(lambda: None)
     app.enqueue(task.new())
-    app.pause("mail")
+    app.queues.pause("mail")
     assert app.worker(["mail"], drain=True).run().completed == 0
     assert app.worker(drain=True).run().completed == 0
-    app.resume("mail")
+    app.queues.resume("mail")
     assert app.worker(drain=True).run().completed == 1
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_idle_workers_are_woken_by_a_resume(play: Play) -> None:
-    play.app.pause("mail")
+    play.app.queues.pause("mail")
     with play.app.database.connect(isolation_level="AUTOCOMMIT") as conn:
         notify.listen(conn)
-        play.app.resume("mail")
+        play.app.queues.resume("mail")
         driver: Any = conn.connection.driver_connection
         assert list(driver.notifies(timeout=10, stop_after=1))
         conn.invalidate()
@@ -188,36 +188,32 @@ def test_the_operator_is_told_of_a_queue_nobody_knows(play: Play) -> None:
         settle.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
     play.register("w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]
-    done = play.app.admin.pause(names)
-    assert [(d.queue, d.changed, d.known) for d in done] == [
-        (name, True, name != "maill") for name in sorted(names)
-    ]
-    assert [(d.queue, d.changed, d.known) for d in play.app.admin.pause(["maill"])] == [
-        ("maill", False, True)
-    ]
+    assert play.app.queues.unknown(names) == ["maill"]
+    assert play.app.queues.pause(*names) == sorted(names)
+    assert play.app.queues.unknown(["maill"]) == []
+    assert play.app.queues.pause("maill") == []
 
 
 def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
     play.enqueue(queue="mail")
     for name in ("mail", "empty"):
-        play.app.pause(name)
+        play.app.queues.pause(name)
     play.register("w", ["mail"])
-    assert [(s.queue, s.paused, s.served) for s in play.app.admin.status()] == [
+    assert [(s.queue, s.paused, s.served) for s in play.app.queues.status()] == [
         ("empty", True, False),
         ("mail", True, True),
     ]
 
 
 @pytest.mark.parametrize(
-    "names", ["mail", [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]]
+    "names", [[["mail"]], [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]]
 )
 def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any) -> None:
-    for switch in (play.app.admin.pause, play.app.admin.resume):
-        with pytest.raises(
-            ConfigurationError,
-            match=r"the queues are the text 'mail'|name at least one queue|queue (is|has) ",
-        ):
-            switch(names)
+    for switch in (play.app.queues.pause, play.app.queues.resume):
+        with pytest.raises(ConfigurationError, match=r"name at least one queue|queue (is|has) "):
+            switch(*names)
+        with pytest.raises(ConfigurationError, match="and not both"):
+            switch("mail", all=True)
     with play.app.database.read() as conn:
         assert conn.execute(select(queues)).all() == []
 
@@ -234,13 +230,13 @@ def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.Monk
     play.age(finished_jobs, "finished_at", [*finished, cancelled], [100, 90, 80, 10, 70])
     play.age(failed_jobs, "failed_at", failed, [100, 90, 80, 70, 10])
 
-    assert play.app.prune(finished="1m") == (4, 0)
-    assert {job.id for job in play.app.list()} == {finished[3], waiting, *failed}
-    assert play.app.prune(failed=timedelta(minutes=1), finished="1d") == (0, 4)
-    assert {job.id for job in play.app.list()} == {finished[3], waiting, failed[4]}
-    assert play.app.prune(failed="1m", finished="1m") == (0, 0)
-    assert play.app.prune(failed="0s", finished="0s") == (1, 1)
-    assert [job.id for job in play.app.list()] == [waiting]
+    assert play.app.jobs.prune(finished="1m") == (4, 0)
+    assert {job.id for job in play.app.jobs.list()} == {finished[3], waiting, *failed}
+    assert play.app.jobs.prune(failed=timedelta(minutes=1), finished="1d") == (0, 4)
+    assert {job.id for job in play.app.jobs.list()} == {finished[3], waiting, failed[4]}
+    assert play.app.jobs.prune(failed="1m", finished="1m") == (0, 0)
+    assert play.app.jobs.prune(failed="0s", finished="0s") == (1, 1)
+    assert [job.id for job in play.app.jobs.list()] == [waiting]
 
 
 def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
@@ -260,7 +256,7 @@ def test_a_person_prunes_in_batches_each_a_transaction_of_its_own(
 
     for name in ("prune", "prune_failed"):
         monkeypatch.setattr(pruning, name, noted(getattr(pruning, name)))
-    assert play.app.prune(finished="0s", failed="0s") == (5, 4)
+    assert play.app.jobs.prune(finished="0s", failed="0s") == (5, 4)
     assert batches == [2, 2, 1, 2, 2, 0]
 
 
@@ -280,8 +276,8 @@ def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
 ) -> None:
     ids = play.end(Completed()) + play.end(BOOM)
     with pytest.raises(ConfigurationError, match=complaint):
-        play.app.prune(**how)
-    assert sorted(job.id for job in play.app.list()) == ids
+        play.app.jobs.prune(**how)
+    assert sorted(job.id for job in play.app.jobs.list()) == ids
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -289,8 +285,8 @@ def test_pruning_passes_over_a_failed_job_somebody_else_works_on(play: Play, eng
     ids = play.end(BOOM, 3)
     with engine.connect() as rival:
         rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
-        assert play.app.prune(failed="0s") == (0, 2)
-    assert play.app.prune(failed="0s") == (0, 1)
+        assert play.app.jobs.prune(failed="0s") == (0, 2)
+    assert play.app.jobs.prune(failed="0s") == (0, 1)
 
 
 # -- workers -------------------------------------------------------------------------------------------------
@@ -304,7 +300,7 @@ def test_each_worker_with_what_it_holds(play: Play) -> None:
     (c,) = play.enqueue(queue="c")
     play.claim(["a"], owner="w1")
     play.claim(["c"], owner="w3")
-    found = {worker.id: worker for worker in play.app.workers()}
+    found = {worker.id: worker for worker in play.app.workers.list()}
     assert list(found) == ["w1", "w2"]
     one = found["w1"]
     assert (one.host, one.pid, one.version, one.queues, one.concurrency, one.alive) == (
@@ -320,7 +316,7 @@ def test_each_worker_with_what_it_holds(play: Play) -> None:
     assert 0 <= one.silent_seconds < 60
     assert (found["w2"].queues, found["w2"].jobs) == (None, [])
     assert 60 <= found["w2"].silent_seconds < 120
-    silent = play.app.admin.workers(silent=True)
+    silent = play.app.workers.list(silent=True)
     assert [
         (worker.id, worker.alive, [job.id for job in worker.jobs]) for worker in silent if worker.id == "w3"
     ] == [("w3", False, [c])]

@@ -155,7 +155,7 @@ def test_a_commit_is_heard(app: sqlq.App, send: sqlq.Task[..., None], connection
     with transaction.atomic(using=connection.alias):
         job = app.enqueue(send.new(2), session=connection)
     assert listener.hears_one()
-    assert app.events.flush(60)
+    assert app._code.events.flush(60)
     assert heard == [job.id]
     listener.close()
 
@@ -176,7 +176,7 @@ def test_a_handler_completes_in_a_transaction_of_djangos(
 
     job = app.enqueue(pay.new())
     app.worker(drain=True, concurrency=1).run()
-    assert (app.get(job.id).state, app.get(job.id).attempts) == ("finished", 2)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("finished", 2)
     assert committed(watch) == ([2], [])
 
 

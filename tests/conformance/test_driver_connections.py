@@ -701,7 +701,7 @@ def run_one(app: sqlq.App, handler: Any, **options: Any) -> Any:
     """Run one job of this handler until nothing is available; return all that is known of it then."""
     job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
     app.worker(drain=True).run()
-    return app.get(job.id)
+    return app.jobs.get(job.id)
 
 
 def complete(caller: Caller, running: sqlq.RunningJob, result: Any = None) -> None:

@@ -371,7 +371,7 @@ def test_a_search_path_sends_no_job_elsewhere(
         conn.execute(text("SET search_path TO tenant"))
         one = app.enqueue(send.new(1), session=conn)
         two = app.enqueue(send.new(2).set(unique_key="k"), session=conn)
-    app.list()  # from now on the App knows its schema
+    app.jobs.list()  # from now on the App knows its schema
     theirs = create_engine(watch.url, connect_args={"options": "-csearch_path=tenant"})
     with theirs.begin() as conn:
         three = app.enqueue(send.new(3), session=conn)
@@ -736,7 +736,7 @@ def test_the_insert_of_one_job_is_prepared_unless_the_user_has_something_against
         task = app.task(name="t")(lambda: None)
         for i in range(10):
             assert app.enqueue(task.new()).id == i + 1
-            app.list()
+            app.jobs.list()
         with app.database.read() as conn:
             prepared = conn.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
     engine.dispose()
@@ -774,7 +774,7 @@ def test_options_arrive_without_a_session_as_with_one(
         ]
     assert [
         job.available_at
-        for job in app.list()
+        for job in app.jobs.list()
         if job.available_at and job.available_at > moment - timedelta(seconds=1)
     ] == [pytest.approx(moment, abs=timedelta(milliseconds=1))] * 2
     for alone, joined in zip(seen[:4], seen[4:], strict=True):

@@ -65,22 +65,22 @@ def test_the_newest_arguments_win_while_it_waits(
 ) -> None:
     new = index.new(1).set(unique_key="k", delay="1h")
     first = app.enqueue(new.set(priority=3, label="one", headers={"a": 1}))
-    due = app.get(first.id).available_at
+    due = app.jobs.get(first.id).available_at
     again = app.enqueue(index.new(2).set(unique_key="k", on_conflict="replace", timeout="5s"))
     assert again == Job(first.id, "default", "shop.index", sqlq.State.SCHEDULED, created=False, replaced=True)
-    found = app.get(first.id)
+    found = app.jobs.get(first.id)
     assert found.payload == {"args": [2]}
     assert (found.priority, found.timeout_ms, found.label, found.headers) == (0, 5_000, None, {})
     assert found.available_at == due, "it is due when the first one was"
     kept = app.enqueue(index.new(3).set(unique_key="k"))
-    assert (kept.created, kept.replaced, app.get(first.id).payload) == (False, False, {"args": [2]})
+    assert (kept.created, kept.replaced, app.jobs.get(first.id).payload) == (False, False, {"args": [2]})
 
 
 def test_another_task_may_take_the_place(app: sqlq.App, index: sqlq.Task[..., None], engine: Engine) -> None:
     other = app.task(name="shop.other")(lambda: None)
     first = app.enqueue(index.new(1).set(unique_key="k"))
     again = app.enqueue(other.new().set(unique_key="k", on_conflict="replace"))
-    assert (again.id, again.task, app.get(first.id).task) == (first.id, "shop.other", "shop.other")
+    assert (again.id, again.task, app.jobs.get(first.id).task) == (first.id, "shop.other", "shop.other")
 
 
 @pytest.mark.parametrize("conflict", ["replace", "postpone"])
@@ -104,7 +104,7 @@ def test_it_is_postponed_but_not_for_ever(app: sqlq.App, index: sqlq.Task[..., N
     def put_off(n: int, delay: str, at_most: str = "10m") -> timedelta:
         new = index.new(n).set(unique_key="k", delay=delay, on_conflict="postpone", at_most=at_most)
         job = app.enqueue(new)
-        found = app.get(job.id)
+        found = app.jobs.get(job.id)
         assert found.payload == {"args": [n]}
         assert found.available_at is not None
         return found.available_at - found.created_at
@@ -128,7 +128,7 @@ def test_what_runs_is_not_replaced(
     (held,) = claim_all(app)
     again = app.enqueue(new.with_payload('{"args": [2]}'))
     assert (again.created, again.replaced, again.id == first.id) == (created, False, not created)
-    assert app.get(first.id).payload == {"args": [1]}
+    assert app.jobs.get(first.id).payload == {"args": [1]}
     settle(app, held, Completed())
     assert app.enqueue(new).replaced is created
 
@@ -144,7 +144,7 @@ def test_a_job_that_waits_for_its_retry_begins_anew(
         conn.execute(text("UPDATE jobs SET cursor = '[1]', losses = 2, releases = 3, progress = 1"))
     again = app.enqueue(index.new(2).set(unique_key="k", on_conflict="replace", max_attempts=2))
     assert (again.id, again.replaced, again.state) == (first.id, True, "scheduled")
-    found = app.get(first.id)
+    found = app.jobs.get(first.id)
     assert (found.attempts, found.releases, found.errors, found.cursor, found.progress) == (
         0,
         0,
@@ -179,7 +179,7 @@ def test_of_several_in_a_batch_the_last_counts(
     assert [job.replaced for job in done] == [False, False, False, False, True, False, False, False]
     assert done[0].id == done[3].id == done[7].id
     assert done[2].id == done[4].id == old.id
-    payloads = {job.unique_key: job.payload["args"][0] for job in app.list()}
+    payloads = {job.unique_key: job.payload["args"][0] for job in app.jobs.list()}
     assert payloads == {"old": 5, "b": 4, "a": 6, "c": 7, None: 2}
 
 
@@ -195,7 +195,7 @@ def test_on_drivers_connections(
             again = caller.enqueue(app, new)
             assert (again.id, again.created, again.replaced) == (first.id, False, True)
             end()
-            found = app.get(first.id)
+            found = app.jobs.get(first.id)
             assert found.available_at is not None
             waits = found.available_at - found.created_at
             assert waits == timedelta(minutes=1 if end == caller.rollback else 30)
@@ -209,7 +209,7 @@ def test_the_statement_for_other_drivers(app: sqlq.App, index: sqlq.Task[..., No
     )
     with engine.begin() as conn:
         assert conn.exec_driver_sql(sql, parameters).scalar_one() == first.id
-    assert app.get(first.id).payload == {"args": [2]}
+    assert app.jobs.get(first.id).payload == {"args": [2]}
 
 
 # -- at the same time ----------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_the_later_of_two_that_replace_wins(
         rival.commit() if rival_commits else rival.rollback()
     again = future.result(20)
     assert (again.id, again.replaced) == (first.id, True)
-    assert app.get(first.id).payload == {"args": [3]}
+    assert app.jobs.get(first.id).payload == {"args": [3]}
 
 
 @on_postgresql
@@ -278,7 +278,7 @@ def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
         wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
     again = future.result(20)
     assert (again.id, again.created, again.replaced, again.state) == (first.id, False, False, "running")
-    assert app.get(first.id).payload == {"args": [1]}
+    assert app.jobs.get(first.id).payload == {"args": [1]}
 
 
 @on_postgresql

@@ -188,7 +188,7 @@ def test_a_job_in_line_that_was_not_started_in_time_is_cancelled(
         conn.execute(text(f"UPDATE jobs SET start_by = {past}"))
     with app.database.begin() as conn:
         assert [gone.id for gone in expire.expire(conn, limit=10)] == [job.id]
-    assert str(app.get(job.id).state) == "cancelled"
+    assert str(app.jobs.get(job.id).state) == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -206,5 +206,5 @@ def test_a_job_in_line_keeps_its_place_from_one_that_has_no_limit(
     free = call.new(2).set(limit=None, unique_key="k", on_conflict="replace")
     again = app.enqueue(free)
     assert (again.id, again.created, again.replaced, str(again.state)) == (first.id, False, False, "blocked")
-    assert app.get(first.id).payload == {"args": [1]}
+    assert app.jobs.get(first.id).payload == {"args": [1]}
     assert committed(watch, JOBS) == [("stripe", "limit", True)]

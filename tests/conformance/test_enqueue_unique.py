@@ -280,7 +280,7 @@ def test_a_batch_that_has_to_begin_anew_lets_go_of_its_keys(
         app.enqueue(m, session=holder)
         future = pool.submit(batch)
         wait_until(lambda: waiting_for_locks(engine) == 1, what="the batch waits for m")
-        app.cancel([live.id])
+        app.jobs.cancel([live.id])
         taken = app.enqueue(a, session=rival)
         holder.rollback()
         is_blocked = text("SELECT count(*) FROM pg_stat_activity WHERE :rival = ANY(pg_blocking_pids(pid))")

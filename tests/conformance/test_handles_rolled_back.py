@@ -48,16 +48,16 @@ def refuses(app: sqlq.App, job: sqlq.Job[Any]) -> None:
         lambda: asyncio.run(app.await_([job], "1s")),
         lambda: list(app.as_completed([job], "1s")),
         lambda: app.wait([job.id, job], "1s"),
-        lambda: app.get(job),
-        lambda: asyncio.run(app.aget(job)),
-        lambda: app.cancel([job]),
-        lambda: app.cancel([job], force=True),
-        lambda: app.cancel({job.id, job}),
-        lambda: asyncio.run(app.acancel([job])),
-        lambda: app.retry_failed([job]),
-        lambda: app.replay(job),
-        lambda: app.replay([job]),
-        lambda: app.admin.forget_failed([job]),
+        lambda: app.jobs.get(job),
+        lambda: asyncio.run(app.jobs.aget(job)),
+        lambda: app.jobs.cancel([job]),
+        lambda: app.jobs.cancel([job], force=True),
+        lambda: app.jobs.cancel({job.id, job}),
+        lambda: asyncio.run(app.jobs.acancel([job])),
+        lambda: app.jobs.retry([job]),
+        lambda: app.jobs.replay(job),
+        lambda: app.jobs.replay([job]),
+        lambda: app.jobs.delete([job]),
     ]
     for use in uses:
         with pytest.raises(JobNotFoundError, match=rf"job {job.id}\b"):
@@ -65,11 +65,11 @@ def refuses(app: sqlq.App, job: sqlq.Job[Any]) -> None:
 
 
 def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
-    assert app.get(job).id == job.id
+    assert app.jobs.get(job).id == job.id
     assert app.result(job) == result
     assert app.wait([job]).ended[0].id == job.id
-    assert app.cancel([job]) == {job.id: "ended"}
-    assert app.replay(job).number == 1
+    assert app.jobs.cancel([job]) == {job.id: "ended"}
+    assert app.jobs.replay(job).number == 1
 
 
 def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any]) -> sqlq.Job[Any]:
@@ -205,9 +205,9 @@ def test_many_handles_are_looked_for_at_once(
         jobs = app.enqueue_many([task.new(n) for n in range(30)], session=session)
     app.database.require_tables()
     with counting(app.database.engine) as statements:
-        assert app.admin.ids_of(jobs) == [job.id for job in jobs]
+        assert app.jobs.ids_of(jobs) == [job.id for job in jobs]
     assert len(statements) < 10, statements
-    assert set(app.cancel(set(jobs)).values()) == {"cancelled"}
+    assert set(app.jobs.cancel(set(jobs)).values()) == {"cancelled"}
 
 
 @contextmanager
@@ -231,4 +231,4 @@ def test_a_handle_is_as_ever_to_those_who_look_at_it(
     assert job == replace(job)
     with engine.connect() as conn:
         assert conn.scalar(text("SELECT count(*) FROM jobs")) == 1
-    assert app.get(job).id == app.get(job.id).id == job.id
+    assert app.jobs.get(job).id == app.jobs.get(job.id).id == job.id

@@ -53,7 +53,7 @@ def shop(database_url: str) -> Iterator[Engine]:
 
 
 def states(app: sqlq.App) -> list[tuple[str, str]]:
-    return [(job.task, job.state.value) for job in reversed(app.list())]
+    return [(job.task, job.state.value) for job in reversed(app.jobs.list())]
 
 
 # -- a package index: Pyramid, pyramid_tm, zope.sqlalchemy, and errors of the driver -------------------------
@@ -258,7 +258,7 @@ class Blog:
 
         @web.get("/export/<int:id>")
         def look(id: int) -> str:
-            job = self.app.get(id)
+            job = self.app.jobs.get(id)
             return f"{job.state}: {job.progress}"
 
         return web

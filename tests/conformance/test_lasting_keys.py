@@ -68,7 +68,7 @@ def test_a_key_names_its_job_after_it_has_ended(app: sqlq.App, charge: Any, orde
 
 def test_a_cancelled_job_keeps_its_key_too(app: sqlq.App, charge: Any) -> None:
     first = app.enqueue(once(charge))
-    app.cancel([first.id])
+    app.jobs.cancel([first.id])
     assert app.enqueue(once(charge)) == sqlq.Job(
         first.id, "default", "charge", sqlq.State.CANCELLED, created=False
     )
@@ -77,8 +77,8 @@ def test_a_cancelled_job_keeps_its_key_too(app: sqlq.App, charge: Any) -> None:
 def test_a_key_is_free_when_the_row_is_gone(app: sqlq.App, charge: Any) -> None:
     finished, failed = app.enqueue(once(charge)), app.enqueue(once(charge, -7))
     work(app)
-    assert app.prune(finished="0s").finished == 1
-    app.admin.forget_failed(all=True)
+    assert app.jobs.prune(finished="0s").finished == 1
+    app.jobs.delete(all=True)
     again = [app.enqueue(once(charge)), app.enqueue(once(charge, -7))]
     assert all(job.created for job in again)
     assert not {finished.id, failed.id} & {job.id for job in again}
@@ -87,11 +87,11 @@ def test_a_key_is_free_when_the_row_is_gone(app: sqlq.App, charge: Any) -> None:
 def test_a_failed_job_that_is_retried_is_the_one_of_its_key(app: sqlq.App, charge: Any) -> None:
     first = app.enqueue(once(charge, -7))
     work(app)
-    app.retry_failed([first.id])
+    app.jobs.retry([first.id])
     assert app.enqueue(once(charge, -7)).id == first.id
     work(app)
     assert app.enqueue(once(charge, -7)).id == first.id
-    assert app.get(first.id).unique_until == "pruned"
+    assert app.jobs.get(first.id).unique_until == "pruned"
 
 
 def test_other_keys_are_free_when_their_jobs_have_ended(app: sqlq.App, charge: Any) -> None:
@@ -122,7 +122,7 @@ def test_keys_last_on_a_drivers_connection(app: sqlq.App, charge: Any, database_
         caller.commit()
     assert [job.created for job in done] == [True, False, True]
     assert (done[1].id, again.id) == (first.id, done[0].id)
-    assert len(app.list()) == 3
+    assert len(app.jobs.list()) == 3
 
 
 @on_postgresql
@@ -190,7 +190,7 @@ def test_a_stricter_transaction_is_refused(app: sqlq.App, engine: Engine, charge
         ):
             app.enqueue_many([charge.new(1), once(charge)], session=session)
         session.commit()
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 def test_what_takes_two_statements_is_none(app: sqlq.App, charge: Any) -> None:
@@ -200,16 +200,19 @@ def test_what_takes_two_statements_is_none(app: sqlq.App, charge: Any) -> None:
 
 def test_a_job_is_found_by_its_key(app: sqlq.App, charge: Any) -> None:
     live = app.enqueue(charge.new(1).set(unique_key="live"))
-    assert app.get_by_key("default", "live").id == live.id
+    assert app.jobs.get_by_key("default", "live").id == live.id
     first = app.enqueue(once(charge))
-    assert app.get_by_key("default", "order-7").state == "available"
+    assert app.jobs.get_by_key("default", "order-7").state == "available"
     work(app)
-    assert (app.get_by_key("default", "order-7").id, app.get(first.id).state) == (first.id, "finished")
+    assert (app.jobs.get_by_key("default", "order-7").id, app.jobs.get(first.id).state) == (
+        first.id,
+        "finished",
+    )
     for queue, key in (("default", "live"), ("default", "none"), ("mail", "order-7")):
         with pytest.raises(sqlq.JobNotFoundError, match=f"^no job holds the unique key '{key}' in the queue"):
-            app.get_by_key(queue, key)
+            app.jobs.get_by_key(queue, key)
     with pytest.raises(sqlq.ConfigurationError, match="the key is 7: it must be text"):
-        app.get_by_key("default", 7)  # type: ignore[arg-type]
+        app.jobs.get_by_key("default", 7)  # type: ignore[arg-type]
 
 
 def test_inline_a_key_lasts_as_long_as_the_block(app: sqlq.App, charge: Any) -> None:

@@ -91,7 +91,7 @@ def in_line(app: sqlq.App) -> None:
     task = call(app, running=1)
     app.enqueue_many([task.new() for _ in range(2)])
     admit.look(app.database)
-    app.cancel([1])
+    app.jobs.cancel([1])
 
 
 def holding_a_slot(app: sqlq.App) -> None:
@@ -107,7 +107,7 @@ def failed(app: sqlq.App) -> None:
 
     app.enqueue(fails.new())
     drain(app)
-    assert app.get(1).state == "failed"
+    assert app.jobs.get(1).state == "failed"
 
 
 def a_step_that_waits(app: sqlq.App) -> None:
@@ -130,7 +130,7 @@ def set_by_an_operator(app: sqlq.App) -> None:
 def at_a_slow_rate(app: sqlq.App) -> None:
     app.enqueue(call(app, rate="1/60d").new())
     drain(app)
-    assert app.get(1).state == "finished"
+    assert app.jobs.get(1).state == "finished"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Play:
         return ids
 
     def states(self, ids: Sequence[int]) -> list[str]:
-        return [str(self.app.get(id).state) for id in ids]
+        return [str(self.app.jobs.get(id).state) for id in ids]
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
     (available,) = play.enqueue()
     expected = ["finished", "cancelled", "failed", "running", "scheduled", "available"]
     assert play.states([finished, cancelled, failed, running, scheduled, available]) == expected
-    assert play.app.get(finished).result == {"sent": ["ü", 1]}
-    assert play.app.get(cancelled).reason == "not wanted"
-    found = play.app.get(failed)
+    assert play.app.jobs.get(finished).result == {"sent": ["ü", 1]}
+    assert play.app.jobs.get(cancelled).reason == "not wanted"
+    found = play.app.jobs.get(failed)
     assert (found.exception, found.message, found.traceback, found.reason) == (
         "ValueError",
         "boom",
@@ -99,8 +99,8 @@ def test_a_job_is_found_in_whatever_state_it_is(play: Play) -> None:
     assert found.ended_at is not None
     assert found.ended_at.tzinfo is not None
     assert found.ended_at >= found.created_at
-    assert play.app.get(running).reserved_by == "worker"
-    assert play.app.get(available).ended_at is None
+    assert play.app.jobs.get(running).reserved_by == "worker"
+    assert play.app.jobs.get(available).ended_at is None
 
 
 def test_what_cannot_be_decoded_is_shown_as_it_is_stored(play: Play, engine: Engine) -> None:
@@ -108,11 +108,11 @@ def test_what_cannot_be_decoded_is_shown_as_it_is_stored(play: Play, engine: Eng
         conn.execute(
             text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')")
         )
-    (job,) = play.app.list()
+    (job,) = play.app.jobs.list()
     assert job.payload == "{broken"
     assert job.errors == [{"message": "also broken"}]
     play.end(Completed("not json"))
-    assert play.app.get(job.id).result == "not json"
+    assert play.app.jobs.get(job.id).result == "not json"
 
 
 def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
@@ -124,7 +124,7 @@ def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
     everything = [*later, *reversed(waiting), *reversed(failed), *reversed(finished)]
 
     def ids(**how: Any) -> list[int]:
-        return [job.id for job in play.app.list(**how)]
+        return [job.id for job in play.app.jobs.list(**how)]
 
     assert ids() == everything
     assert ids(limit=3) == everything[:3]
@@ -146,19 +146,19 @@ def test_a_list_of_what_does_not_exist_is_refused(play: Play, how: dict[str, Any
         ConfigurationError,
         match=r"state is 'broken': it is one of blocked, scheduled, |limit is \d+: it must be a whole number",
     ):
-        play.app.list(**how)
+        play.app.jobs.list(**how)
 
 
 def test_a_job_that_never_was(play: Play) -> None:
     play.enqueue()
     for id in (4711, 0, -1, 2**63, 10**20, -(10**20)):
         with pytest.raises(JobNotFoundError, match=f"there is no job {id}"):
-            play.app.get(id)
-        assert play.app.cancel([id]) == {id: "unknown"}
-        assert play.app.retry_failed([id]) == play.app.admin.forget_failed([id]) == []
+            play.app.jobs.get(id)
+        assert play.app.jobs.cancel([id]) == {id: "unknown"}
+        assert play.app.jobs.retry([id]) == play.app.jobs.delete([id]) == []
     for wrong in ("7", True, None, 1.0):
         with pytest.raises(ConfigurationError, match="is not the id of a job"):
-            play.app.get(wrong)  # type: ignore[arg-type]
+            play.app.jobs.get(wrong)  # type: ignore[arg-type]
 
 
 # -- failed jobs run again (T13) -----------------------------------------------------------------------------
@@ -172,9 +172,9 @@ def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(
         conn.execute(update(jobs).values(losses=2))
     last = play.claim()
     play.settle(last, BOOM)
-    failed = play.app.get(id)
+    failed = play.app.jobs.get(id)
 
-    assert play.app.retry_failed([id]) == [id]
+    assert play.app.jobs.retry([id]) == [id]
 
     with play.app.database.read() as conn:
         row = conn.execute(select(jobs, (jobs.c.available_at <= now()).label("due"))).one()
@@ -188,7 +188,7 @@ def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(
         3,
         "k",
     )
-    job = play.app.get(id)
+    job = play.app.jobs.get(id)
     assert job.created_at == failed.created_at
     assert [(e["attempt"], e["reason"], e["exception"], e["message"]) for e in job.errors] == [
         (1, "error", "OSError", "first"),
@@ -201,8 +201,8 @@ def test_a_failed_job_comes_back_as_new_but_for_its_id_its_token_and_its_errors(
     assert (claimed.lease_token, claimed.attempts) == (4, 1)
     assert play.settle(last, Completed()) == set()
     assert play.settle([claimed], BOOM) == {id}
-    assert play.app.retry_failed([id]) == [id]
-    assert [e["attempt"] for e in play.app.get(id).errors] == [1, 2, 1]
+    assert play.app.jobs.retry([id]) == [id]
+    assert [e["attempt"] for e in play.app.jobs.get(id).errors] == [1, 2, 1]
 
 
 def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(play: Play) -> None:
@@ -210,11 +210,11 @@ def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(play
     other = play.failed(unique_key="other")
     elsewhere = play.failed(unique_key="k", queue="elsewhere")
     play.enqueue(unique_key="k")
-    done = play.app.admin.move_failed_back(all=True)
+    done = play.app.jobs.move_back(all=True)
     assert (done.moved, done.held) == (other + elsewhere, held)
     assert play.states(held) == ["failed", "failed"]
     play.end(Completed())
-    assert play.app.retry_failed(all=True) == held[:1], "the first takes the key, so the second stays"
+    assert play.app.jobs.retry(all=True) == held[:1], "the first takes the key, so the second stays"
     assert play.states(held) == ["available", "failed"]
 
 
@@ -226,10 +226,10 @@ def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(play: Pla
             text("UPDATE failed_jobs SET errors = :errors WHERE id = :id"),
             {"id": full, "errors": f'["{"x" * 70_000}"]'},
         )
-    play.app.retry_failed(all=True)
-    first, last = play.app.get(odd).errors
+    play.app.jobs.retry(all=True)
+    first, last = play.app.jobs.get(odd).errors
     assert (first, last["message"]) == ({"message": "not json"}, "boom")
-    assert play.app.get(full).errors == [{"message": "x" * 70_000}]
+    assert play.app.jobs.get(full).errors == [{"message": "x" * 70_000}]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -238,7 +238,7 @@ def test_jobs_with_unique_keys_come_back_in_the_order_of_their_keys(play: Play) 
     caller's transaction."""
     (b,) = play.failed(unique_key="b")
     (a,) = play.failed(unique_key="a")
-    assert play.app.retry_failed(all=True) == [b, a]
+    assert play.app.jobs.retry(all=True) == [b, a]
     with play.app.database.read() as conn:
         stored = conn.execute(text("SELECT id FROM jobs ORDER BY ctid")).scalars().all()
     assert stored == [a, b]
@@ -248,19 +248,19 @@ def test_which_failed_jobs_run_again_is_said_by_id_task_queue_or_all(play: Play)
     a = play.failed(2)
     b = play.failed(2, "pack")
     c = play.failed(2, "pack", queue="boxes")
-    assert play.app.retry_failed([a[0], 4711]) == [a[0]]
-    assert play.app.retry_failed([a[0]]) == [], "it is not failed any more"
-    assert play.app.retry_failed([*a, *b], task="pack", queue="default") == b
-    assert play.app.retry_failed(queue="boxes") == c
-    assert play.app.retry_failed(task="nothing") == []
-    assert play.app.retry_failed(all=True) == a[1:]
-    assert play.app.list(state="failed") == []
+    assert play.app.jobs.retry([a[0], 4711]) == [a[0]]
+    assert play.app.jobs.retry([a[0]]) == [], "it is not failed any more"
+    assert play.app.jobs.retry([*a, *b], task="pack", queue="default") == b
+    assert play.app.jobs.retry(queue="boxes") == c
+    assert play.app.jobs.retry(task="nothing") == []
+    assert play.app.jobs.retry(all=True) == a[1:]
+    assert play.app.jobs.list(state="failed") == []
 
 
-@pytest.mark.parametrize("name", ["retry_failed", "forget_failed"])
+@pytest.mark.parametrize("name", ["retry", "delete"])
 def test_nothing_said_means_nothing_done(play: Play, name: str) -> None:
     ids = play.failed(2)
-    verb = getattr(play.app.admin, name)
+    verb = getattr(play.app.jobs, name)
     with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
         verb()
     with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
@@ -274,26 +274,29 @@ def test_nothing_said_means_nothing_done(play: Play, name: str) -> None:
     assert play.states(ids) == ["failed", "failed"]
 
 
-@pytest.mark.parametrize("name", ["retry_failed", "forget_failed"])
-def test_many_go_in_bounded_batches(play: Play, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"), [("retry", (retry, "retry_failed")), ("delete", (pruning, "forget_failed"))]
+)
+def test_many_go_in_bounded_batches(
+    play: Play, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup, "BATCH", 3)
     monkeypatch.setattr(retry, "CARRIED_BATCH", 3)
     sizes: list[int] = []
-    module = retry if name == "retry_failed" else pruning
-    original = getattr(module, name)
+    original = getattr(*where)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        sizes.append(len(result[0] if name == "retry_failed" else result))
+        sizes.append(len(result[0] if name == "retry" else result))
         return result
 
-    monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(*where, counted)
     ids = play.failed(7)
-    verb = getattr(play.app.admin, name)
+    verb = getattr(play.app.jobs, name)
     assert verb(all=True) == ids
     assert max(sizes) == 3
-    assert play.app.list(state="failed") == []
-    if name == "retry_failed":
+    assert play.app.jobs.list(state="failed") == []
+    if name == "retry":
         assert play.end() == ids
     else:
         ids = play.failed(7)
@@ -305,18 +308,18 @@ def test_a_failed_job_somebody_else_works_on_is_passed_over(play: Play, engine: 
     ids = play.failed(3)
     with engine.connect() as rival:
         rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
-        assert play.app.retry_failed(all=True) == [ids[0], ids[2]]
-        assert play.app.admin.forget_failed(all=True) == []
-    assert play.app.admin.forget_failed(all=True) == [ids[1]]
+        assert play.app.jobs.retry(all=True) == [ids[0], ids[2]]
+        assert play.app.jobs.delete(all=True) == []
+    assert play.app.jobs.delete(all=True) == [ids[1]]
 
 
 def test_forgotten_jobs_are_gone(play: Play) -> None:
     a, b = play.failed(2), play.failed(1, "pack")
-    assert play.app.admin.forget_failed([a[0], 4711]) == [a[0]]
-    assert play.app.admin.forget_failed(task="pack") == b
-    assert [job.id for job in play.app.list()] == a[1:]
+    assert play.app.jobs.delete([a[0], 4711]) == [a[0]]
+    assert play.app.jobs.delete(task="pack") == b
+    assert [job.id for job in play.app.jobs.list()] == a[1:]
     with pytest.raises(JobNotFoundError):
-        play.app.get(a[0])
+        play.app.jobs.get(a[0])
 
 
 # -- pruning (T15) -------------------------------------------------------------------------------------------
@@ -340,9 +343,9 @@ def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(pl
             return pruning.prune(conn, finished_older_than_ms=60_000, limit=limit)
 
     assert prune(2) == 2
-    assert sorted(job.id for job in play.app.list(state="finished")) == [ids[0], ids[1], ids[4]]
+    assert sorted(job.id for job in play.app.jobs.list(state="finished")) == [ids[0], ids[1], ids[4]]
     assert [prune(2), prune(2)] == [1, 0]
-    assert sorted(job.id for job in play.app.list(state="finished")) == [ids[1], ids[4]]
+    assert sorted(job.id for job in play.app.jobs.list(state="finished")) == [ids[1], ids[4]]
     assert play.states(failed) == ["failed"]
 
 
@@ -356,7 +359,7 @@ def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
         with play.app.database.begin() as two:
             two.execute(text("SET LOCAL lock_timeout = '2s'"))
             assert pruning.prune(two, finished_older_than_ms=1_000, limit=10) == 2
-    assert play.app.list() == []
+    assert play.app.jobs.list() == []
 
 
 # -- queues and workers --------------------------------------------------------------------------------------
@@ -386,7 +389,7 @@ def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Pl
     with play.app.database.begin() as conn:
         conn.execute(insert(queues).values(queue="c", paused_at=now()))
     _register(play.app, "w1", ["a", "empty"])
-    found = {status.queue: status for status in play.app.admin.status()}
+    found = {status.queue: status for status in play.app.queues.status()}
     assert list(found) == ["a", "b", "c", "empty"]
     a = found["a"]
     assert (a.available, a.scheduled, a.running, a.failed, a.paused, a.served) == (3, 2, 1, 0, False, True)
@@ -405,15 +408,15 @@ def test_the_status_counts_what_each_queue_holds_and_says_who_is_served(play: Pl
     assert found["empty"].served
 
     _register(play.app, "w2", None)
-    assert all(status.served for status in play.app.admin.status()), "w2 serves every queue"
+    assert all(status.served for status in play.app.queues.status()), "w2 serves every queue"
     _silent(play.app, "w1", 120)
     _silent(play.app, "w2", 120)
-    assert [(status.queue, status.served) for status in play.app.admin.status()] == [
+    assert [(status.queue, status.served) for status in play.app.queues.status()] == [
         ("a", False),
         ("b", False),
         ("c", False),
     ]
-    assert play.app.admin.workers() == []
+    assert play.app.workers.list() == []
 
 
 def test_workers_register_are_seen_leave_and_are_swept_out(play: Play) -> None:
@@ -422,14 +425,14 @@ def test_workers_register_are_seen_leave_and_are_swept_out(play: Play) -> None:
         _register(app, id, None)
     _silent(app, "w1", 80)
     _silent(app, "w2", 3600)
-    assert {worker.id for worker in app.admin.workers()} == {"w1", "w3"}
+    assert {worker.id for worker in app.workers.list()} == {"w1", "w3"}
     with app.database.begin() as conn:
         assert workerss.seen(conn, "w2")
-    assert {worker.id for worker in app.admin.workers()} == {"w1", "w2", "w3"}
+    assert {worker.id for worker in app.workers.list()} == {"w1", "w2", "w3"}
     with app.database.begin() as conn:
         workerss.leave(conn, "w3")
         workerss.sweep(conn, silent_ms=60_000)
-    assert {worker.id for worker in app.admin.workers()} == {"w2"}
+    assert {worker.id for worker in app.workers.list()} == {"w2"}
     with app.database.begin() as conn:
         assert not workerss.seen(conn, "w1"), "one that was swept out is told so"
 
@@ -445,7 +448,7 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
 
 def test_no_queues_where_there_are_no_jobs(play: Play) -> None:
     assert look.due_in(play.app.database) == {}
-    assert play.app.admin.status() == []
+    assert play.app.queues.status() == []
 
 
 def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
@@ -466,12 +469,17 @@ def test_a_retention_of_ones_own_counts_and_not_the_age(play: Play) -> None:
             conn.execute(update(table).values({ended_at: after(literal(-3_600_000, BigInteger))}))
         kept.append((aged, over, lasting))
     (_, finished_over, finished_kept), (_, failed_over, failed_kept) = kept
-    assert play.app.prune(finished="1m", failed="1m") == (1, 1)
-    assert {job.id for job in play.app.list()} == {finished_over, finished_kept, failed_over, failed_kept}
+    assert play.app.jobs.prune(finished="1m", failed="1m") == (1, 1)
+    assert {job.id for job in play.app.jobs.list()} == {
+        finished_over,
+        finished_kept,
+        failed_over,
+        failed_kept,
+    }
     with database.begin() as conn:
         assert pruning.prune_expired(conn, limit=1) == 1, "no more than asked for"
         assert pruning.prune_expired(conn, limit=10) == 1
-    assert {job.id for job in play.app.list()} == {finished_kept, failed_kept}
+    assert {job.id for job in play.app.jobs.list()} == {finished_kept, failed_kept}
 
 
 # -- queues of one's own (the demo) --------------------------------------------------------------------------
@@ -488,4 +496,4 @@ def test_queues_are_counted_and_erased_alone(play: Play) -> None:
         assert lookup.states(conn, ["mine"]) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
         pruning.erase(conn, ["mine"])
         assert lookup.states(conn, ["mine"]) == {}
-    assert [job.id for job in play.app.list()] == others
+    assert [job.id for job in play.app.jobs.list()] == others

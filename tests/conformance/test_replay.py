@@ -56,10 +56,10 @@ class Play:
         return ids
 
     def replays(self, jobs: dict[int, int]) -> list[sqlq.JobDetails]:
-        return [self.app.get(id) for id in jobs.values()]
+        return [self.app.jobs.get(id) for id in jobs.values()]
 
     def number(self) -> int:
-        return len(self.app.list(limit=10_000))
+        return len(self.app.jobs.list(limit=10_000))
 
 
 @pytest.fixture
@@ -93,25 +93,25 @@ def test_a_replay_is_a_new_job_that_names_its_origin(play: Play, engine: Engine)
         unique_key="k",
         on_failure=None,
     )
-    done = play.app.replay(old)
+    done = play.app.jobs.replay(old)
     ((origin, new),) = done.jobs.items()
     assert (done.number, origin, done.already, done.steps) == (1, old, 0, 0)
-    job = play.app.get(new)
+    job = play.app.jobs.get(new)
     assert new > old
     assert (job.state, job.replay_of, job.attempts, job.lease_token) == ("available", old, 0, 0)
     assert (job.task, job.payload, job.queue, job.priority) == ("send", {"args": [0]}, "mail", 7)
     assert (job.timeout_ms, job.max_attempts, job.label) == (30_000, 2, "blue")
     assert job.headers == {"tenant": "blue"}
     assert (job.retention_ms, job.unique_key, job.on_failure) == (9 * 86_400_000, None, None)
-    assert job.backoff == play.app.get(old).backoff
+    assert job.backoff == play.app.jobs.get(old).backoff
     assert (job.history, job.errors) == ((), [])
-    before = play.app.get(old)
+    before = play.app.jobs.get(old)
     assert (before.state, before.replayed_as, before.unique_key) == ("failed", new, "k")
     with engine.connect() as conn:
         found = conn.execute(text("SELECT id, replay_of FROM job_states WHERE replay_of IS NOT NULL")).all()
     assert [tuple(row) for row in found] == [(new, old)]
     assert play.end(Completed()) == [new]
-    assert play.app.get(new).replay_of == old, "it keeps the name where it has ended"
+    assert play.app.jobs.get(new).replay_of == old, "it keeps the name where it has ended"
 
 
 def test_a_replay_is_told_of_as_any_job_that_is_enqueued(
@@ -121,7 +121,7 @@ def test_a_replay_is_told_of_as_any_job_that_is_enqueued(
     play.app.on("enqueued")(heard.extend)
     first, second = play.ended(2, label="order 7", priority=3)
     with caplog.at_level("DEBUG", "sqlq"):
-        jobs = play.app.replay(task="send", since="1h", rate="1/m").jobs
+        jobs = play.app.jobs.replay(task="send", since="1h", rate="1/m").jobs
     told = wait_until(lambda: [event for event in heard if event.id in jobs.values()][1:] and heard[-2:])
     assert [(e.id, e.task, e.queue, e.label, e.attempt, e.max_attempts) for e in told] == [
         (jobs[of], "send", "default", "order 7", 0, 3) for of in (first, second)
@@ -136,19 +136,19 @@ def test_stamps_are_not_asked_of_a_replay(play: Play) -> None:
     play.app.stamp(lambda job: {"who": who[0]})
     (id,) = play.ended()
     who[0] = "operator"
-    (replay,) = play.replays(play.app.replay(id).jobs)
+    (replay,) = play.replays(play.app.jobs.replay(id).jobs)
     assert replay.headers == {"who": "web"}
     assert play.claim()[0].id == replay.id
 
 
 def test_what_was_put_back_by_an_operator_can_be_replayed_when_it_has_ended_again(play: Play) -> None:
     (id,) = play.ended()
-    play.app.replay(id)
+    play.app.jobs.replay(id)
     play.end(Completed())
-    play.app.retry_failed([id])
+    play.app.jobs.retry([id])
     play.end()
-    assert play.app.get(id).replayed_as is None, "it is another ending"
-    assert list(play.app.replay(id).jobs) == [id]
+    assert play.app.jobs.get(id).replayed_as is None, "it is another ending"
+    assert list(play.app.jobs.replay(id).jobs) == [id]
 
 
 def test_a_replay_begins_anew(play: Play, engine: Engine) -> None:
@@ -156,7 +156,7 @@ def test_a_replay_begins_anew(play: Play, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET cursor = '7', progress = 3, progress_of = 4"))
     play.end()
-    job = play.replays(play.app.replay(id).jobs)[0]
+    job = play.replays(play.app.jobs.replay(id).jobs)[0]
     assert (job.cursor, job.progress, job.start_by) == (None, None, None)
 
 
@@ -167,7 +167,7 @@ def test_the_moment_of_a_schedule_stays_that_of_the_job(play: Play) -> None:
         "nightly", datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC)
     )
     play.end(Completed())
-    (again,) = play.replays(app.replay(job.id).jobs)
+    (again,) = play.replays(app.jobs.replay(job.id).jobs)
     assert (again.schedule, again.scheduled_for) == ("nightly", datetime(2026, 3, 1, 3, tzinfo=UTC))
 
 
@@ -180,7 +180,7 @@ def test_a_replay_under_a_limit_waits_for_its_turn(play: Play, engine: Engine) -
     app.worker(drain=True).run()
     with engine.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
-    done = app.replay([first.id, second.id])
+    done = app.jobs.replay([first.id, second.id])
     with engine.begin() as conn:
         looked_at = set(conn.execute(text("SELECT limit_key FROM sqlq_wakes")).scalars())
     assert looked_at == {"stripe"}, "a worker looks at the line at once, not at its next sweep"
@@ -200,7 +200,7 @@ def test_jobs_are_chosen_by_task_queue_state_and_time(play: Play, engine: Engine
     moved(engine, finished, "finished_jobs", 7200)
 
     def chosen(**options: Any) -> list[int]:
-        done = play.app.replay(dry_run=True, **options)
+        done = play.app.jobs.replay(dry_run=True, **options)
         assert [job.id for job in done.first] == [job.id for job in done.first][: done.number]
         assert done.jobs == {}
         return [job.id for job in done.first]
@@ -216,34 +216,34 @@ def test_jobs_are_chosen_by_task_queue_state_and_time(play: Play, engine: Engine
     assert chosen(since=datetime.now(UTC) - timedelta(hours=3), until="1h") == finished
     assert chosen(ids=cancelled) == cancelled
     assert play.number() == 6, "a dry run writes nothing"
-    assert sorted(play.app.replay(task="send").jobs) == finished + failed
+    assert sorted(play.app.jobs.replay(task="send").jobs) == finished + failed
 
 
 def test_what_was_replayed_is_not_replayed_again_unless_asked_for(play: Play) -> None:
     old = play.ended(3, Completed())
-    first = play.app.replay(task="send")
+    first = play.app.jobs.replay(task="send")
     assert sorted(first.jobs) == old
     play.end(Completed())
-    second = play.app.replay(task="send")
+    second = play.app.jobs.replay(task="send")
     assert (second.number, second.jobs, second.already) == (0, {}, 6), "the replays, too, have ended"
     more = play.ended(1, Completed())
-    assert sorted(play.app.replay(task="send").jobs) == more
+    assert sorted(play.app.jobs.replay(task="send").jobs) == more
     play.end(Completed())
     new = first.jobs[old[0]]
-    assert play.app.replay(new).jobs.keys() == {new}, "by its id a replay is a job like others"
-    assert play.app.replay(task="send", again=True).number == 8
+    assert play.app.jobs.replay(new).jobs.keys() == {new}, "by its id a replay is a job like others"
+    assert play.app.jobs.replay(task="send", again=True).number == 8
 
 
 def test_of_several_ids_those_replayed_before_are_left_out(play: Play) -> None:
     ids = play.ended(3)
-    play.app.replay(ids[0])
-    done = play.app.replay(ids)
+    play.app.jobs.replay(ids[0])
+    done = play.app.jobs.replay(ids)
     assert (sorted(done.jobs), done.already) == (ids[1:], 1)
     with pytest.raises(
         ConfigurationError, match=rf"job {ids[0]} has been replayed .* and so have the 2 others"
     ):
-        play.app.replay(ids)
-    assert sorted(play.app.replay(ids, again=True).jobs) == ids
+        play.app.jobs.replay(ids)
+    assert sorted(play.app.jobs.replay(ids, again=True).jobs) == ids
 
 
 def test_a_replay_broken_off_goes_on_where_it_ended(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,11 +257,11 @@ def test_a_replay_broken_off_goes_on_where_it_ended(play: Play, monkeypatch: pyt
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play.app.replay(task="send", progress=stop)
+        play.app.jobs.replay(task="send", progress=stop)
     assert seen == [(2, 5), (4, 5)]
-    rest = play.app.replay(task="send")
+    rest = play.app.jobs.replay(task="send")
     assert (list(rest.jobs), rest.already) == (old[4:], 4)
-    replays = [job for job in play.app.list() if job.replay_of is not None]
+    replays = [job for job in play.app.jobs.list() if job.replay_of is not None]
     assert sorted(job.replay_of or 0 for job in replays) == old, "each job was replayed once"
 
 
@@ -270,7 +270,7 @@ def test_what_is_replayed_and_ends_meanwhile_is_not_replayed_in_turn(
 ) -> None:
     monkeypatch.setattr(replaying, "BATCH", 2)
     old = play.ended(4, Completed())
-    done = play.app.replay(task="send", again=True, progress=lambda done, of: play.end(Completed()))
+    done = play.app.jobs.replay(task="send", again=True, progress=lambda done, of: play.end(Completed()))
     assert list(done.jobs) == old
     assert play.number() == 8
 
@@ -278,7 +278,7 @@ def test_what_is_replayed_and_ends_meanwhile_is_not_replayed_in_turn(
 def test_new_ids_follow_the_order_of_the_old_ones(play: Play) -> None:
     finished, failed = play.ended(3, Completed()), play.ended(3)
     more = play.ended(2, Completed())
-    jobs = play.app.replay(task="send").jobs
+    jobs = play.app.jobs.replay(task="send").jobs
     assert list(jobs) == finished + failed + more
     assert list(jobs.values()) == sorted(jobs.values())
 
@@ -290,12 +290,12 @@ def test_with_a_rate_they_are_due_one_after_the_other(play: Play, monkeypatch: p
     monkeypatch.setattr(replaying, "BATCH", 3)
     play.ended(4, Completed())
     play.ended(3)
-    due = [job.available_at for job in play.replays(play.app.replay(task="send", rate="1/10m").jobs)]
+    due = [job.available_at for job in play.replays(play.app.jobs.replay(task="send", rate="1/10m").jobs)]
     assert None not in due
     gaps = [(b - a).total_seconds() for a, b in pairwise(due)]  # type: ignore[operator]
     assert all(595 < gap < 605 for gap in gaps), gaps
-    assert play.claim()[0].id == play.app.list(state="running")[0].id
-    assert len(play.app.list(state="scheduled")) == 6
+    assert play.claim()[0].id == play.app.jobs.list(state="running")[0].id
+    assert len(play.app.jobs.list(state="scheduled")) == 6
 
 
 def test_a_limited_replay_with_a_rate_waits_for_its_moment(play: Play) -> None:
@@ -305,7 +305,7 @@ def test_a_limited_replay_with_a_rate_waits_for_its_moment(play: Play) -> None:
     app = play.app
     app.enqueue_many([charge.new() for _ in range(3)])
     app.worker(drain=True).run()
-    replays = play.replays(app.replay(task="charge", rate="1/1h").jobs)
+    replays = play.replays(app.jobs.replay(task="charge", rate="1/1h").jobs)
     assert [job.state for job in replays] == ["blocked"] * 3
     due = [job.due_at for job in replays]
     assert 3590 < (due[1] - due[0]).total_seconds() < 3610  # type: ignore[operator]
@@ -317,26 +317,26 @@ def test_a_limited_replay_with_a_rate_waits_for_its_moment(play: Play) -> None:
 
 def test_one_job_gets_other_arguments(play: Play) -> None:
     (id,) = play.ended()
-    (job,) = play.replays(play.app.replay(id, args=[7]).jobs)
+    (job,) = play.replays(play.app.jobs.replay(id, args=[7]).jobs)
     assert job.payload == {"args": [7]}
-    (job,) = play.replays(play.app.replay(id, kwargs={"copy": True}, again=True).jobs)
+    (job,) = play.replays(play.app.jobs.replay(id, kwargs={"copy": True}, again=True).jobs)
     assert job.payload == {"args": [0], "kwargs": {"copy": True}}, "what is not given stays as it was"
-    assert play.app.get(id).payload == {"args": [0]}
+    assert play.app.jobs.get(id).payload == {"args": [0]}
 
 
 def test_changed_arguments_are_checked_by_the_task(play: Play) -> None:
     (id,) = play.ended()
     before = play.number()
     with pytest.raises(ArgumentsError, match="too many positional arguments"):
-        play.app.replay(id, args=[1, 2, 3])
+        play.app.jobs.replay(id, args=[1, 2, 3])
     with pytest.raises(ArgumentsError, match="colour"):
-        play.app.replay(id, kwargs={"colour": "red"})
+        play.app.jobs.replay(id, kwargs={"colour": "red"})
     with pytest.raises(ConfigurationError, match="args is 'ab': give a list"):
-        play.app.replay(id, args="ab")
+        play.app.jobs.replay(id, args="ab")
     with pytest.raises(ConfigurationError, match="for one job only"):
-        play.app.replay(task="send", args=[1])
+        play.app.jobs.replay(task="send", args=[1])
     assert play.number() == before
-    assert play.app.get(id).replayed_as is None
+    assert play.app.jobs.get(id).replayed_as is None
 
 
 def test_changed_arguments_of_a_task_that_is_not_known_here_are_json(play: Play) -> None:
@@ -344,7 +344,7 @@ def test_changed_arguments_of_a_task_that_is_not_known_here_are_json(play: Play)
     job = app.enqueue(app.named("shop.elsewhere").new(1, b=2))
     play.end()
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    (new,) = play.replays(app.replay(job.id, kwargs={"b": when}).jobs)
+    (new,) = play.replays(app.jobs.replay(job.id, kwargs={"b": when}).jobs)
     assert new.payload == {"args": [1], "kwargs": {"b": "2026-01-01T00:00:00Z"}}
 
 
@@ -354,7 +354,7 @@ def test_changed_arguments_make_another_key_of_a_limit(play: Play) -> None:
 
     job = play.app.enqueue(charge.new(1))
     play.app.worker(drain=True).run()
-    (new,) = play.replays(play.app.replay(job.id, args=[2]).jobs)
+    (new,) = play.replays(play.app.jobs.replay(job.id, args=[2]).jobs)
     assert (new.limit_key, new.payload) == ("customer:2", {"args": [2]})
     assert play.app.worker(drain=True).run().completed == 1
 
@@ -370,7 +370,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_sentence_and_nothing_is_writt
 
     def refused(kind: type[Exception], words: str, *args: Any, **options: Any) -> None:
         with pytest.raises(kind, match=words) as caught:
-            app.replay(*args, **options)
+            app.jobs.replay(*args, **options)
         assert "\n" not in str(caught.value)
 
     refused(JobNotFoundError, "there is no job 4711 to replay", [ended, 4711])
@@ -392,10 +392,10 @@ def test_what_cannot_be_replayed_is_refused_in_one_sentence_and_nothing_is_writt
 
 def test_what_was_pruned_cannot_be_replayed(play: Play) -> None:
     failed, kept = play.ended(2)
-    play.app.admin.forget_failed([failed])
+    play.app.jobs.delete([failed])
     with pytest.raises(JobNotFoundError, match=r"ended longer ago than ended jobs are kept$"):
-        play.app.replay([failed, kept])
-    assert play.app.replay(task="send", since="1h").jobs.keys() == {kept}
+        play.app.jobs.replay([failed, kept])
+    assert play.app.jobs.replay(task="send", since="1h").jobs.keys() == {kept}
 
 
 def test_steps_of_flows_are_refused_by_id_and_left_out_otherwise(play: Play) -> None:
@@ -405,8 +405,8 @@ def test_steps_of_flows_are_refused_by_id_and_left_out_otherwise(play: Play) -> 
     with pytest.raises(
         ConfigurationError, match=rf"job {step} is a step of flow \d+, and cannot be replayed"
     ):
-        app.replay(step)
-    done = app.replay(task="pack")
+        app.jobs.replay(step)
+    done = app.jobs.replay(task="pack")
     assert (done.number, done.jobs, done.steps) == (0, {}, 1)
 
 
@@ -414,12 +414,12 @@ def test_ids_beyond_any_are_no_jobs(play: Play) -> None:
     play.ended()
     for id in (0, -1, 2**63, 2**70):
         with pytest.raises(JobNotFoundError, match="there is no job"):
-            play.app.replay(id)
+            play.app.jobs.replay(id)
 
 
 def test_areplay_is_replay_in_a_thread(play: Play) -> None:
     (id,) = play.ended()
-    assert list(asyncio.run(play.app.areplay(id, kwargs={"copy": True})).jobs) == [id]
+    assert list(asyncio.run(play.app.jobs.areplay(id, kwargs={"copy": True})).jobs) == [id]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -427,9 +427,9 @@ def test_of_two_replays_at_once_one_takes_each_job(play: Play, engine: Engine) -
     ids = play.ended(3, Completed())
     with engine.connect() as conn, conn.begin():
         conn.execute(text("SELECT id FROM finished_jobs WHERE id = :id FOR UPDATE"), {"id": ids[0]})
-        done = play.app.replay(task="send")
+        done = play.app.jobs.replay(task="send")
         assert (list(done.jobs), done.number) == (ids[1:], 2), "what another has locked is passed over"
-    assert list(play.app.replay(task="send").jobs) == ids[:1]
+    assert list(play.app.jobs.replay(task="send").jobs) == ids[:1]
 
 
 def test_a_payload_that_nobody_can_read_is_copied_as_it_is(play: Play, engine: Engine) -> None:
@@ -437,5 +437,5 @@ def test_a_payload_that_nobody_can_read_is_copied_as_it_is(play: Play, engine: E
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET payload = '{not json'"))
     play.end()
-    (job,) = play.replays(play.app.replay(id).jobs)
+    (job,) = play.replays(play.app.jobs.replay(id).jobs)
     assert job.payload == "{not json"

@@ -57,8 +57,8 @@ def uses(app: sqlq.App) -> dict[str, tuple[str, int]]:
 
 
 def ids(app: sqlq.App) -> list[str]:
-    assert app.seal is not None
-    return list(app.seal.keys)
+    assert app.database.seal is not None
+    return list(app.database.seal.keys)
 
 
 def doctor(app: sqlq.App) -> list[Finding]:
@@ -97,12 +97,12 @@ def test_rows_are_sealed_anew_until_the_old_key_can_go(apps: Apps, how: Any) -> 
     new = apps(keys=[NEW], seal=how)
     assert {state for state, _ in uses(new).values()} == {"first"}
     assert Rotation(new.database).check(finished=True).bad == 0
-    (failed,) = new.list(state="failed")
-    assert new.retry_failed([failed.id])
+    (failed,) = new.jobs.list(state="failed")
+    assert new.jobs.retry([failed.id])
     new.schedules.run("nightly")
     tally = new.worker(drain=True).run()
     assert (tally.completed, tally.failed) == (251, 1)
-    assert {job.reason for job in new.list(state="failed")} == {"error"}
+    assert {job.reason for job in new.jobs.list(state="failed")} == {"error"}
     assert new.result(1) == 1
 
 
@@ -168,8 +168,8 @@ def test_a_running_job_may_be_sealed_anew(apps: Apps) -> None:
         tries.append(n)
         if len(tries) == 1:
             Rotation(app.database).rotate()
-            assert app.seal is not None
-            del app.seal.keys[ids(app)[1]]
+            assert app.database.seal is not None
+            del app.database.seal.keys[ids(app)[1]]
             raise ValueError("again")
 
     old.enqueue(old.named("again").new(7))

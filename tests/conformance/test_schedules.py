@@ -20,6 +20,7 @@ from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.store import schedules
 from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
+from sqlq.testing.database import write_declared
 from tests.waiting import wait_until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -57,7 +58,7 @@ def test_each_moment_gets_one_job_that_knows_it(app: sqlq.App, engine: Engine) -
     assert tick(app, NOON + 3 * MINUTE) == []
     assert drain(app).completed == 3
     assert sorted(seen) == [("minutely", NOON + step * MINUTE) for step in range(1, 4)]
-    assert app.get(found[0].id).scheduled_for == NOON + MINUTE
+    assert app.jobs.get(found[0].id).scheduled_for == NOON + MINUTE
     with engine.connect() as conn:
         rows = conn.execute(text("SELECT schedule, scheduled_for FROM job_states ORDER BY id")).all()
     assert [row.schedule for row in rows] == ["minutely"] * 3
@@ -74,7 +75,7 @@ def test_each_moment_gets_one_job_that_knows_it(app: sqlq.App, engine: Engine) -
 
 
 def test_an_ordinary_job_is_of_no_schedule(app: sqlq.App, report: Any) -> None:
-    job = app.get(app.enqueue(report.new()).id)
+    job = app.jobs.get(app.enqueue(report.new()).id)
     assert (job.schedule, job.scheduled_for) == (None, None)
 
 
@@ -83,10 +84,10 @@ def test_a_failed_jobs_moment_is_kept_and_comes_back_with_it(app: sqlq.App) -> N
     app.schedule("hourly", task.new(), every="1h")
     [job] = tick(app, NOON + HOUR, since=NOON)
     drain(app)
-    failed = app.get(job.id)
+    failed = app.jobs.get(job.id)
     assert (failed.state, failed.schedule, failed.scheduled_for) == ("failed", "hourly", NOON + HOUR)
-    app.retry_failed([job.id])
-    assert app.get(job.id).scheduled_for == NOON + HOUR
+    app.jobs.retry([job.id])
+    assert app.jobs.get(job.id).scheduled_for == NOON + HOUR
     assert app.schedules.get("hourly").jobs[0].state == "available"
 
 
@@ -149,11 +150,11 @@ def test_repeats_ends_and_at_come_to_an_end(app: sqlq.App, report: Any) -> None:
 
 def test_jitter_moves_when_a_job_is_available_and_never_its_moment(app: sqlq.App, report: Any) -> None:
     app.schedule("hourly", report.new().set(delay="10s"), every="1h", jitter="30m")
-    app.write_declared()
+    write_declared(app)
     with app.database.begin() as conn:
         schedules.begin_at(conn, datetime.now(UTC) - 2 * HOUR)
     ((new, job),) = schedules.tick(app.database).jobs
-    found = app.get(job.id)
+    found = app.jobs.get(job.id)
     assert found.scheduled_for == new.scheduled_for
     assert found.scheduled_for is not None
     assert found.available_at is not None
@@ -180,7 +181,7 @@ def test_a_job_that_no_driver_takes_fails_alone(
         odd = {"options": f'{{"{option}": {value}}}'}
         conn.execute(text("UPDATE sqlq_schedules SET options = :options WHERE name = 'odd'"), odd)
     ticked = schedules.tick(app.database, at=datetime.now(UTC) + timedelta(minutes=2))
-    assert sorted(str(job.schedule) for job in app.list()) == ["before", "later"]
+    assert sorted(str(job.schedule) for job in app.jobs.list()) == ["before", "later"]
     assert list(ticked.errors) == ["odd"]
     assert app.schedules.get("odd").state == "failing"
 
@@ -259,7 +260,7 @@ def test_many_that_tick_at_once_lose_and_double_nothing(app: sqlq.App, report: A
     for thread in threads:
         thread.join(60)
     tick(app, NOON + minutes * MINUTE)
-    found = app.list(limit=10_000)
+    found = app.jobs.list(limit=10_000)
     assert sorted((str(job.schedule), job.scheduled_for) for job in found) == sorted(
         (name, NOON + step * MINUTE) for name in names for step in range(1, minutes + 1)
     )
@@ -304,7 +305,7 @@ def fill(engine: Engine, number: int) -> None:
 def test_a_tick_reads_only_what_is_due(app: sqlq.App, engine: Engine, report: Any) -> None:
     fill(engine, 10_000)
     app.schedule("due", report.new(), every="1h")
-    app.write_declared()
+    write_declared(app)
     with app.database.begin() as conn:
         conn.execute(text(f"UPDATE {where(app)}sqlq_schedules SET next_at = created_at WHERE name = 'due'"))
         received = statements(conn, lambda: schedules._tick(conn, schema=app.database.schema, at=None))
@@ -359,7 +360,7 @@ def deploy(url: Any, service: str | None = None, **plans: str) -> sqlq.App:
 
 def starts(app: sqlq.App, hours_ago: float = 0) -> schedules.Followed:
     """A worker of a release starts, whose supervisor began so long ago."""
-    declared = app._declarations
+    declared = app._code.schedules
     return schedules.follow(
         app.database, declared.declared, declared.service, app.tasks, lambda: hours_ago * 3_600_000
     )
@@ -448,7 +449,7 @@ def test_what_an_operator_has_set_holds_until_it_is_reset(database_url: str) -> 
     assert plans(new) == {"nightly": ("active", "0 9 * * *"), "weekly": ("paused", "0 4 * * 1")}
     assert new.schedules.get("nightly").is_pinned
     assert tick(new, NOON + timedelta(days=30), since=NOON) != []
-    assert {job.schedule for job in new.list()} == {"nightly"}
+    assert {job.schedule for job in new.jobs.list()} == {"nightly"}
     assert new.schedules.reset("nightly")
     assert not new.schedules.reset("nightly")
     assert new.schedules.resume("weekly")
@@ -525,12 +526,12 @@ def test_pause_lets_moments_pass(app: sqlq.App, report: Any) -> None:
 
 def test_run_and_backfill_enqueue_beside_the_moments(app: sqlq.App, report: Any) -> None:
     app.schedules.add("hourly", report.new(7), every="1h")
-    job = app.get(app.schedules.run("hourly").id)
+    job = app.jobs.get(app.schedules.run("hourly").id)
     assert (job.schedule, job.state) == ("hourly", "available")
     assert job.scheduled_for is not None
     assert abs(job.scheduled_for - datetime.now(UTC)) < timedelta(minutes=1)
     made = app.schedules.backfill("hourly", NOON - 3 * HOUR, NOON)
-    assert moments([app.get(each.id) for each in made]) == [-180, -120, -60]
+    assert moments([app.jobs.get(each.id) for each in made]) == [-180, -120, -60]
     found = app.schedules.get("hourly")
     assert (found.ticks, [each.id for each in found.jobs]) == (0, [job.id])
     assert app.schedules.backfill("hourly", NOON + MINUTE, NOON + 2 * MINUTE) == []
@@ -562,7 +563,7 @@ def test_in_the_hour_that_comes_twice_a_backfill_has_the_moments_of_the_one_that
     second = first.replace(hour=2, minute=0, fold=1)
     made = app.schedules.backfill("minutely", first, second)
     made += app.schedules.backfill("minutely", second, second + HOUR)
-    found = [app.get(job.id).scheduled_for for job in made]
+    found = [app.jobs.get(job.id).scheduled_for for job in made]
     assert found == [datetime(2030, 10, 27, 0, 40, tzinfo=UTC) + step * 20 * MINUTE for step in range(4)]
 
 
@@ -590,7 +591,7 @@ def test_asynchronous_code_has_the_same_calls(app: sqlq.App, report: sqlq.Task[.
         assert await schedules.aresume("nightly")
         ran = await schedules.arun("nightly")
         made = await schedules.abackfill("nightly", NOON, NOON + 3 * MINUTE)
-        assert [job.id for job in app.list()] == [job.id for job in reversed([ran, *made])]
+        assert [job.id for job in app.jobs.list()] == [job.id for job in reversed([ran, *made])]
         with pytest.raises(ConfigurationError, match="was added at run time"):
             await schedules.areset("nightly")
         await schedules.aremove("nightly")

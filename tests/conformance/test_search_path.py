@@ -283,25 +283,25 @@ def work_through(app: sqlq.App, url: str) -> None:
     late = app.enqueue(plain.new().set(queue="late", expires="1ms"))
     with app.worker() as worker:
         assert app.result(app.enqueue(plain.new(0)), timeout="30s") == 0
-        wait_until(lambda: any(job.schedule for job in app.list(state="finished")), what="a tick")
-        wait_until(lambda: app.get(late.id).state == "cancelled", what="the end of what is late")
+        wait_until(lambda: any(job.schedule for job in app.jobs.list(state="finished")), what="a tick")
+        wait_until(lambda: app.jobs.get(late.id).state == "cancelled", what="the end of what is late")
         assert worker is not None
     drain(app)
-    assert app.cancel([waiting.id])
-    failed = app.list(state="failed")
+    assert app.jobs.cancel([waiting.id])
+    failed = app.jobs.list(state="failed")
     assert failed
-    assert app.retry_failed([failed[0].id])
-    assert app.replay(task="plain", state="finished")
-    app.pause("default")
+    assert app.jobs.retry([failed[0].id])
+    assert app.jobs.replay(task="plain", state="finished")
+    app.queues.pause("default")
     drain(app)
-    app.resume("default")
+    app.queues.resume("default")
     drain(app)
-    app.admin.status(), app.workers(), app.schedules.list(), app.admin.limits(""), app.admin.flows()
+    app.queues.status(), app.workers.list(), app.schedules.list(), app.limits.list(""), app.flows.list()
     with app.database.begin() as held:
         insert.insert(held, [plain.new()], "public")
         claim.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
         settle.rescue(held)
-    app.prune(finished="0s", failed="0s")
+    app.jobs.prune(finished="0s", failed="0s")
     with app.database.begin() as conn:
         rights.apply(conn, "reader", "mallory", "public")
     assert not [found.said for found in Doctor(app.database).examine() if "could not look" in found.said]

@@ -138,7 +138,7 @@ def test_a_workers_handlers_join_it_too(
 
     app.enqueue(order.new(), session=sqlq.own)
     app.worker(drain=True, concurrency=1).run()
-    assert sorted(job.payload["args"][0] for job in app.list(task="shop.send")) == [2]
+    assert sorted(job.payload["args"][0] for job in app.jobs.list(task="shop.send")) == [2]
 
 
 def test_use_gives_a_session_and_else_keeps_it(

@@ -215,7 +215,7 @@ def test_a_handler_that_only_reads_completes_in_zopes_transaction(app: sqlq.App,
     # an attempt that reads, sees the worker's own write, and then writes, SQLite refuses
     job = app.enqueue(app.task(name="t", backoff="0s")(pay).new())
     app.worker(drain=True).run()
-    assert app.get(job.id).state == "finished"
+    assert app.jobs.get(job.id).state == "finished"
 
 
 def test_a_job_runs_inline_when_zopes_transaction_commits(
@@ -399,7 +399,7 @@ def test_completing_in_autocommit_is_refused(app: sqlq.App, engine: Engine) -> N
 
     job = app.enqueue(app.task(name="t", max_attempts=1)(pay).new())
     app.worker(drain=True).run()
-    assert "is in AUTOCOMMIT" in str(app.get(job.id).message)
+    assert "is in AUTOCOMMIT" in str(app.jobs.get(job.id).message)
 
 
 def test_inline_refuses_autocommit_too(app: sqlq.App, send: sqlq.Task[..., None], engine: Engine) -> None:

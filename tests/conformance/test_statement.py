@@ -70,11 +70,11 @@ def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, 
                 job.state,
                 (job.available_at or job.created_at) > job.created_at,
             )
-            for job in app.list()
+            for job in app.jobs.list()
         ]
-        app.cancel(queue="mail")
-        app.cancel(queue="other")
-        app.prune(finished="0s")
+        app.jobs.cancel(queue="mail")
+        app.jobs.cancel(queue="other")
+        app.jobs.prune(finished="0s")
         return every
 
     jobs = [send.new(1, text="ä\"'%s %% :x ? $1 €😀").set(**options) for options in OPTIONS]
@@ -85,7 +85,7 @@ def test_the_statement_is_what_enqueue_writes(app: sqlq.App, database_url: str, 
         sql, parameters = app.statement(job, paramstyle=style)
         assert sql.startswith(("INSERT INTO jobs (", "INSERT INTO main.jobs ("))
         ((id,),) = run(database_url, style, sql, parameters)
-        assert app.get(id).payload == json.loads(job.payload)
+        assert app.jobs.get(id).payload == json.loads(job.payload)
         if job.unique_key is not None:
             assert run(database_url, style, sql, parameters) == []
     assert stored() == expected

@@ -66,7 +66,7 @@ def test_moments_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
 def test_it_makes_nothing(app: sqlq.App, engine: Engine, act: Callable[..., None]) -> None:
     with pytest.raises(ConfigurationError, match="by `sqlq migrate`"):
         act(tables.job_states.metadata, engine)
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 def test_the_users_alembic_does_not_see_it(app: sqlq.App, engine: Engine) -> None:
@@ -100,7 +100,7 @@ def test_moments_of_jobs_are_in_utc_whatever_the_sessions_time_zone(database_url
     app = sqlq.App(engine=engine)
     moment = datetime(2030, 10, 27, 1, 30, tzinfo=UTC)
     job = app.enqueue(app.task(name="t")(lambda: None).new().set(available_at=moment))
-    found = app.get(job.id).available_at
+    found = app.jobs.get(job.id).available_at
     assert found is not None
     assert found + timedelta(minutes=10) == moment + timedelta(minutes=10)
     app.close()
@@ -127,4 +127,4 @@ def test_of_an_ended_job_no_moment_can_be_written_that_cannot_be_read_back(
             conn.execution_options(schema_translate_map={"__sqlq__": None}).execute(
                 update(table).values(values)
             )
-    assert [each.id for each in app.list()] == [job.id]
+    assert [each.id for each in app.jobs.list()] == [job.id]

@@ -62,7 +62,7 @@ class Seam:
         return [job.id for job in held]
 
     def state(self, id: int) -> str:
-        return str(self.app.get(id).state)
+        return str(self.app.jobs.get(id).state)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_delay_counts_from_the_enqueue(seam: Seam) -> None:
     first, second = seam.app.enqueue(flow).jobs
     seam.end()
     unblock.after(seam.claims, [first.id])
-    details = seam.app.get(second.id)
+    details = seam.app.jobs.get(second.id)
     assert details.state == "scheduled"
     assert details.available_at is not None
     assert 3500 < (details.available_at - details.created_at).total_seconds() <= 3601
@@ -298,7 +298,7 @@ def test_what_a_live_step_waited_for_is_not_pruned(seam: Seam, engine: Engine) -
     seam.end(Failed("error", ERROR))
     make_old(engine)
     assert prune(seam) == 0, "it may be retried"
-    assert seam.app.retry_failed([step]) == [step]
+    assert seam.app.jobs.retry([step]) == [step]
     seam.end()
     make_old(engine)
     assert count(engine, "sqlq_edges") == 2
@@ -314,5 +314,5 @@ def test_a_flow_stays_as_long_as_one_of_its_jobs(seam: Seam, engine: Engine) -> 
     make_old(engine)
     assert prune(seam) == 1
     assert (count(engine, "sqlq_flows"), count(engine, "sqlq_edges")) == (1, 0)
-    seam.app.admin.forget_failed(parents)
+    seam.app.jobs.delete(parents)
     assert count(engine, "sqlq_flows") == 0

@@ -31,7 +31,7 @@ class Shop:
         self.app.enqueue_many([self.note.new("finished"), self.bad.new()])
         assert self.app.worker(drain=True).run() == sqlq.testing.Tally(completed=1, failed=1)
         self.app.enqueue_many([self.note.new("real"), self.note.new("real, too").set(delay="1d")])
-        self.app.pause("mail")
+        self.app.queues.pause("mail")
         self.done.clear()
         with self.app.database.begin() as conn:
             conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))

@@ -337,7 +337,7 @@ def test_enqueue_reads_json_where_it_is_json_and_text_where_it_is_not(sqlq_: Com
     for args, payload in cases.items():
         done = sqlq_.shop("enqueue", "--json", "shop.send", *args).json()
         assert done.keys() == {"id", "queue", "task", "state", "created"}
-        assert app.get(done["id"]).payload == payload
+        assert app.jobs.get(done["id"]).payload == payload
 
 
 def test_enqueue_refuses_the_end_of_a_key_that_is_not_there(sqlq_: Command) -> None:
@@ -363,7 +363,7 @@ def test_enqueue_takes_the_options_of_a_job(sqlq_: Command, app: sqlq.App) -> No
         "k",
     )
     first = sqlq_.shop("enqueue", "shop.send", "7", *options, "--json").json()
-    job = app.get(first["id"])
+    job = app.jobs.get(first["id"])
     assert first == {
         "id": job.id,
         "queue": "later",
@@ -380,7 +380,7 @@ def test_enqueue_takes_the_options_of_a_job(sqlq_: Command, app: sqlq.App) -> No
     at = sqlq_.shop(
         "enqueue", "shop.send", "7", "--available-at", "2999-01-31T08:00:00+01:00", "--json"
     ).json()
-    assert str(app.get(at["id"]).available_at).startswith("2999-01-31 0")
+    assert str(app.jobs.get(at["id"]).available_at).startswith("2999-01-31 0")
     said = sqlq_.shop("enqueue", "shop.send", "7").out
     assert re.fullmatch(r"enqueued job \d+: shop.send in queue mail, available\n", said)
 
@@ -404,7 +404,7 @@ def test_enqueue_refuses_what_does_not_fit_the_task(
     sqlq_: Command, app: sqlq.App, args: tuple[str, ...]
 ) -> None:
     assert REFUSED[args] in sqlq_.shop("enqueue", *args).sentence()
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 WRONG_USAGE = {
@@ -432,7 +432,7 @@ def test_enqueue_refuses_a_wrong_command_line(sqlq_: Command, app: sqlq.App, arg
     done = sqlq_.shop("enqueue", *args)
     assert done.code == 2
     assert WRONG_USAGE[args] in done.err
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 # -- pipes ---------------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def _states(app: sqlq.App) -> list[str]:
-    return sorted(worker.state for worker in app.workers())
+    return sorted(worker.state for worker in app.workers.list())
 
 
 def _pids(app: sqlq.App) -> set[int]:
-    return {worker.pid for worker in app.workers()}
+    return {worker.pid for worker in app.workers.list()}
 
 
 def _enqueue(run: Command, *args: str) -> int:
@@ -50,14 +50,14 @@ def test_a_signal_pauses_a_worker_and_what_replaces_a_child_that_died(
         becomes("paused")
         waiting = _enqueue(sqlq_, "shop.send", "7")
         sqlq_.touch("a.go")
-        wait_until(lambda: app.get(running).state is State.FINISHED, what="what ran going on")
+        wait_until(lambda: app.jobs.get(running).state is State.FINISHED, what="what ran going on")
         (pid,) = _pids(app)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: _pids(app) - {pid}, what="another process")
         becomes("paused")
-        assert app.get(waiting).state is State.AVAILABLE
+        assert app.jobs.get(waiting).state is State.AVAILABLE
         worker.send_signal(signal.SIGCONT)
-        wait_until(lambda: app.get(waiting).state is State.FINISHED)
+        wait_until(lambda: app.jobs.get(waiting).state is State.FINISHED)
         worker.terminate()
         assert worker.wait(30) == 0
     assert sqlq_.log().count("paused: this worker claims nothing") == 1
@@ -82,7 +82,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert first == "mail-1"
         assert "mail-1 on " in sqlq_.ok("workers")
         one = next(iter(_pids(app)))
-        host = app.workers()[0].host
+        host = app.workers.list()[0].host
         said = sqlq_.ok("workers", "pause", f"{host}:{one}")
         assert "2 workers will be paused within 2 seconds; what runs may finish" in said
         becomes("paused", "paused")
@@ -97,13 +97,13 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert len(_pids(app) - before) == 2, "the replacement of a busy one does not wait for it"
         sqlq_.touch("a.go")
         wait_until(lambda: not _pids(app) & before, what="the busy one gone")
-        assert app.get(waiting).state is State.FINISHED
+        assert app.jobs.get(waiting).state is State.FINISHED
         becomes("idle", "idle")
         assert "will be stopped" in sqlq_.ok("workers", "stop", "--all")
         assert worker.wait(30) == 0
     assert "an operator restarts it" in sqlq_.log()
     assert "stopping: an operator stops this worker; what runs may finish" in sqlq_.log()
-    assert app.admin.workers(silent=True) == []
+    assert app.workers.list(silent=True) == []
     assert sqlq_.ok("restart") == "no worker is running\n"
 
 
@@ -112,7 +112,7 @@ def test_a_worker_to_which_nothing_comes_exits(sqlq_: Command, app: sqlq.App) ->
     done = _enqueue(sqlq_, "shop.send", "7")
     with sqlq_.working("--max-idle", "1s") as worker:
         assert worker.wait(60) == 0
-    assert app.get(done).state is State.FINISHED
+    assert app.jobs.get(done).state is State.FINISHED
     assert sqlq_.log().count("nothing has come for 1 s") == 1
     assert "stopped: 1 completed" in sqlq_.log()
 
@@ -126,10 +126,10 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
         )
     with sqlq_.working("-c", "1", "--max-rss", "400MB", anew=True):
         grown, next_one = _enqueue(sqlq_, "shop.grow", "400"), _enqueue(sqlq_, "shop.grow", "0")
-        wait_until(lambda: app.get(next_one).ended_at, what="the job after the one that took memory")
+        wait_until(lambda: app.jobs.get(next_one).ended_at, what="the job after the one that took memory")
         said = r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place"
         wait_until(lambda: re.search(said, sqlq_.log()), what="the process replaced")
-    assert (app.get(grown).state, app.get(next_one).state) == (State.FINISHED, State.FINISHED)
+    assert (app.jobs.get(grown).state, app.jobs.get(next_one).state) == (State.FINISHED, State.FINISHED)
 
 
 @on_sqlite
@@ -158,7 +158,7 @@ def test_the_titles_of_processes_say_what_they_are_at(
         wait_until(lambda: title(pid) == "sqlq: mail-1 worker busy")
         sqlq_.touch("a.go")
         wait_until(lambda: title(pid) == "sqlq: mail-1 worker idle")
-        app.fleet.pause(all=True)
+        app.workers.pause(all=True)
         wait_until(lambda: title(pid) == "sqlq: mail-1 worker paused")
 
 

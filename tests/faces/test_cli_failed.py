@@ -211,7 +211,7 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
 
 
 def test_a_job_that_is_not_failed_is_not_shown_as_if_it_were(sqlq_: Command, app: sqlq.App) -> None:
-    (model,) = app.list()
+    (model,) = app.jobs.list()
     assert (
         f"job {model.id} has not failed for good: it is available"
         in sqlq_("failed", "show", str(model.id)).sentence()
@@ -229,7 +229,7 @@ def test_a_failed_job_runs_again_once_its_cause_is_mended(sqlq_: Command, app: s
     sqlq_.touch("mended")
     assert sqlq_.ok("failed", "retry", str(id)) == f"moved back 1 job to run again: {id}\n"
     sqlq_.work()
-    job = app.get(id)
+    job = app.jobs.get(id)
     assert (job.state, job.attempts, len(job.errors)) == (State.FINISHED, 1, 2)
 
 
@@ -255,7 +255,7 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
 def test_retry_says_what_became_of_each_id(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
     for id in (101, 102):
         _failed(engine, id, key="k")
-    (model,) = app.list(state="available")
+    (model,) = app.jobs.list(state="available")
     done = sqlq_("failed", "retry", "101", "102", "4711", str(model.id))
     assert done.code == 1
     assert "moved back 1 job to run again: 101" in done.out
@@ -277,9 +277,9 @@ def test_forget_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
     assert sqlq_("failed", "forget", "101", "--json").json() == {"forgotten": [101], "not_failed": []}
     assert sqlq_.ok("failed", "forget", "--task", "x") == "forgot 1 job of task x: 103\n"
     assert sqlq_("failed", "forget", "102", "--queue", "b").code == 1, "ids and queue must both fit"
-    assert [job.id for job in app.list(state="failed")] == [105, 104, 102]
+    assert [job.id for job in app.jobs.list(state="failed")] == [105, 104, 102]
     assert sqlq_("failed", "forget", "--all", "--json").json() == {
         "forgotten": [102, 104, 105],
         "not_failed": [],
     }
-    assert app.list(state="failed") == []
+    assert app.jobs.list(state="failed") == []

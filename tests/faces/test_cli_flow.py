@@ -1,4 +1,4 @@
-"""`sqlq flow`, and what `app.flow` tells."""
+"""`sqlq flow`, and what `app.flows.get` tells."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.admin.admin import SKIPPED
 from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.flows import SKIPPED
 from sqlq.errors import JobNotFoundError
 from tests.faces.command import Command
 from tests.flow_shop import Shop
@@ -32,7 +32,7 @@ def order(shop: Shop) -> tuple[sqlq.EnqueuedFlow, list[int]]:
 
 def test_an_app_tells_all_about_a_flow(shop: Shop) -> None:
     done, (pay, pack, ship, alarm) = order(shop)
-    found = shop.app.flow(done.id)
+    found = shop.app.flows.get(done.id)
     assert (found.name, found.state) == ("order 7", "failed")
     assert found.counts == {"failed": 1, "finished": 2, "blocked": 1}
     assert found.progress == sqlq.Progress(2, 4)
@@ -45,25 +45,25 @@ def test_an_app_tells_all_about_a_flow(shop: Shop) -> None:
     }
     assert found.step(pay).error == "ValueError: pay is broken"
     with pytest.raises(JobNotFoundError, match="there is no flow 77"):
-        shop.app.flow(77)
+        shop.app.flows.get(77)
 
 
 def test_a_flow_is_retried(shop: Shop) -> None:
     done, (pay, *_) = order(shop)
     shop.broken.clear()
-    assert shop.app.admin.retry_flow(done.id) == [pay]
+    assert shop.app.flows.retry(done.id) == [pay]
     assert shop.work() == ["pay", "ship"]
-    assert shop.app.flow(done.id).state == "finished"
-    assert shop.app.admin.retry_flow(done.id) == []
+    assert shop.app.flows.get(done.id).state == "finished"
+    assert shop.app.flows.retry(done.id) == []
 
 
 def test_a_failed_step_is_skipped_and_has_no_result(shop: Shop) -> None:
     done, (pay, _, ship, _) = order(shop)
-    found = shop.app.admin.skip(pay)
+    found = shop.app.flows.skip(pay)
     assert (found.id, found.state) == (done.id, "running")
     assert shop.work() == ["ship"]
-    assert shop.app.get(pay).reason == SKIPPED
-    assert shop.app.get(ship).state == "finished"
+    assert shop.app.jobs.get(pay).reason == SKIPPED
+    assert shop.app.jobs.get(ship).state == "finished"
     with pytest.raises(sqlq.NoResultError, match="has finished, but it was skipped by an operator"):
         shop.app.result(pay)
 
@@ -72,9 +72,9 @@ def test_a_step_that_needs_a_skipped_result_fails_and_says_so(shop: Shop) -> Non
     shop.broken.add("pay")
     done = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note))
     shop.work()
-    shop.app.admin.skip(done.jobs[0].id)
+    shop.app.flows.skip(done.jobs[0].id)
     assert shop.work() == []
-    assert str(shop.app.get(done.jobs[1].id).error).endswith(
+    assert str(shop.app.jobs.get(done.jobs[1].id).error).endswith(
         f"a result that is not there: of job {done.jobs[0].id} (note): {SKIPPED}"
     )
 
@@ -82,27 +82,27 @@ def test_a_step_that_needs_a_skipped_result_fails_and_says_so(shop: Shop) -> Non
 def test_a_step_that_waits_is_skipped(shop: Shop) -> None:
     done = shop.app.enqueue(sqlq.group(shop.note.new(1)).then(shop.note.new(2)))
     first, second = done.jobs
-    shop.app.admin.skip(second.id)
-    shop.app.admin.skip(first.id)
+    shop.app.flows.skip(second.id)
+    shop.app.flows.skip(first.id)
     assert shop.work() == []
-    assert shop.app.flow(done.id).counts == {"finished": 2}
+    assert shop.app.flows.get(done.id).counts == {"finished": 2}
 
 
 def test_what_is_no_step_is_not_skipped(shop: Shop) -> None:
     job = shop.app.enqueue(shop.note.new(1))
     with pytest.raises(JobNotFoundError, match="is a step of no flow"):
-        shop.app.admin.skip(job.id)
+        shop.app.flows.skip(job.id)
     done = shop.app.enqueue(sqlq.chain(shop.note.new(1)))
     shop.work()
     with pytest.raises(JobNotFoundError, match="is finished: only a step that waits or has failed"):
-        shop.app.admin.skip(done.jobs[0].id)
+        shop.app.flows.skip(done.jobs[0].id)
 
 
 def test_a_flow_is_cancelled(shop: Shop) -> None:
     done, (pay, _, ship, _) = order(shop)
-    assert shop.app.admin.cancel_flow(done.id) == {ship: "cancelled"}
-    assert shop.app.get(pay).state == "failed"
-    assert shop.app.admin.cancel_flow(done.id) == {}
+    assert shop.app.flows.cancel(done.id) == {ship: "cancelled"}
+    assert shop.app.jobs.get(pay).state == "failed"
+    assert shop.app.flows.cancel(done.id) == {}
 
 
 # -- the command line ----------------------------------------------------------------------------------------

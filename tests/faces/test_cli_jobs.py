@@ -178,13 +178,13 @@ def test_jobs_says_when_it_has_not_looked_at_all_of_them(desk: Desk, monkeypatch
     rare = desk.enqueue(queue="rare")
     for _ in range(3):
         desk.enqueue()
-    monkeypatch.setattr(sqlq.admin.admin.Admin.listing, "__kwdefaults__", {**_defaults(), "within": 2})
+    monkeypatch.setattr(sqlq.admin.jobs.Jobs.listing, "__kwdefaults__", {**_defaults(), "within": 2})
     assert "no jobs in queue rare\n\nonly the newest" in desk("jobs", "--queue", "rare")
     assert str(rare) in desk("jobs", "--queue", "rare", "--exact")
 
 
 def _defaults() -> dict[str, Any]:
-    return dict(sqlq.admin.admin.Admin.listing.__kwdefaults__ or {})
+    return dict(sqlq.admin.jobs.Jobs.listing.__kwdefaults__ or {})
 
 
 @on_sqlite
@@ -255,14 +255,14 @@ def test_show_tells_all_about_a_job_in_any_state(desk: Desk) -> None:
     assert "\n  timeout       90 s\n  unique key    k (until it has ended)\n" in said
     assert re.search("^  sqlq .*work -q mail.* no worker serves its queue$", said, re.MULTILINE)
     assert re.search(f"^  sqlq .*cancel {scheduled}.* end it without running it$", said, re.MULTILINE)
-    desk.app.pause("mail")
+    desk.app.queues.pause("mail")
     said = desk("show", str(scheduled))
     assert re.search("^  sqlq .*resume mail.* its queue is paused$", said, re.MULTILINE)
 
     running = desk.enqueue()
     desk.serve()
     desk.claim()
-    desk.app.cancel([running])
+    desk.app.jobs.cancel([running])
     said = desk("show", str(running))
     assert "\n  worker        box pid 7\n" in said
     assert re.search(rf"^  to cancel     asked to stop {MOMENT} \({AGO}\)$", said, re.MULTILINE)
@@ -541,7 +541,7 @@ def test_a_file_that_may_only_be_read_can_be_looked_into(
 def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
     returns = desk.app.task(name="shop.price", max_attempts=1)(lambda n: {"total": n} if n else 1 / n)
     done, failed, later = (desk.app.enqueue(returns.new(n)).id for n in (7, 0, 8))
-    desk.app.cancel([later])
+    desk.app.jobs.cancel([later])
     desk.app.worker(drain=True).run()
     waits = desk.app.enqueue(returns.new(7).set(delay="1h")).id
     assert json.loads(desk("result", str(done), "--timeout", "30s")) == {"total": 7}

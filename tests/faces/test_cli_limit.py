@@ -23,32 +23,32 @@ def call(app: sqlq.App) -> sqlq.Task[..., None]:
 
 
 def allowed(app: sqlq.App) -> list[str]:
-    return [f"{each.key}: {each.says}" for each in app.admin.limits()]
+    return [f"{each.key}: {each.says}" for each in app.limits.list()]
 
 
 def test_what_a_limit_allows_and_holds(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
-    assert app.admin.limits() == []
+    assert app.limits.list() == []
     app.enqueue_many([*(call.new(n) for n in range(5)), call.new(9).set(limit=sqlq.Serial("one"))])
     admit.look(app.database)
-    one, stripe = app.admin.limits()
+    one, stripe = app.limits.list()
     assert (stripe.key, stripe.says, stripe.running, stripe.waiting) == ("stripe", "2 running", 2, 3)
     assert stripe.oldest_due_at is not None
     assert (one.says, one.running, one.waiting, one.oldest_due_at) == ("in order", 1, 0, None)
-    assert [each.key for each in app.admin.limits("str")] == ["stripe"]
+    assert [each.key for each in app.limits.list("str")] == ["stripe"]
 
 
 def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
     app.enqueue_many([call.new(n) for n in range(9)])
     assert admit.look(app.database).number == 2
-    app.admin.set_limit("stripe", running=4)
+    app.limits.set("stripe", running=4)
     assert admit.look(app.database).number == 2  # at once, and two more
     app.enqueue(call.new())  # a deploy that says 2
     assert admit.look(app.database).number == 0
     assert allowed(app) == ["stripe: 4 running"]
-    app.admin.clear_limit("stripe", app.limits.declared("stripe"))
+    app.limits.clear("stripe")
     assert allowed(app) == ["stripe: 2 running"]
-    app.admin.set_limit("stripe", rate="10/1s")
-    app.admin.clear_limit("stripe")
+    app.limits.set("stripe", rate="10/1s")
+    app.limits.clear("stripe")
     assert allowed(app) == ["stripe: 10/1s"]
     app.enqueue(call.new())
     admit.look(app.database)
@@ -71,19 +71,19 @@ def test_what_runs_in_order_stays_so(app: sqlq.App) -> None:
     app.enqueue(book.new())
     admit.look(app.database)
     with pytest.raises(sqlq.ConfigurationError, match="run in order, one at a time"):
-        app.admin.set_limit("account", running=2)
-    assert app.admin.set_limit("account", rate="5/1s").says == "in order, held by failures, 5/1s"
+        app.limits.set("account", running=2)
+    assert app.limits.set("account", rate="5/1s").says == "in order, held by failures, 5/1s"
 
 
 def test_a_key_that_is_set_before_its_first_job_keeps_the_order(app: sqlq.App) -> None:
-    app.admin.set_limit("account", running=2, rate="5/1s")
+    app.limits.set("account", running=2, rate="5/1s")
 
     @app.task(name="book", limit=sqlq.Serial("account", on_failure="hold"))
     def book() -> None: ...
 
     app.enqueue_many([book.new() for _ in range(3)])
     assert admit.look(app.database).number == 1
-    (found,) = app.admin.limits("", limit=10)
+    (found,) = app.limits.list("", limit=10)
     assert (found.says, found.set_at is None) == ("in order, held by failures, 5/1s", False)
 
 
@@ -181,7 +181,7 @@ def test_the_doctor_says_why_a_line_stands_still(app: sqlq.App, call: sqlq.Task[
     make_late(app)
     admit.look(app.database)
     assert "no worker serves its queue 'nowhere'" in said_of_limits(app)
-    app.pause("nowhere")
+    app.queues.pause("nowhere")
     assert "its queue 'nowhere' is paused" in said_of_limits(app)
 
 

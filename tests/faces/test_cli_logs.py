@@ -270,7 +270,7 @@ def test_a_pipe_that_nobody_reads_stops_no_job(many: Command, app: sqlq.App, tas
     finally:
         os.close(reading)
         os.close(writing)
-    assert len(app.list(state="finished", limit=2_000)) == 1_500
+    assert len(app.jobs.list(state="finished", limit=2_000)) == 1_500
 
 
 def test_what_was_dropped_is_said_when_it_is_read_again(many: Command, app: sqlq.App, engine: Engine) -> None:
@@ -322,4 +322,4 @@ def test_closed_descriptors_stop_nothing(many: Command, app: sqlq.App, closed: s
         check=False,
     )
     assert done.returncode == 0
-    assert app.get(4).result == [True, True, True]
+    assert app.jobs.get(4).result == [True, True, True]

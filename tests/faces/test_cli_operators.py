@@ -56,7 +56,7 @@ def test_cancel_says_what_became_of_each(sqlq_: Command, app: sqlq.App, engine: 
         **nothing,
     }
     assert sqlq_.ok("cancel", "--queue", "mail") == "no jobs in queue mail cancelled\n"
-    assert {job.state for job in app.list()} == {"cancelled"}
+    assert {job.state for job in app.jobs.list()} == {"cancelled"}
 
 
 @on_sqlite
@@ -64,7 +64,7 @@ def test_of_many_jobs_that_cannot_be_cancelled_the_rest_is_counted_by_what_stood
     sqlq_: Command, app: sqlq.App
 ) -> None:
     ids = _enqueue(app, 25)
-    app.cancel(ids[-3:])
+    app.jobs.cancel(ids[-3:])
     done = sqlq_("cancel", "--queue", "other", *map(str, ids), "4711")
     assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
     assert done.err.splitlines()[20:] == [
@@ -98,10 +98,10 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
         assert sqlq_.ok("cancel", str(id), "--force") == f"cancelled 1 job: {id}\n"
         sqlq_.touch("a.go")
         (next_id,) = _enqueue(app)
-        wait_until(lambda: app.get(next_id).state == "finished", timeout=60, what="the next job")
+        wait_until(lambda: app.jobs.get(next_id).state == "finished", timeout=60, what="the next job")
         worker.terminate()
         assert worker.wait(60) == 0
-    assert app.get(id).state == "cancelled"
+    assert app.jobs.get(id).state == "cancelled"
     assert "silent" not in sqlq_.ok("workers")
 
 
@@ -145,7 +145,7 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     sqlq_.ok("resume", "slow", "bulk", "empty")
     assert sqlq_("pause", "mail", "--json").json() == [{"queue": "mail", "paused": False, "known": True}]
     sqlq_.work("-q", "mail")
-    assert app.get(id).state == "available"
+    assert app.jobs.get(id).state == "available"
     _, *rows = sqlq_.ok("status").splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
@@ -153,19 +153,19 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     assert f"paused: mail, nope; go on with sqlq resume mail -d {url}" in rows
     assert sqlq_.ok("resume", "mail", "other") == "resumed mail\nother is not paused\n"
     sqlq_.work("-q", "mail")
-    assert app.get(id).state == "finished"
+    assert app.jobs.get(id).state == "finished"
 
 
 def test_prune(sqlq_: Command, app: sqlq.App) -> None:
     sqlq_.shop("enqueue", "shop.send", "1")
-    wait_until(lambda: "1 finished" in sqlq_.work().err or app.list(state="finished"), timeout=60)
+    wait_until(lambda: "1 finished" in sqlq_.work().err or app.jobs.list(state="finished"), timeout=60)
     assert (
         sqlq_.ok("prune", "--finished", "1d", "--failed", "1d")
         == "pruned 0 finished jobs and 0 failed jobs\n"
     )
     assert sqlq_("prune", "--finished", "0s", "--json").json() == {"finished": 1, "failed": 0}
     assert sqlq_.ok("prune", "--failed", "0s") == "pruned 0 failed jobs\n"
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 # -- doctor --------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_doctor(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
         "no worker is alive, and 1 job is due → start one with sqlq work -a module:attribute -d "
         + shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
     )
-    app.cancel(queue="mail")
+    app.jobs.cancel(queue="mail")
     done = sqlq_("doctor", "--json")
     found = json.loads(done.out)
     to_mend = [finding["check"] for finding in found["findings"] if finding["verdict"] == "to do"]
@@ -267,5 +267,5 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
         assert done.code == 2, done
         assert not done.out
     assert f"job {2**63}: there is no such job" in sqlq_("cancel", str(2**63)).err
-    assert {job.state for job in app.list()} == {"available"}
-    assert not any(queue.paused for queue in app.admin.status())
+    assert {job.state for job in app.jobs.list()} == {"available"}
+    assert not any(queue.paused for queue in app.queues.status())

@@ -133,7 +133,7 @@ def test_a_job_that_fails_with_its_process_is_counted(terminal: Command, app: sq
     (line,) = (line for line in done.err.splitlines() if "job 3 dies" in line)
     assert " ERROR " in line, "a failure for good, once"
     assert "WorkerLostError" in done.err
-    assert app.get(3).reason == "worker_lost"
+    assert app.jobs.get(3).reason == "worker_lost"
 
 
 def test_what_waits_is_counted_up_to_a_limit(app: sqlq.App, engine: Engine) -> None:

@@ -49,8 +49,8 @@ def send(sqlq_: Command, app: sqlq.App) -> Callable[[], object]:
 
     def send() -> object:
         job = app.enqueue(task.new(7))
-        wait_until(lambda: app.get(job.id).state == "finished", what=f"job {job.id} to finish")
-        return app.get(job.id).result
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what=f"job {job.id} to finish")
+        return app.jobs.get(job.id).result
 
     return send
 
@@ -72,12 +72,12 @@ def test_new_code_runs_and_what_ran_finishes(
         said("shop.py changed: the worker processes start anew")
         said("is at work")
         assert send() == "two"
-        assert app.get(long.id).state == State.RUNNING
+        assert app.jobs.get(long.id).state == State.RUNNING
         sqlq_.touch("a.go")
-        wait_until(lambda: app.get(long.id).state == State.FINISHED, what="what ran before the change")
+        wait_until(lambda: app.jobs.get(long.id).state == State.FINISHED, what="what ran before the change")
         worker.terminate()
         assert worker.wait(60) == 0
-    assert app.get(long.id).attempts == 1
+    assert app.jobs.get(long.id).attempts == 1
     assert "ERROR" not in sqlq_.log()
     assert "WARNING" not in sqlq_.log()
 
@@ -90,8 +90,8 @@ def test_after_the_grace_time_what_ran_is_given_back_to_the_new_code(
         long = app.enqueue(app.task(name="wait")(lambda name: None).new("a"))
         sqlq_.wait_for("a.started")
         save(sqlq_, SHOP.replace("while not", 'while name != "a" and not'))
-        wait_until(lambda: app.get(long.id).state == State.FINISHED, what="the new code to run it")
-    assert (app.get(long.id).attempts, app.get(long.id).releases) == (1, 1)
+        wait_until(lambda: app.jobs.get(long.id).state == State.FINISHED, what="the new code to run it")
+    assert (app.jobs.get(long.id).attempts, app.jobs.get(long.id).releases) == (1, 1)
 
 
 BROKEN = {

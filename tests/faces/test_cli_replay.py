@@ -61,14 +61,14 @@ def test_show_tells_the_whole_story_of_a_job(sqlq_: Command, app: sqlq.App) -> N
 
     def work() -> State:
         assert sqlq_("-a", "odd:app", "work", "--drain").code == 0
-        return app.get(id).state
+        return app.jobs.get(id).state
 
     wait_until(lambda: work() == "failed")
     assert sqlq_.ok("failed", "retry", str(id))
     sqlq_.touch("mended")
     # its first attempts are as odd again
     wait_until(lambda: work() == "finished")
-    outcomes = [line.outcome for line in app.get(id).history]
+    outcomes = [line.outcome for line in app.jobs.get(id).history]
     assert outcomes == [
         *("failed", "lost", "snoozed", "failed", "failed", "failed", "put_back"),
         *("failed", "lost", "finished"),
@@ -106,7 +106,7 @@ def test_replay_by_id_and_what_show_says_of_both(sqlq_: Command, app: sqlq.App) 
     assert f"\n  replay of     job {old}\n" in sqlq_.ok("show", str(old + 1))
     assert f"\n  replayed as   job {old + 1}\n" in sqlq_.ok("show", str(old))
     sqlq_.work()
-    assert app.get(old + 1).result == app.get(old).result
+    assert app.jobs.get(old + 1).result == app.jobs.get(old).result
     assert f"job {old} has been replayed as job {old + 1} already" in sqlq_("replay", str(old)).sentence()
     again = sqlq_("replay", str(old), "--again", "--json").json()
     assert again == {"replayed": [{"id": old + 2, "replay_of": old}], "already": 0, "steps": 0}
@@ -116,7 +116,7 @@ def test_replay_with_other_arguments(sqlq_: Command, app: sqlq.App) -> None:
     old = ended(sqlq_, "shop.send", 7)
     done = sqlq_.shop("replay", str(old), "--args", "[8]", "--kwargs", '{"copy": true}')
     assert done.code == 0, done
-    assert app.get(old + 1).payload == {"args": [8], "kwargs": {"copy": True}}
+    assert app.jobs.get(old + 1).payload == {"args": [8], "kwargs": {"copy": True}}
     assert "too many" in sqlq_.shop("replay", str(old), "--again", "--args", "[1,2,3,4]").sentence()
     assert "not JSON" in sqlq_.shop("replay", str(old), "--args", "[").misuse()
     assert "not a JSON array" in sqlq_.shop("replay", str(old), "--args", "7").misuse()
@@ -141,12 +141,12 @@ def test_a_dry_run_counts_and_shows_the_first_few(sqlq_: Command, app: sqlq.App)
     assert said.startswith("7 jobs of task shop.send would be replayed over 60 s; nothing was written")
     found = sqlq_("replay", "--task", "shop.send", "--dry-run", "--json").json()
     assert (found["number"], len(found["first"]), found["already"]) == (7, 5, 0)
-    assert {str(job.state) for job in app.list()} == {"finished"}
+    assert {str(job.state) for job in app.jobs.list()} == {"finished"}
 
     assert sqlq_.ok("replay", "--task", "shop.send", "--rate", "1/1h").startswith(
         "replayed 7 jobs of task shop.send as "
     )
-    assert len(app.list(state="scheduled")) == 6
+    assert len(app.jobs.list(state="scheduled")) == 6
     said = sqlq_.ok("replay", "--task", "shop.send")
     assert said.startswith("no jobs of task shop.send to replay\nleft out: 7 jobs were replayed before")
     assert sqlq_.ok("replay", "--queue", "nowhere", "--dry-run") == "no jobs in queue nowhere to replay\n"
@@ -207,10 +207,10 @@ def test_an_interrupted_command_says_so_and_goes_on_when_it_is_repeated(
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     assert "interrupted: 0 jobs had been replayed; the same command goes on with the others" in err
-    before = len([job for job in app.list() if job.replay_of is not None])
+    before = len([job for job in app.jobs.list() if job.replay_of is not None])
     assert before in (0, 2), "a batch is whole or not there"
     sqlq_.ok("replay", "--task", "shop.send")
-    origins = [job.replay_of for job in app.list() if job.replay_of is not None]
+    origins = [job.replay_of for job in app.jobs.list() if job.replay_of is not None]
     assert sorted(origins) == [1, 2, 3, 4, 5], "each once"
     assert Path(sqlq_.directory / "begun").exists()
 
@@ -218,7 +218,7 @@ def test_an_interrupted_command_says_so_and_goes_on_when_it_is_repeated(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_history_fits_a_narrow_terminal(sqlq_: Command, app: sqlq.App) -> None:
     id = ended(sqlq_, "shop.fail", "lift it")
-    wait_until(lambda: "failed" in sqlq_.work().err or app.get(id).state == "failed")
+    wait_until(lambda: "failed" in sqlq_.work().err or app.jobs.get(id).state == "failed")
     said = sqlq_("show", str(id), env={"COLUMNS": "60"}).out
     _, _, story = said.partition("\nhistory\n")
     assert max(len(line) for line in story.partition("\n\n")[0].splitlines()) <= 60, story

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.testing.database import write_declared
 from tests.faces.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -47,7 +48,7 @@ def test_a_schedule_is_added_looked_at_changed_run_and_removed(sqlq_: Command, a
     said = sqlq_.ok("schedule", "backfill", "nightly", *span)
     assert said == f"enqueued 3 jobs of nightly: {id + 2}, {id + 3}, {id + 4}\n"
     assert sqlq_("schedule", "backfill", "nightly", *span, "--json").json()["ids"] == [id + 5, id + 6, id + 7]
-    assert [str(app.get(id + n).scheduled_for)[:19] for n in (2, 3, 4)] == [
+    assert [str(app.jobs.get(id + n).scheduled_for)[:19] for n in (2, 3, 4)] == [
         "2026-03-28 02:00:00",
         "2026-03-29 01:00:00",
         "2026-03-30 01:00:00",
@@ -66,7 +67,7 @@ def test_a_schedule_is_added_looked_at_changed_run_and_removed(sqlq_: Command, a
 
 def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.App) -> None:
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
-    app.write_declared()
+    write_declared(app)
     sqlq_.ok("schedule", "change", "nightly", "--cron", "0 4 * * *")
     assert "0 4 * * * (pinned)" in sqlq_.ok("schedule", "list")
     assert sqlq_.ok("schedule", "reset", "nightly") == "reset nightly\n"

@@ -45,24 +45,24 @@ def test_arguments_are_given_as_json_has_them_and_arrive_as_annotated(typed: Com
         *["-a", "typed:app", "enqueue", "--json", "typed.order"], ID, LINE, "--kwargs", '{"data": "AP8="}'
     )
     alone = typed(*["-a", "typed:app", "enqueue", "--json", "typed.alone"], LINE)
-    assert app.get(order.json()["id"]).payload == {
+    assert app.jobs.get(order.json()["id"]).payload == {
         "args": [ID, {"sku": "tea", "due": "2030-01-31"}],
         "kwargs": {"data": "AP8="},
     }
     assert typed("-a", "typed:app", "work", "--drain").code == 0
-    assert app.get(order.json()["id"]).result == {"sku": "tea b'\\x00\\xff'", "due": "2030-01-31"}
+    assert app.jobs.get(order.json()["id"]).result == {"sku": "tea b'\\x00\\xff'", "due": "2030-01-31"}
     result = {"00000000-0000-0000-0000-000000000007": {"sku": "tea", "due": "2030-01-31"}}
-    assert app.get(alone.json()["id"]).result == result
+    assert app.jobs.get(alone.json()["id"]).result == result
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_options_that_travel_with_a_job(typed: Command, app: sqlq.App) -> None:
     enqueue = ["-a", "typed:app", "enqueue", "--json", "typed.alone", LINE]
     options = ["--label", "a b", "--headers", '{"tenant": "blue"}', "--timeout", "none", "--retention", "1h"]
-    job = app.get(typed(*enqueue, *options).json()["id"])
+    job = app.jobs.get(typed(*enqueue, *options).json()["id"])
     assert (job.label, job.headers, job.timeout_ms) == ("a b", {"tenant": "blue"}, 0)
     assert job.retention_ms == 3_600_000
-    plain = app.get(typed(*enqueue).json()["id"])
+    plain = app.jobs.get(typed(*enqueue).json()["id"])
     assert (plain.label, plain.headers, plain.timeout_ms, plain.retention_ms) == (None, {}, None, None)
     for wrong in ("[1]", "{"):
         assert "--headers" in typed(*enqueue, "--headers", wrong).err

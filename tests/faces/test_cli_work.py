@@ -57,10 +57,10 @@ def test_drain_works_until_nothing_is_available_and_says_what_it_did(
         for line in middle
     )
     assert re.search(r"stopped: 2 completed, 1 failed in \d.* s \(\d+\.\d/s\)$", last)
-    assert app.get(done).result == "7 True "
-    assert app.get(here).result == str(sqlq_.directory)
-    assert app.get(failing).state is State.FAILED
-    assert app.get(later).state is State.SCHEDULED
+    assert app.jobs.get(done).result == "7 True "
+    assert app.jobs.get(here).result == str(sqlq_.directory)
+    assert app.jobs.get(failing).state is State.FAILED
+    assert app.jobs.get(later).state is State.SCHEDULED
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -80,7 +80,10 @@ def test_only_the_queues_named_are_served_and_only_so_many_jobs_by_a_process(
     )
     worked = sqlq_.work("-q", "first", "-q", "mail", "--max-jobs", "2").err
     assert "queues first, mail" in worked
-    assert [app.get(id).state for id in (first, *mail, other)] == [*[State.FINISHED] * 3, State.AVAILABLE]
+    assert [app.jobs.get(id).state for id in (first, *mail, other)] == [
+        *[State.FINISHED] * 3,
+        State.AVAILABLE,
+    ]
     assert "it has had its number of jobs" in worked
 
 
@@ -93,19 +96,20 @@ def test_queues_are_named_with_commas_and_unknown_ones_are_told(sqlq_: Command, 
     told = [line for line in worked.splitlines() if "WARNING" in line]
     assert len(told) == 1
     assert told[0].endswith("no task of this App, no job and no other worker names the queue mial")
-    assert [app.get(job.id).state for job in (first, second)] == [State.FINISHED, State.AVAILABLE]
+    assert [app.jobs.get(job.id).state for job in (first, second)] == [State.FINISHED, State.AVAILABLE]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_who_knows_a_queue(app: sqlq.App) -> None:
-    app.enqueue(app.task(name="t", queue="holds")(lambda: None).new())
-    app.pause("paused")
+    app.task(name="u", queue="task")(lambda: None)
+    app.enqueue(app.task(name="t")(lambda: None).new().set(queue="holds"))
+    app.queues.pause("paused")
     named = {"same": ("mial", "typo"), "wider": ("typo", "served")}
     with app.database.begin() as conn:
         for id, queues in named.items():
             workers.register(conn, id=id, host="h", pid=1, version="0", queues=queues, concurrency=1)
-    assert app.admin.unknown_queues(["holds", "paused", "served", "task", "no"], {"task"}) == ["no"]
-    assert app.admin.unknown_queues(["typo", "mial"], set()) == ["mial"], "told the very same"
+    assert app.queues.unknown(["holds", "paused", "served", "task", "no"], but_for_twins=True) == ["no"]
+    assert app.queues.unknown(["typo", "mial"], but_for_twins=True) == ["mial"], "told the very same"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -181,10 +185,10 @@ def test_the_first_signal_lets_what_runs_finish(
         assert worker.poll() is None
         sqlq_.touch("a.go")
         assert worker.wait(30) == 0
-    assert [app.get(id).state for id in (running, waiting)] == [State.FINISHED, State.AVAILABLE]
-    assert app.get(waiting).attempts == 0
+    assert [app.jobs.get(id).state for id in (running, waiting)] == [State.FINISHED, State.AVAILABLE]
+    assert app.jobs.get(waiting).attempts == 0
     assert "stopped: 1 completed" in sqlq_.log()
-    assert app.admin.workers() == []
+    assert app.workers.list() == []
 
 
 def test_after_the_grace_time_a_running_job_is_given_back_unburnt(sqlq_: Command, app: sqlq.App) -> None:
@@ -193,7 +197,7 @@ def test_after_the_grace_time_a_running_job_is_given_back_unburnt(sqlq_: Command
         sqlq_.wait_for("a.started")
         worker.terminate()
         assert worker.wait(30) == 0, "a handler that cannot be stopped must not keep the process"
-    job = app.get(running)
+    job = app.jobs.get(running)
     assert (job.state, job.attempts, job.releases) == (State.AVAILABLE, 0, 1)
 
 
@@ -205,7 +209,7 @@ def test_after_the_grace_time_what_may_start_once_has_failed(sqlq_: Command, app
         sqlq_.wait_for("a.started")
         worker.terminate()
         assert worker.wait(30) == 0
-    job = app.get(running)
+    job = app.jobs.get(running)
     assert (job.state, job.reason, job.attempts, job.releases) == (State.FAILED, "worker_lost", 1, 0)
 
 
@@ -227,7 +231,7 @@ def test_the_second_signal_leaves_at_once(
 
         wait_until(asked_again, what="it leaving, once the repeat is no part of the first request")
         assert worker.wait(30) == code
-    assert app.get(running).state is State.RUNNING, "its lease runs out, and somebody else takes over"
+    assert app.jobs.get(running).state is State.RUNNING, "its lease runs out, and somebody else takes over"
     assert "Traceback" not in sqlq_.log()
 
 

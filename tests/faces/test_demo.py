@@ -63,10 +63,10 @@ def test_the_demo_on_a_database_in_use_touches_only_its_own_jobs(
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('mail', 'somebody.elses')"))
     _holds(bare.ok("-d", database_url, "demo"))
-    assert [(job.queue, job.task, job.attempts) for job in app.list()] == [("mail", "somebody.elses", 0)]
+    assert [(job.queue, job.task, job.attempts) for job in app.jobs.list()] == [("mail", "somebody.elses", 0)]
     assert not [name for name in inspect(engine).get_table_names() if "demo" in name]
-    assert app.admin.workers() == []
-    assert (app.schedules.list(), app.admin.flows()) == ([], [])
+    assert app.workers.list() == []
+    assert (app.schedules.list(), app.flows.list()) == ([], [])
 
 
 def test_the_demo_takes_the_tables_away_that_it_made(bare: Command, empty_database_url: str) -> None:

@@ -51,13 +51,13 @@ def test_the_server_turns_nobody_away(
                 worker_process(folder, "client:app", database_url, "-c", "10"),
             ):
                 wait_until(
-                    lambda: len(app.list(state="finished", limit=100)) == REQUESTS,
+                    lambda: len(app.jobs.list(state="finished", limit=100)) == REQUESTS,
                     timeout=120,
                     what="answers",
                 )
         finally:
             server.terminate()
-    (known,) = app.admin.limits()
+    (known,) = app.limits.list()
     assert known.says == "3 running, 19/1s"
     said = [line.split() for line in (folder / "asked.txt").read_text().splitlines()]
     assert max(int(row[1]) for row in said) <= 3, "never more at a time, over both workers"

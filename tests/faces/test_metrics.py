@@ -179,7 +179,7 @@ def test_under_a_storm_of_kills_nothing_is_counted_twice(sqlq_: Command, app: sq
         counted = value(found, "sqlq_attempts_total", outcome="finished")
         assert number - kills * 100 <= counted <= number
         rescued = value(found, "sqlq_attempts_total", outcome="rescued")
-        again = sum(job.attempts - 1 for job in app.list(state="finished", limit=number))
+        again = sum(job.attempts - 1 for job in app.jobs.list(state="finished", limit=number))
         assert rescued == again > 0, "each attempt that was lost, once"
         assert value(found, "sqlq_run_seconds_count", outcome="finished") == counted
 
@@ -239,7 +239,7 @@ def test_strangers_hold_few_descriptors_and_none_for_long(sqlq_: Command) -> Non
 @on_sqlite
 def test_who_sends_a_byte_now_and_then_is_closed(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlq.metrics.serve.LONGEST_SECONDS", 1.0)
-    url = serve(DatabaseCollector(app.admin), 0, "127.0.0.1", "--port")
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", "--port")
     with closing(asks(url, b"GET /")) as slow:
 
         def has_ended() -> bool:
@@ -300,7 +300,7 @@ def test_prometheus_client_is_imported_by_who_shows_metrics_alone(sqlq_: Command
     for options in ((), ("--metrics-port", "0")):
         (id,) = enqueue(app, "shop.imported")
         sqlq_.work(*options)
-        assert not {"prometheus_client", "opentelemetry", "sentry_sdk"} & set(app.get(id).result)
+        assert not {"prometheus_client", "opentelemetry", "sentry_sdk"} & set(app.jobs.get(id).result)
 
 
 # -- sqlq metrics --------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> 
     ids = enqueue(app, "shop.send", 4, 7)
     app.enqueue(app.named("shop.send").new(7).set(queue="mail", delay="1h"))
     app.enqueue(app.named("shop.send").new(7).set(queue="news"))
-    app.pause("news")
+    app.queues.pause("news")
     once = parsed(sqlq_.ok("metrics"))
     assert value(once, "sqlq_jobs", queue="mail", state="available") == len(ids)
     assert value(once, "sqlq_jobs", queue="mail", state="scheduled") == 1
@@ -351,7 +351,7 @@ def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> None:
     def ask() -> Samples:
-        return parsed(shown(DatabaseCollector(app.admin)))
+        return parsed(shown(DatabaseCollector(app)))
 
     assert ("sqlq_table_rows", frozenset({("kind", "dead")})) in ask()
     with engine.connect() as conn:
@@ -361,15 +361,15 @@ def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> 
 
 def test_scrapes_at_once_ask_the_database_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Vitals] = []
-    vitals = app.admin.vitals
+    vitals = app.queues.vitals
 
     def ask() -> Vitals:
         asked.append(vitals())
         return asked[-1]
 
-    monkeypatch.setattr(app.admin, "vitals", ask)
+    monkeypatch.setattr(app.queues, "vitals", ask)
     monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 60.0)
-    url = serve(DatabaseCollector(app.admin), 0, "127.0.0.1", "--port")
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", "--port")
     first, second = scrape(url), scrape(url)
     assert first == second
     assert len(asked) == 1
@@ -380,7 +380,7 @@ def test_while_the_database_is_away_one_number_says_so(
     restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sqlq.metrics.database.KEPT_SECONDS", 0.0)
-    url = serve(DatabaseCollector(app.admin), 0, "127.0.0.1", "--port")
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", "--port")
     assert value(scrape(url), "sqlq_database_up") == 1
     restartable_postgresql.stop()
     try:
@@ -401,7 +401,7 @@ def test_a_database_without_tables_is_one_sentence(bare: Command) -> None:
 def test_an_endpoint_of_ones_own_can_show_the_database(app: sqlq.App) -> None:
     assert "DatabaseCollector" in names_of_the_room()
     registry = CollectorRegistry()
-    registry.register(DatabaseCollector(app.admin))
+    registry.register(DatabaseCollector(app))
     assert registry.get_sample_value("sqlq_database_up") == 1.0
 
 
@@ -410,7 +410,7 @@ def test_a_name_that_is_no_utf_8_stops_no_scrape(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (queue, task, payload) VALUES ('ma\nil\"\\', 't', '{}')")
     registry = CollectorRegistry()
-    registry.register(DatabaseCollector(app.admin))
+    registry.register(DatabaseCollector(app))
     labels = {"queue": 'ma\\nil"\\', "state": "available"}
     assert registry.get_sample_value("sqlq_jobs", labels) == 1.0
 

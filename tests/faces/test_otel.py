@@ -179,8 +179,8 @@ def test_a_replay_begins_a_trace_of_its_own_and_links_to_the_job(traced: Traced)
         job = traced.app.enqueue(task.new().set(headers={"tenant": "blue"}))
     drain(traced.app)
     traced.exporter.clear()
-    (replay,) = traced.app.replay(job.id).jobs.values()
-    traced.app.replay(job.id, again=True)
+    (replay,) = traced.app.jobs.replay(job.id).jobs.values()
+    traced.app.jobs.replay(job.id, again=True)
     drain(traced.app)
     assert not traced.spans("create default")
     one, other = traced.spans("process default")
@@ -192,7 +192,7 @@ def test_a_replay_begins_a_trace_of_its_own_and_links_to_the_job(traced: Traced)
     assert links[1] == links[0]
     assert said == {"messaging.message.id": str(job.id)}
     assert len({origin, trace_of(one), trace_of(other)}) == 3
-    headers = traced.app.get(replay).headers
+    headers = traced.app.jobs.get(replay).headers
     assert (headers["tenant"], headers["sqlq.replay"]) == ("blue", {"of": job.id})
 
 
@@ -213,7 +213,7 @@ def test_a_replay_is_in_the_trace_of_who_asks_for_it(traced: Traced) -> None:
     created = {id_of(span) for span in traced.spans("create default")}
     traced.exporter.clear()
     with traced.tracer.start_as_current_span("mend"):
-        assert traced.app.replay(task="t", since="1h").number == len(jobs)
+        assert traced.app.jobs.replay(task="t", since="1h").number == len(jobs)
     traced.app.worker(drain=True).run()
     mend, spans = traced.span("mend"), traced.spans("process default")
     assert len(spans) == 6
@@ -231,11 +231,11 @@ def test_headers_that_nobody_could_read_are_replayed_as_they_are(traced: Traced,
         for headers in plain:
             conn.execute(insert, {"headers": headers})
     drain(traced.app)
-    before = {id: traced.app.get(id) for id in range(1, len(plain) + 1)}
+    before = {id: traced.app.jobs.get(id) for id in range(1, len(plain) + 1)}
     with traced.tracer.start_as_current_span("mend"):
-        done = traced.app.replay(queue="default", since="1h").jobs
+        done = traced.app.jobs.replay(queue="default", since="1h").jobs
     drain(traced.app)
-    after = {of: traced.app.get(id) for of, id in done.items()}
+    after = {of: traced.app.jobs.get(id) for of, id in done.items()}
     assert {of: job.state for of, job in after.items()} == {of: job.state for of, job in before.items()}
     assert {of for of, job in after.items() if job.headers != before[of].headers} == {3}, (
         "it is no JSON now either"
@@ -295,7 +295,7 @@ def test_without_a_provider_nothing_is_written(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     job = app.enqueue(task.new())
     assert drain(app).completed == 1
-    assert not app.get(job.id).headers
+    assert not app.jobs.get(job.id).headers
 
 
 TRACED_SHOP = """
@@ -339,7 +339,7 @@ def test_lines_of_the_log_carry_the_trace(sqlq_: Command, app: sqlq.App) -> None
         assert [line["event"] for line in own if "event" in line] == ["finished"]
         (named,) = {(line["trace_id"], line["span_id"]) for line in own}
         assert (*named, "process mail") in spans
-        traceparent = str(app.get(id).headers["traceparent"])
+        traceparent = str(app.jobs.get(id).headers["traceparent"])
         assert traceparent.split("-")[1] == named[0]
 
 

@@ -534,7 +534,7 @@ def run_python(name: str, names: dict[str, Any]) -> None:
 
 
 def found(app: sqlq.App) -> list[tuple[str, str, object]]:
-    return [(job.queue, job.state.value, job.payload) for job in reversed(app.list())]
+    return [(job.queue, job.state.value, job.payload) for job in reversed(app.jobs.list())]
 
 
 def mail(*ids: int) -> list[tuple[str, str, object]]:
@@ -623,7 +623,7 @@ class TestPython:
         monkeypatch.setitem(sys.modules, "shop", shop)
         run_python("arguments", names)
         app, job = names["app"], names["job"]
-        (id, *rest) = app.get(job.id).payload["args"]
+        (id, *rest) = app.jobs.get(job.id).payload["args"]
         assert rest == ["2030-01-31", [{"item": "Blue teapot", "price": "24.50"}]]
         drain(app)
         assert app.result(job) == {UUID(id): Decimal("24.50")}
@@ -638,9 +638,9 @@ class TestPython:
         names["request"] = SimpleNamespace(id="r-7")
         run_python("stamp", names)
         app: sqlq.App = names["app"]
-        assert app.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {"request_id": "r-7"}
+        assert app.jobs.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {"request_id": "r-7"}
         names["request"] = None
-        assert app.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {}
+        assert app.jobs.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {}
 
     def test_carry(
         self, names: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -658,7 +658,7 @@ class TestPython:
         app: sqlq.App = names["app"]
         id = app.enqueue(names["convert"].new(4)).id
         drain(app)
-        assert str(app.get(id).progress) == "4 of 4 (100%): page 4"
+        assert str(app.jobs.get(id).progress) == "4 of 4 (100%): page 4"
         with names["engine"].connect() as connection:
             query = block("sql", "progress")
             assert connection.exec_driver_sql(query).all() == []
@@ -671,13 +671,13 @@ class TestPython:
         run_python("layers", names)
         app, task = names["app"], names["send_invoice"]
         assert (task.timeout_ms, task.max_attempts, task.retry.wait_ms(2)) == (30_000, 3, 60_000)
-        (job,) = app.list(queue="mail")
+        (job,) = app.jobs.list(queue="mail")
         assert (job.timeout_ms, job.retention_ms, job.headers) == (0, 3_600_000, {"service": "shop"})
         app.close()
         (tmp_path / "pyproject.toml").write_text(block("toml", "layers"))
         monkeypatch.chdir(tmp_path)
         app = sqlq.App()
-        assert app.retention_ms == 30 * 86_400_000
+        assert app._code.retention_ms == 30 * 86_400_000
         assert app.task(name="t", queue="mail")(lambda: None).max_attempts == 10
         assert app.task(name="u")(lambda: None).timeout_ms == 300_000
 
@@ -748,7 +748,7 @@ class TestPython:
             ).scalar_one()
         job = app.enqueue(names["pay_out"].new(id))
         drain(app)
-        assert app.get(job.id).state == "finished"
+        assert app.jobs.get(job.id).state == "finished"
         with names["engine"].connect() as connection:
             assert (
                 connection.execute(text("SELECT item FROM orders WHERE id = :id"), {"id": id}).scalar_one()
@@ -774,8 +774,8 @@ class TestPython:
             done.append(app.enqueue(new).id)
             tally = drain(app)
             assert (tally.completed, tally.released) == (1, 2 if new.task == "shop.reindex" else 0)
-        assert [app.get(id).cursor for id in done[:2]] == [3, 3]
-        assert app.get(done[2]).cursor == {"sqlq.steps": {"bill": True, "tidy": True}}
+        assert [app.jobs.get(id).cursor for id in done[:2]] == [3, 3]
+        assert app.jobs.get(done[2]).cursor == {"sqlq.steps": {"bill": True, "tidy": True}}
         with Session(engine) as session:
             assert session.scalars(select(Coupon.order_id).order_by(Coupon.order_id)).all() == [1, 2, 3]
             assert sorted(session.scalars(select(Order.item))) == ["BILL OF 05"] + ["TEAPOT"] * 3
@@ -798,7 +798,7 @@ class TestPython:
         assert capsys.readouterr().out.startswith("1 finished 20")
         run_python("replay", names)
         assert capsys.readouterr().out == "{1: 2}\n"
-        assert app.get(2).payload == {"kwargs": {"order_id": 8}}
+        assert app.jobs.get(2).payload == {"kwargs": {"order_id": 8}}
 
     def test_idempotency(self, names: dict[str, Any]) -> None:
         charged: dict[str, int] = {}
@@ -857,7 +857,7 @@ class TestPython:
         expected = {"flask": ["before", "after"], "sentry": ["before", "after"], "django": ["close", "close"]}
         assert events == expected.get(name, [])
         if name == "correlation":
-            assert app.get(job.id).result == f"job-{job.id}"
+            assert app.jobs.get(job.id).result == f"job-{job.id}"
 
     def test_lifespan(self, names: dict[str, Any]) -> None:
         told = []
@@ -877,7 +877,7 @@ class TestPython:
         app: sqlq.App = names["app"]
         job = app.enqueue(app.tasks["shop.fetch"].new("https://example.org"))
         assert drain(app).completed == 1
-        assert app.get(job.id).result == 200
+        assert app.jobs.get(job.id).result == 200
         assert told == ["https://example.org", "closed"]
 
     def test_events(self, names: dict[str, Any]) -> None:
@@ -1043,7 +1043,7 @@ class TestPython:
         app: sqlq.App = names["app"]
         id = app.enqueue(names["sync_stock"].new("north")).id
         drain(app)
-        job = app.get(id)
+        job = app.jobs.get(id)
         assert (job.state, job.attempts, job.max_attempts) == (state, attempts, 8)
         if waits:
             assert job.available_at is not None
@@ -1108,7 +1108,7 @@ def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
     with app.database.begin() as conn:
         (held,) = claim.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
         settle.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
-    (follow_up,) = app.list(task="shop.alarm")
+    (follow_up,) = app.jobs.list(task="shop.alarm")
     assert follow_up.queue == "ops"
     assert follow_up.payload["args"][0]["message"] == "refused"
 
@@ -1232,7 +1232,7 @@ def enqueue_as(url: str) -> None:
     with closing(sqlq.App(url)) as app:
         task = app.task(name="shop.note")(lambda text: text)
         (first, _) = app.enqueue_many([task.new("a"), task.new("b")])
-        assert app.get(first.id).state == "available"
+        assert app.jobs.get(first.id).state == "available"
         app.enqueue(sqlq.chain(task.new("in a flow").set(delay="1h"), task))
         app.enqueue(task.new("in line").set(limit=sqlq.Limit("one", running=1), delay="1h"))
         app.enqueue(task.new("in time").set(unique_key="e", unique_until="pruned", expires="1h"))
@@ -1345,26 +1345,26 @@ def operate_as(url: str) -> None:
     """Everything an operator's commands do; what they find was put there by the database's owner."""
     with closing(sqlq.App(url)) as app:
         running, waiting = (
-            sorted(job.id for job in app.list(state="running")),
-            sorted(job.id for job in app.list(state="available")),
+            sorted(job.id for job in app.jobs.list(state="running")),
+            sorted(job.id for job in app.jobs.list(state="available")),
         )
-        assert app.cancel(running[:1]) == {running[0]: "requested"}
-        assert app.cancel([running[0]], force=True) == {running[0]: "cancelled"}
-        assert app.cancel([waiting[0]]) == {waiting[0]: "cancelled"}
+        assert app.jobs.cancel(running[:1]) == {running[0]: "requested"}
+        assert app.jobs.cancel([running[0]], force=True) == {running[0]: "cancelled"}
+        assert app.jobs.cancel([waiting[0]]) == {waiting[0]: "cancelled"}
         queue = f"q-{uuid4()}"
-        assert app.pause(queue)
-        assert not app.pause(queue)
-        assert app.resume(queue)
-        assert app.admin.status()
-        assert app.admin.status(exact=True)
-        assert app.admin.set_limit("one", running=2).set_at is not None
-        assert app.admin.clear_limit("one").set_at is None
-        app.workers()
-        (first, second) = sorted(job.id for job in app.list(state="failed"))
-        assert app.retry_failed([first]) == [first]
-        assert app.admin.forget_failed([second]) == [second]
-        assert app.replay(waiting[0]).number == 1
-        app.prune(finished="0s", failed="0s")
+        assert app.queues.pause(queue)
+        assert not app.queues.pause(queue)
+        assert app.queues.resume(queue)
+        assert app.queues.status()
+        assert app.queues.status(exact=True)
+        assert app.limits.set("one", running=2).set_at is not None
+        assert app.limits.clear("one").set_at is None
+        app.workers.list()
+        (first, second) = sorted(job.id for job in app.jobs.list(state="failed"))
+        assert app.jobs.retry([first]) == [first]
+        assert app.jobs.delete([second]) == [second]
+        assert app.jobs.replay(waiting[0]).number == 1
+        app.jobs.prune(finished="0s", failed="0s")
         schedule = f"s-{uuid4()}"
         app.schedules.add(schedule, app.named("shop.note").new(), every="1h")
         app.schedules.pause(schedule)
@@ -1386,14 +1386,14 @@ def look_as(url: str) -> None:
 
 def look_in(app: sqlq.App) -> None:
     """Everything that changes nothing."""
-    app.list()
-    app.workers()
-    app.admin.flows()
-    app.admin.limits()
-    app.admin.failures()
-    app.admin.status()
-    app.admin.status(exact=True)
-    app.admin.vitals()
+    app.jobs.list()
+    app.workers.list()
+    app.flows.list()
+    app.limits.list()
+    app.jobs.failures()
+    app.queues.status()
+    app.queues.status(exact=True)
+    app.queues.vitals()
     app.schedules.list()
     with app.database.engine.connect() as conn:
         for question in questions():
@@ -1479,8 +1479,8 @@ class TestGrants:
         assert drain(app) == sqlq.testing.Tally(completed=5, retried=1)
         app.close()
         with closing(sqlq.App(urls["shop_reader"])) as looking:
-            assert [(q.queue, q.scheduled, q.blocked) for q in looking.admin.status()] == [("default", 2, 2)]
-            assert [job.state for job in looking.list(state="scheduled")] == ["scheduled"] * 2
+            assert [(q.queue, q.scheduled, q.blocked) for q in looking.queues.status()] == [("default", 2, 2)]
+            assert [job.state for job in looking.jobs.list(state="scheduled")] == ["scheduled"] * 2
             assert not [f for f in Doctor(looking.database).examine() if "permission" in f.said]
         look_as(urls["shop_reader"])
 
@@ -1496,7 +1496,7 @@ class TestGrants:
         owner, urls = roles
         fill_sealed(owner)
         with closing(sqlq.App(urls["shop_keys"], keys=KEYS)) as app:
-            assert app.seal is not None
+            assert app.database.seal is not None
             done = Rotation(app.database).rotate(finished=True)
             assert {where: number for where, number in done.sealed.items() if number} == {
                 "jobs.payload": 1,
@@ -1515,9 +1515,9 @@ class TestGrants:
             bad = app.task(name="shop.bad", max_attempts=1)(lambda: 1 / 0)
             app.enqueue_many([bad.new(), bad.new()])
             assert drain(app).failed == 2
-            first, second = (job.id for job in app.list())
-            assert app.retry_failed([first]) == [first]
-            assert app.admin.forget_failed([second]) == [second]
+            first, second = (job.id for job in app.jobs.list())
+            assert app.jobs.retry([first]) == [first]
+            assert app.jobs.delete([second]) == [second]
 
     def test_a_workers_role_may_do_every_chore(self, roles: tuple[Engine, dict[str, str]]) -> None:
         """Those that a drain ends before: each is run twice, since some begin with a wait."""

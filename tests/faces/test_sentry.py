@@ -121,8 +121,8 @@ def test_what_a_handler_tells_goes_along_and_not_to_the_next_job(app: sqlq.App, 
     app.enqueue_many([charge.new("blue"), charge.new("red")])
     app.worker(drain=True, concurrency=1).run()
     assert sorted(event["tags"]["tenant"] for event in sent) == ["blue", "red"]
-    app.events.tell(JobEvent(name="failed", id=9, task="t", queue="q", attempt=2, reason="worker_lost"))
-    assert app.events.flush(10)
+    app._code.events.tell(JobEvent(name="failed", id=9, task="t", queue="q", attempt=2, reason="worker_lost"))
+    assert app._code.events.flush(10)
     assert not sent.pop().get("breadcrumbs", {}).get("values"), "of a job of which nothing is known"
     for event in sent:
         said = [crumb["message"] for crumb in event["breadcrumbs"]["values"] if crumb.get("message")]
@@ -168,8 +168,8 @@ def test_a_job_that_lost_its_worker_is_an_issue(app: sqlq.App, sent: list[Event]
         reason="worker_lost",
         exception=sqlq.WorkerLostError("worker w died"),
     )
-    app.events.tell(lost)
-    assert app.events.flush(10)
+    app._code.events.tell(lost)
+    assert app._code.events.flush(10)
     (event,) = sent
     assert exceptions(event) == [("WorkerLostError", "worker w died")]
     assert event["tags"]["sqlq.reason"] == "worker_lost"
@@ -215,4 +215,4 @@ def test_a_worker_sends_its_issues_before_it_ends(sqlq_: Command, app: sqlq.App)
     sqlq_.work()
     issues = (sqlq_.directory / "issues").read_text().splitlines()
     assert sorted(map(json.loads, issues)) == [[str(id), "error"] for id in ids]
-    assert app.get(ids[0]).attempts == 2
+    assert app.jobs.get(ids[0]).attempts == 2

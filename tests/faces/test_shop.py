@@ -77,7 +77,7 @@ class Shop:
             return sorted(session.scalars(select(self.models.Order.email)))
 
     def states(self) -> list[tuple[str, int]]:
-        return [(job.state.value, job.attempts) for job in reversed(self.app.list())]
+        return [(job.state.value, job.attempts) for job in reversed(self.app.jobs.list())]
 
     def run(self, *command: str, ends_with: int = 0) -> str:
         """Run `python -m …` to its end and return what it said."""
@@ -152,7 +152,7 @@ def test_order_and_receipt_commit_together(shop: Shop, mail: MailServer) -> None
         number = shop.place("ann@example.org")
         wait_until(_has(mailbox, "ann@example.org"), 30, "Ann's receipt")
         wait_until(lambda: shop.states() == [("finished", 1)], what="the job to be finished")
-    (job,) = shop.app.list()
+    (job,) = shop.app.jobs.list()
     (receipt,) = mailbox.mails
     assert receipt["Subject"] == f"Your order {number}: Blue teapot"
     assert receipt["Message-ID"] == f"<job-{job.id}@shop.example.org>"
@@ -179,7 +179,7 @@ def test_a_mail_server_that_is_down_means_retries_then_failed_jobs_and_failed_re
         shop.place("ann@example.org")
         shop.place("bob@example.org")
         wait_until(lambda: shop.states() == [("failed", 3)] * 2, 30, "both jobs to fail after three attempts")
-        for job in shop.app.list():
+        for job in shop.app.jobs.list():
             assert (job.exception, job.reason, len(job.errors)) == ("ConnectionRefusedError", "error", 2)
         with mail.up() as mailbox:
             shop.run("sqlq", "--app", "shop.tasks:app", "failed", "retry", "--all")

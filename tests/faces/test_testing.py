@@ -243,7 +243,7 @@ class TestWhatHandlersReturn:
             if way == "drain":
                 job = app.enqueue(task.new())
                 drain(app)
-                ended = app.get(job.id)
+                ended = app.jobs.get(job.id)
                 return ended.state, ended.result if ended.state == "finished" else ended.message
 
             async def on_a_loop() -> None:
@@ -475,13 +475,13 @@ def test_on_database_gives_the_app_back_as_it_was(tmp_path: Path) -> None:
     app.migrate()
     shop = Shop(app)
     app.enqueue(shop.note.new("own"))
-    before = app.address
+    before = app._connected.address
     with on_database(app, f"sqlite:///{tmp_path}/other.db"):
         assert_not_enqueued(shop.note)
         app.enqueue(shop.bad.new())
-        assert [job.task for job in app.list()] == ["shop.bad"]
-    assert app.address == before
-    assert [job.task for job in app.list()] == ["shop.note"]
+        assert [job.task for job in app.jobs.list()] == ["shop.bad"]
+    assert app._connected.address == before
+    assert [job.task for job in app.jobs.list()] == ["shop.note"]
     app.close()
 
 

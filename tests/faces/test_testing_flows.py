@@ -23,7 +23,7 @@ def test_a_flow_runs_inline_in_order(shop: Shop) -> None:
         shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note.map([2, 3]), shop.total))
     assert shop.called == [1, 1, 2, 3, [2, 3]]
     assert {job.state for job in ran.jobs} == {"finished"}
-    assert shop.app.list() == []
+    assert shop.app.jobs.list() == []
 
 
 def test_what_comes_after_a_failed_step_stays_blocked(shop: Shop) -> None:
@@ -109,7 +109,7 @@ def test_a_flow_is_awaited(shop: Shop) -> None:
 def test_an_eager_flow_runs_at_once(shop: Shop) -> None:
     shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), eager=True)
     assert shop.called == [1, 1]
-    assert shop.app.list() == []
+    assert shop.app.jobs.list() == []
 
 
 def test_a_flow_is_enqueued_by_asynchronous_code(shop: Shop) -> None:

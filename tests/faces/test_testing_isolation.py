@@ -27,7 +27,7 @@ REAL = {"args": ["real"]}
 
 
 def available(app: sqlq.App) -> list[object]:
-    return [job.payload for job in app.list(state="available")]
+    return [job.payload for job in app.jobs.list(state="available")]
 
 
 @pytest.fixture
@@ -59,20 +59,20 @@ def do_everything(shop: Shop) -> None:
     app.migrate()
     first = app.enqueue(shop.note.new("test"))
     app.enqueue_many([shop.note.new("test"), shop.bad.new(), shop.note.new("later").set(delay="1h")])
-    assert app.cancel([first.id]) == {first.id: "cancelled"}
-    app.pause("mail")
-    app.resume("mail")
+    assert app.jobs.cancel([first.id]) == {first.id: "cancelled"}
+    app.queues.pause("mail")
+    app.queues.resume("mail")
     assert drain(app) == Tally(completed=1, failed=1)
     assert shop.done == ["test"]
     shop.done.clear()
     assert_enqueued(shop.bad)
-    assert len(app.retry_failed(all=True)) == 1
+    assert len(app.jobs.retry(all=True)) == 1
     app.worker(drain=True).run()
-    app.admin.forget_failed(all=True)
-    assert app.prune(finished="0s", failed="0s").finished == 2
-    app.cancel(queue="default", force=True)
+    app.jobs.delete(all=True)
+    assert app.jobs.prune(finished="0s", failed="0s").finished == 2
+    app.jobs.cancel(queue="default", force=True)
     app.close()
-    assert not app.list(state="available")
+    assert not app.jobs.list(state="available")
 
 
 WAYS_TO_LEAVE: dict[str, Callable[[sqlq.App, str], object]] = {
@@ -102,9 +102,9 @@ def test_the_app_stays_on_the_tests_database(
     shop: Shop, database_url: str, place: dict[str, Any], way: str
 ) -> None:
     with on_database(shop.app, **place) as app:
-        there = app.address
+        there = app._connected.address
         WAYS_TO_LEAVE[way](app, database_url)
-        assert app.address is there
+        assert app._connected.address is there
         do_everything(shop)
     assert available(shop.app) == [REAL]
 
@@ -116,7 +116,7 @@ def test_a_schema_that_the_code_under_test_names(
     with on_database(shop.app, **place):
         shop.app.use(database_url, schema="elsewhere")
         do_everything(shop)
-    assert shop.app.address.schema == "elsewhere"
+    assert shop.app._connected.address.schema == "elsewhere"
     shop.app.use(database_url)
 
 
@@ -127,7 +127,7 @@ def test_afterwards_the_app_is_where_it_was_told_to_go(
     engine = create_engine(database_url)
     with caplog.at_level(logging.INFO, "sqlq"), on_database(app, **place):
         app.use(engine=engine)
-    assert app.address.engine is engine
+    assert app._connected.address.engine is engine
     assert "the App goes to another one when it is closed" in caplog.text
     assert available(app) == [REAL]
     engine.dispose()
@@ -136,62 +136,62 @@ def test_afterwards_the_app_is_where_it_was_told_to_go(
 def test_what_cannot_be_used_is_refused_at_once_and_changes_nothing(
     shop: Shop, place: dict[str, Any]
 ) -> None:
-    own = shop.app.address
+    own = shop.app._connected.address
     with on_database(shop.app, **place) as app:
         with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
             app.use("sqlite:///x.db", engine=create_engine("sqlite:///x.db"))
         with pytest.raises(sqlq.UnsupportedDatabaseError, match="mysql"):
             app.use("mysql://h/d")
-    assert shop.app.address == own
+    assert shop.app._connected.address == own
 
 
 def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], tmp_path: Path) -> None:
     app = shop.app
     with on_database(app, **place):
         app.enqueue(shop.note.new("outer"))
-        outer = app.address
+        outer = app._connected.address
         with on_database(app, sqlite_url(tmp_path / "inner.db")):
             app.use(database_url)
             app.enqueue(shop.note.new("inner"))
             assert drain(app) == Tally(completed=1)
-        assert app.address is outer
+        assert app._connected.address is outer
         assert drain(app) == Tally(completed=1)
     assert shop.done == ["inner", "outer"]
 
 
 def test_blocks_that_are_left_in_another_order(shop: Shop, place: dict[str, Any], tmp_path: Path) -> None:
     app = shop.app
-    own = app.address
+    own = app._connected.address
     first, second = on_database(app, **place), on_database(app, sqlite_url(tmp_path / "second.db"))
     first.__enter__()
     second.__enter__()
-    there = app.address
+    there = app._connected.address
     first.__exit__(None, None, None)
-    assert app.address is there
+    assert app._connected.address is there
     do_everything(shop)
     second.__exit__(None, None, None)
-    assert app.address is own
+    assert app._connected.address is own
 
 
 def test_a_block_that_fails_to_begin_leaves_the_app_where_it_was(shop: Shop, tmp_path: Path) -> None:
-    own = shop.app.address
+    own = shop.app._connected.address
     with (
         pytest.raises(sqlq.ConfigurationError, match="there is no directory"),
         on_database(shop.app, sqlite_url(tmp_path / "no" / "folder.db")),
     ):
         pass
-    assert shop.app.address is own
-    assert len(shop.app.list(state="available")) == 1
+    assert shop.app._connected.address is own
+    assert len(shop.app.jobs.list(state="available")) == 1
 
 
 def test_the_app_is_given_back_whole(database_url: str, place: dict[str, Any]) -> None:
     schema = "public" if database_url.startswith("postgresql") else None
     app = sqlq.App(database_url, listen_url="postgresql://direct/d", schema=schema)
-    before = app.address
+    before = app._connected.address
     assert before.listen_url is not None
     with on_database(app, **place):
-        assert app.address.listen_url is None
-    assert app.address is before
+        assert app._connected.address.listen_url is None
+    assert app._connected.address is before
     app.close()
 
 
@@ -220,7 +220,8 @@ class TestWhatWasMadeBefore:
 
     def test_so_do_its_connections(self, shop: Shop, place: dict[str, Any]) -> None:
         app = shop.app
-        database, admin, enqueue = app.database, app.admin, app.enqueuer.enqueue
+        database, jobs, queues = app.database, app.jobs, app.queues
+        enqueue = app._connected.enqueuer.enqueue
         enqueue([])
         uses: list[Callable[[Database], object]] = [
             lambda database: database.begin().__enter__(),
@@ -235,8 +236,8 @@ class TestWhatWasMadeBefore:
                     with pytest.raises(sqlq.ConfigurationError, match="a test database is open"):
                         use(kept)
             for change in (
-                lambda: admin.cancel(queue="default"),
-                lambda: admin.pause(["default"]),
+                lambda: jobs.cancel(queue="default"),
+                lambda: queues.pause("default"),
                 lambda: enqueue([shop.note.new("x")]),
                 lambda: enqueue([shop.note.new("x").set(unique_key="x")]),
             ):

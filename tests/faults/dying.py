@@ -24,7 +24,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.admin.admin import SKIPPED
+from sqlq.admin.flows import SKIPPED
 from sqlq.database.dialect import Dialect
 from sqlq.database.postgresql.dialect import PostgreSQL
 from sqlq.database.sqlite.dialect import SQLite

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 
-from sqlq.admin.admin import SKIPPED
+from sqlq.admin.flows import SKIPPED
 from sqlq.config.constants import ERROR_BYTES, MAX_ATTEMPTS
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW

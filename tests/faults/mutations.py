@@ -568,8 +568,8 @@ GUARDS = [
     Guard("numbers-in-range", "CHECK (id BETWEEN 1 AND 4000000000000000000)", "CHECK (id >= 1)", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     Guard("numbers-in-range", "AND lease_token BETWEEN 0 AND 4000000000000000000),", "AND lease_token >= 0),", HOSTILE + "test_broken_rows_at_the_head_of_the_queue[sqlite]"),
     # the test kit: nothing outside the test is touched
-    Guard("test-database-is-not-left", None, "self._choose_address(); self.__dict__.pop('database', None); self.address = address", ISOLATION + "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
-    Guard("test-database-is-not-left", None, "self._choose_address(); self.__dict__.pop('database', None); self.address = address", PROJECTS + "test_an_application_factory_leaves_the_test_where_it_is[postgresql-True]"),
+    Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", ISOLATION + "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
+    Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", PROJECTS + "test_an_application_factory_leaves_the_test_where_it_is[postgresql-True]"),
     Guard("own-database-is-shut", None, "pass", ISOLATION + "TestWhatWasMadeBefore::test_a_worker_refuses_to_run[sqlite]"),
     Guard("a-test-database-is-named", None, "if False:", ISOLATION + "test_no_url_is_not_the_apps_own[postgresql]"),
     Guard("test-jobs-stay-in-the-test", None, "return", ISOLATION + "TestSessions::test_a_session_on_another_database_is_refused[sqlite]"),

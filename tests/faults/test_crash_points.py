@@ -119,7 +119,7 @@ class Points:
                 "every job reached an end"
             )
         ended: dict[int, list[Any]] = {}
-        for job in self.app.list(limit=10_000):
+        for job in self.app.jobs.list(limit=10_000):
             ended.setdefault(int(job.queue.removeprefix("q")) if job.queue.startswith("q") else 0, []).append(
                 job
             )
@@ -168,7 +168,7 @@ def test_dying_while_enqueueing(points: Callable[[str], Points], engine: Engine,
     crash = points(step)
     crash.all(lambda n: n)
     crash.finish()
-    ran = sorted(job.payload["args"][0] for job in crash.app.list(state="finished", limit=10_000))
+    ran = sorted(job.payload["args"][0] for job in crash.app.jobs.list(state="finished", limit=10_000))
     took = [n for n in range(1, len(crash.moments) + 2) if crash.took(n)]
     if step == "enqueue":
         assert ran == sorted(2 * took), "all or none"
@@ -345,7 +345,7 @@ def in_line(crash: Points, n: int, *, number: int = 1) -> list[int]:
 
 
 def admitted(crash: Points, ids: list[int]) -> int:
-    return sum(crash.app.get(id).blocked_by is None for id in ids)
+    return sum(crash.app.jobs.get(id).blocked_by is None for id in ids)
 
 
 def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
@@ -386,7 +386,7 @@ def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outco
     seen: dict[int, tuple[str, str | None]] = {}
 
     def look(n: int) -> None:
-        job = crash.app.get(made[n])
+        job = crash.app.jobs.get(made[n])
         seen[n] = str(job.state), job.blocked_by
 
     def prepare(n: int) -> Any:
@@ -429,10 +429,10 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
     for n, (step, after) in made.items():
         skipped = crash.took(n)
         waits = "failed" if failed else "available"
-        assert str(crash.app.get(step).state) == ("finished" if skipped else waits), crash.moments.get(n)
-        assert str(crash.app.get(after).state) == "blocked"
+        assert str(crash.app.jobs.get(step).state) == ("finished" if skipped else waits), crash.moments.get(n)
+        assert str(crash.app.jobs.get(after).state) == "blocked"
     if failed:
-        crash.app.retry_failed(all=True)
+        crash.app.jobs.retry(all=True)
     unblock.sweep_recent(crash.app.database.for_claims, HOUR)
     ended = crash.finish()
     assert {str(job.state) for found in ended.values() for job in found} == {"finished"}

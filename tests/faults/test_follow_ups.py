@@ -112,14 +112,14 @@ def followed_once(
         wait_until(is_done, timeout=180, what="all jobs done, and what follows them")
     count_followed(
         "G14: follow-ups of jobs whose workers are killed",
-        app.list(queue="default", limit=10_000),
-        app.list(queue="follow", limit=10_000),
+        app.jobs.list(queue="default", limit=10_000),
+        app.jobs.list(queue="follow", limit=10_000),
     )
     committed = effects.committed(engine)
     completed = [
         job.id
         for task in ("completes", "completes_alone")
-        for job in app.list(task=f"followed.{task}", state="finished", limit=10_000)
+        for job in app.jobs.list(task=f"followed.{task}", state="finished", limit=10_000)
     ]
     assert committed == sorted(completed), "with the effect, the end and what follows it"
 

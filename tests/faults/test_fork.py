@@ -61,7 +61,7 @@ def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str)
     assert (done.returncode, done.stderr) == (0, "")
     expected = {(who, n) for who in (*range(CHILDREN), "parent") for n in range(EACH)}
     expected |= {("before the fork", 0), ("after the children", 0)}
-    there = [tuple(job.payload["args"]) for job in app.list(limit=10_000)]
+    there = [tuple(job.payload["args"]) for job in app.jobs.list(limit=10_000)]
     record("G2: enqueueing beside forks", cases=len(expected), lost=len(expected - set(there)))
     assert len(there) == len(expected)
     assert set(there) == expected

@@ -74,17 +74,17 @@ def test_outcomes_wait_for_room(
 
     made = app.enqueue_many([works.new() for _ in range(5)])
     with working(app, concurrency=5):
-        wait_until(lambda: len(app.list(state="running")) == 5, what="all running")
+        wait_until(lambda: len(app.jobs.list(state="running")) == 5, what="all running")
         with full(app, engine, "finished_jobs"):
             go_on.set()
             wait_until(
                 lambda: any("takes no writes" in message for message in caplog.messages),
                 what="the worker meeting the full disk",
             )
-            assert {app.get(job.id).state for job in made} <= {"running", "finished"}
-            assert "running" in {app.get(job.id).state for job in made}
-        wait_until(lambda: len(app.list(state="finished")) == 5, what="all written")
-    found = [app.get(job.id) for job in made]
+            assert {app.jobs.get(job.id).state for job in made} <= {"running", "finished"}
+            assert "running" in {app.jobs.get(job.id).state for job in made}
+        wait_until(lambda: len(app.jobs.list(state="finished")) == 5, what="all written")
+    found = [app.jobs.get(job.id) for job in made]
     assert {(job.attempts, job.result, job.reason) for job in found} == {(1, RESULT, None)}
     said = "\n".join(caplog.messages)
     assert said.count("takes no writes") == 1
@@ -99,9 +99,9 @@ def test_an_enqueue_says_so_and_writes_nothing(app: sqlq.App, engine: Engine, fu
     app.enqueue(task.new("small"))
     with full(app, engine, "jobs"), pytest.raises(Exception, match=r"disk is full|No space left"):
         app.enqueue(task.new("x" * 900_000))
-    assert len(app.list()) == 1
+    assert len(app.jobs.list()) == 1
     app.enqueue(task.new("x" * 900_000))
-    assert len(app.list()) == 2
+    assert len(app.jobs.list()) == 2
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -121,4 +121,4 @@ def test_a_write_lock_that_is_held_for_long_is_one_sentence(
             app.enqueue(task.new(), session=conn)
         rival.rollback()
     app.enqueue(task.new())
-    assert len(app.list()) == 1
+    assert len(app.jobs.list()) == 1

@@ -227,7 +227,7 @@ def test_what_is_legal_passes(app: sqlq.App, engine: Engine) -> None:
         with app.database.begin() as conn:
             assert settle.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
     guard.check(engine)
-    assert app.get(job.id).state == "finished"
+    assert app.jobs.get(job.id).state == "finished"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

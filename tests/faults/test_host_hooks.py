@@ -69,7 +69,7 @@ def test_one_refused_outcome_keeps_no_other_waiting(database_url: str, beside: b
     thread.start()
     others = [job.id for job in made if job.id != 3]
     try:
-        wait_until(lambda: all(app.get(id).state == "finished" for id in others), what="the nine others")
+        wait_until(lambda: all(app.jobs.get(id).state == "finished" for id in others), what="the nine others")
     finally:
         worker.stop()
         thread.join(20)
@@ -116,7 +116,7 @@ def test_a_database_that_cannot_be_reached_is_what_sqlalchemy_says(
     else:
         elsewhere = sqlq.App(app.database.engine.url.set(host="127.0.0.1", port=1))
     with pytest.raises(DBAPIError):
-        elsewhere.list()
+        elsewhere.jobs.list()
     elsewhere.close()
 
 

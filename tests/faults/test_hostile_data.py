@@ -156,7 +156,7 @@ def test_what_would_not_arrive_equal_is_refused_at_the_enqueue(app: sqlq.App) ->
         for args, kwargs in (((value,), {}), (([{"deep": value}],), {}), ((), {"value": value})):
             with pytest.raises(sqlq.ArgumentsError, match=r"^t: (args\[0\]|value|the arguments)"):
                 task.new(*args, **kwargs)
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 def test_any_json_arrives_equal(app: sqlq.App) -> None:
@@ -267,7 +267,7 @@ def test_no_exception_stops_the_jobs_behind_it(app: sqlq.App, engine: Engine) ->
     behind_runs_within_five_seconds(app)
     drain(app)
     for name, id in names.items():
-        job = app.get(id)
+        job = app.jobs.get(id)
         assert (job.state, job.reason, job.attempts, len(job.errors)) == ("failed", "error", 2, 1), name
         assert job.exception, name
     guard.check(engine)
@@ -310,8 +310,10 @@ def test_results_arrive_equal_or_are_null(app: sqlq.App) -> None:
     behind_runs_within_five_seconds(app)
     drain(app)
     expected = [json.loads(json.dumps(value)) for value in RESULTS]
-    assert [exactly(app.get(id).result) for id in kept] == [exactly(value) for value in expected]
-    assert [(app.get(id).state, app.get(id).result) for id in dropped] == [("finished", None)] * len(DROPPED)
+    assert [exactly(app.jobs.get(id).result) for id in kept] == [exactly(value) for value in expected]
+    assert [(app.jobs.get(id).state, app.jobs.get(id).result) for id in dropped] == [
+        ("finished", None)
+    ] * len(DROPPED)
 
 
 @pytest.mark.parametrize("value", [Hostile(a=1), HostileInt(1)], ids=["dict", "int"])
@@ -319,7 +321,7 @@ def test_a_result_that_fights_back_harms_its_own_job_only(app: sqlq.App, value: 
     job = app.enqueue(app.task(name="fights", max_attempts=1)(lambda: value).new().set(priority=9))
     behind_runs_within_five_seconds(app)
     drain(app)
-    assert app.get(job.id).state in ("finished", "failed")
+    assert app.jobs.get(job.id).state in ("finished", "failed")
 
 
 # -- rows inserted by hand -----------------------------------------------------------------------------------
@@ -481,10 +483,10 @@ def test_broken_rows_of_workers_and_queues_hide_no_others(app: sqlq.App, engine:
             engine, f"INSERT INTO sqlq_workers ({', '.join(values)}) VALUES ({', '.join(values.values())})"
         )
     try_to(engine, f"INSERT INTO sqlq_queues VALUES ('never', {never})")
-    assert app.admin.status() == []
-    serves = [worker.queues for worker in app.admin.workers()]
+    assert app.queues.status() == []
+    serves = [worker.queues for worker in app.workers.list()]
     assert (serves.count(()), serves.count(None)) == (4 if sqlite else 3, 1)
-    assert [worker.id for worker in app.admin.alive()][:3] == ["0", "1", "2"]
+    assert [worker.id for worker in app.workers.list()][:3] == ["0", "1", "2"]
 
 
 def kept_out(engine: Engine) -> set[str]:
@@ -509,16 +511,18 @@ def meet(app: sqlq.App, engine: Engine, rows: dict[str, str]) -> set[str]:
     accepted = {name for name, row in rows.items() if insert_by_hand(engine, row)}
     seconds = behind_runs_within_five_seconds(app)
     record("G10: broken rows at the head of the queue", cases=len(rows), behind_seconds=round(seconds, 2))
-    assert len([job for job in app.list(limit=1_000) if job.task != "behind"]) == len(accepted), (
+    assert len([job for job in app.jobs.list(limit=1_000) if job.task != "behind"]) == len(accepted), (
         "each can still be looked at"
     )
-    app.admin.status()  # it can be read
+    app.queues.status()  # it can be read
     unreadable = {
         name
         for name in accepted
         if name.startswith(("payload that is not", "payload of bytes", "arguments that"))
     }
-    assert len([job for job in app.list(state="failed") if job.reason == "bad_payload"]) >= len(unreadable)
+    assert len([job for job in app.jobs.list(state="failed") if job.reason == "bad_payload"]) >= len(
+        unreadable
+    )
     return accepted
 
 
@@ -533,7 +537,7 @@ def test_a_step_with_bytes_keeps_no_other_from_its_start(app: sqlq.App, engine: 
         """CAST('{"results": [[0, 0]]}' AS BLOB))""",
     )
     app.worker(drain=True).run()
-    assert {(str(job.state), job.reason) for job in app.list(task="then", limit=10)} == {
+    assert {(str(job.state), job.reason) for job in app.jobs.list(task="then", limit=10)} == {
         ("finished", None),
         ("failed", "bad_payload"),
     }

@@ -146,7 +146,7 @@ def test_workers_that_are_killed_lose_no_slot_and_exceed_no_limit(
 
 
 def done(app: sqlq.App, number: int) -> bool:
-    return len(app.list(state="finished", limit=1000)) == number
+    return len(app.jobs.list(state="finished", limit=1000)) == number
 
 
 def intervals(found: list[Note], killed: dict[int, float]) -> dict[str, list[tuple[float, float, int]]]:

@@ -148,7 +148,7 @@ def test_a_worker_killed_in_the_middle_of_a_job_loses_nothing(work: Work) -> Non
         wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
     assert set(work.ran()) == set(range(50))
     for job in jobs[:5]:
-        done = work.app.get(job.id)
+        done = work.app.jobs.get(job.id)
         assert (done.state, done.attempts) == ("finished", 2)
         assert [e["reason"] for e in done.errors] == ["worker_lost"]
 
@@ -169,7 +169,7 @@ def test_a_terminated_worker_gives_back_what_it_did_not_finish(work: Work) -> No
     with worker_process(work.folder, "work:app", work.url, "--grace", "0s") as worker:
         wait_until(lambda: work.ran() == [1], what="the job running")
         assert worker.stop() == 0
-    row = work.app.get(job.id)
+    row = work.app.jobs.get(job.id)
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
 
 
@@ -235,5 +235,5 @@ def test_settles_survive_a_lost_reply_to_commit(app: sqlq.App, monkeypatch: pyte
     app.worker(drain=True).run()
     assert not lost_replies.acquire(blocking=False), "no reply was lost"
     assert sorted(finished) == list(range(10))
-    assert {str(app.get(job.id).state) for job in done} == {"finished"}
-    assert [app.get(job.id).attempts for job in done] == [2, 1] * 5
+    assert {str(app.jobs.get(job.id).state) for job in done} == {"finished"}
+    assert [app.jobs.get(job.id).attempts for job in done] == [2, 1] * 5

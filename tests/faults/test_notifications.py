@@ -172,7 +172,7 @@ def test_a_stranger_ends_no_wait_and_writes_no_traceback(
         job = app.enqueue(held.new())
         waiter = threading.Thread(target=lambda: result.append(app.result(job, timeout="60s")))
         waiter.start()
-        wait_until(lambda: app.waiting._watches.get(job.id), what="somebody waiting")
+        wait_until(lambda: app._connected.results.waiter._watches.get(job.id), what="somebody waiting")
         wait_until(both_listen, what="the worker and who waits listening")
         before = len(ignored)
         for channel in channels(app):

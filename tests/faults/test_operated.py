@@ -137,7 +137,7 @@ class Storm:
         return sum(all(each.done() for each in told) for told in self.told.values())
 
     def cancel_the_late(self) -> None:
-        self.app.cancel([id for id, (kind, _) in self.jobs.items() if kind == "late"])
+        self.app.jobs.cancel([id for id, (kind, _) in self.jobs.items() if kind == "late"])
 
     def wrong(self) -> dict[int, tuple[str, list[Answer]]]:
         """Return what somebody was told that is not what must come of a job of that kind, or not what others

@@ -45,7 +45,7 @@ def test_long_jobs_do_not_overlap(app: sqlq.App, engine: Engine, tmp_path: Path,
         worker_process(folder, "overlaps:app", database_url, *options),
     ):
         app.enqueue_many([task.new(n) for n in range(JOBS)])
-        wait_until(lambda: len(app.list(state="finished")) == JOBS, timeout=120, what="all jobs done")
+        wait_until(lambda: len(app.jobs.list(state="finished")) == JOBS, timeout=120, what="all jobs done")
         assert one.stop() == 0
         assert guard.ILLEGAL not in one.log.read_text()
     runs = sorted(

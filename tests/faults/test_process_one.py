@@ -133,7 +133,7 @@ def test_it_is_stopped_in_good_order(play: Play) -> None:
         wait_until(lambda: worker.said("what runs may finish"), what="the signal noticed")
         play.touch("go")
         assert worker._unshare.wait(30) == 0
-    assert play.app.get(job).state == "finished"
+    assert play.app.jobs.get(job).state == "finished"
     assert "Errno" not in worker.log.read_text()
 
 
@@ -148,7 +148,7 @@ def test_the_death_of_its_only_child_is_survived(play: Play) -> None:
         play.touch("go")
         play.wait_done()
         assert worker.stop() == 0
-    done = play.app.get(job)
+    done = play.app.jobs.get(job)
     assert (done.state, done.attempts, [error["reason"] for error in done.errors]) == (
         "finished",
         2,
@@ -188,4 +188,4 @@ def test_it_needs_no_place_for_files(app: sqlq.App, tmp_path: Path, database_url
     if done.returncode == 77:
         pytest.skip(f"nothing can be mounted here: {done.stderr}")
     assert done.returncode == 0, done.stderr
-    assert {app.get(job.id).state for job in jobs} == {"finished"}
+    assert {app.jobs.get(job.id).state for job in jobs} == {"finished"}

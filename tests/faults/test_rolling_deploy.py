@@ -83,7 +83,7 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Work) -> None:
             [fresh.new(n) for n in range(each)] + [greet.new(n, loudly=True) for n in range(each)]
         )
         wait_until(
-            lambda: {app.get(job.id).releases > 0 for job in jobs} == {True},
+            lambda: {app.jobs.get(job.id).releases > 0 for job in jobs} == {True},
             timeout=60,
             what="all put back once",
         )
@@ -93,7 +93,7 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Work) -> None:
             )
             wait_until(done, timeout=60, what="all jobs done")
             assert (old.stop(), new.stop()) == (0, 0)
-    ended = [app.get(job.id) for job in jobs]
+    ended = [app.jobs.get(job.id) for job in jobs]
     assert {(job.state, job.attempts, len(job.errors)) for job in ended} == {("finished", 1, 0)}
     ran = sorted(
         line.replace("before", "before or after").replace("after ", "before or after ")

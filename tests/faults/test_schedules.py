@@ -59,7 +59,7 @@ def test_whoever_dies_in_a_tick_leaves_it_undone_or_done(
         "minutely": [NOON + n * MINUTE for n in range(1, last + 1)],
         "hourly": [NOON + HOUR] if last >= 60 else [],
     }
-    lost, doubled = account(app.list(limit=10_000), wanted)
+    lost, doubled = account(app.jobs.list(limit=10_000), wanted)
     record("schedules: death in a tick", cases=last, ticks_lost=lost, ticks_doubled=doubled)
     assert (lost, doubled) == (0, 0), points.moments
     assert sum(app.schedules.get(name).ticks for name in names) == sum(map(len, wanted.values()))
@@ -110,7 +110,7 @@ def test_workers_that_are_killed_lose_and_double_no_tick(
         if each.process.poll() is None:
             each.kill()
     found = {each.name: each for each in app.schedules.list()}
-    jobs = [job for job in app.list(limit=100_000) if job.schedule in names]
+    jobs = [job for job in app.jobs.list(limit=100_000) if job.schedule in names]
     first = {job.schedule: job.scheduled_for for job in jobs}  # the newest come first
     wanted = {
         name: [moment for moment in moments_of(each, begun[name]) if moment >= (first[name] or NOON)]
@@ -141,7 +141,7 @@ def test_a_clock_that_steps_either_way_loses_and_doubles_no_tick(app: sqlq.App) 
         schedules.tick(app.database, at=clock)
     tick(app, furthest)
     wanted = [NOON + n * MINUTE for n in range(1, (furthest - NOON) // MINUTE + 1)]
-    lost, doubled = account(app.list(limit=10_000), {"minutely": wanted})
+    lost, doubled = account(app.jobs.list(limit=10_000), {"minutely": wanted})
     record("schedules: the clock stepped", cases=len(wanted), ticks_lost=lost, ticks_doubled=doubled)
     assert (lost, doubled) == (0, 0)
 
@@ -181,14 +181,14 @@ def test_in_a_rolling_deploy_the_new_release_says_when(
             assert state("gone")[0] == "retired"
             # an old child that dies is started anew with old code, and changes nothing back
             (child,) = old.children()
-            known = {worker.pid for worker in app.workers()}
+            known = {worker.pid for worker in app.workers.list()}
             os.kill(child, signal.SIGKILL)
             wait_until(lambda: set(old.children()) - {child}, what="another child of the old supervisor")
-            wait_until(lambda: {worker.pid for worker in app.workers()} - known, what="it is entered")
+            wait_until(lambda: {worker.pid for worker in app.workers.list()} - known, what="it is entered")
             ticks = app.schedules.get("beat").ticks
             wait_until(lambda: app.schedules.get("beat").ticks >= ticks + 2, what="two more ticks")
             assert state("beat") == ("active", "every 2 s")
             assert state("gone")[0] == "retired"
             assert (old.stop(), new.stop()) == (0, 0)
-    had = Counter((job.schedule, job.scheduled_for) for job in app.list(limit=10_000))
+    had = Counter((job.schedule, job.scheduled_for) for job in app.jobs.list(limit=10_000))
     assert set(had.values()) == {1}

@@ -54,7 +54,7 @@ def test_what_follows_a_job_whose_worker_died_is_sealed(
     with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
         app.enqueue(app.named("sealed_shop.dies").new())
         ended = wait_until(
-            lambda: [job for job in app.list() if job.task == "sealed_shop.heard" and job.ended_at]
+            lambda: [job for job in app.jobs.list() if job.task == "sealed_shop.heard" and job.ended_at]
         )
     assert [(job.state, job.result) for job in ended] == [("finished", "sealed_shop.dies")]
     with engine.connect() as conn:
@@ -72,7 +72,7 @@ def test_an_isolated_job_is_opened_and_its_result_sealed(
     app = sqlq.App(database_url)
     job = app.enqueue(app.named("sealed_shop.apart").new("4111-1111"))
     with worker_process(tmp_path, "sealed_shop:app", database_url, "-c", "1"):
-        wait_until(lambda: app.get(job.id).ended_at)
+        wait_until(lambda: app.jobs.get(job.id).ended_at)
     assert app.result(job) == "4111-1111"
     with engine.connect() as conn:
         stored = conn.execute(text("SELECT payload, result FROM finished_jobs")).one()
@@ -87,12 +87,13 @@ def test_a_rotation_that_is_killed_is_gone_on_with(database_url: str, engine: En
     number = 10_000
     app.enqueue_many([task.new(n) for n in range(number)])
     both = sqlq.App(database_url, keys=[new, old])
-    assert both.seal is not None
+    assert both.database.seal is not None
 
     def sealed_anew() -> int:
         with engine.connect() as conn:
             query = text("SELECT count(*) FROM jobs WHERE substr(payload, 1, 22) = :begins")
-            return int(conn.scalar(query, {"begins": both.seal.begins}) or 0) if both.seal else 0
+            seal = both.database.seal
+            return int(conn.scalar(query, {"begins": seal.begins}) or 0) if seal else 0
 
     process = subprocess.Popen(
         [sys.executable, "-m", "sqlq", "-d", database_url, "keys", "rotate"],

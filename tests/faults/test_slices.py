@@ -56,22 +56,22 @@ def each_gets_one(
     id = int(run(folder, "give", "spring").removeprefix("job "))
 
     def given() -> int:
-        cursor = app.get(id).cursor
+        cursor = app.jobs.get(id).cursor
         return cursor[0] if cursor else 0
 
     def has_come_on(before: int) -> bool:
-        return given() > before or app.get(id).state == "finished"
+        return given() > before or app.jobs.get(id).state == "finished"
 
     killed = 0
     with worker_process(folder, "coupons:app", url, "--lease", "2s") as worker:
-        while killed < kills and app.get(id).state != "finished":
+        while killed < kills and app.jobs.get(id).state != "finished":
             before = given()
             wait_until(lambda: has_come_on(before), timeout=90, what="another slice")  # noqa: B023
             kill_one(worker, chance)
             killed += 1
         worker.kill()  # the supervisor, too: the rest is for a rescue
     with worker_process(folder, "coupons:app", url, "--lease", "2s"):
-        wait_until(lambda: app.get(id).state == "finished", timeout=180, what="the job done")
+        wait_until(lambda: app.jobs.get(id).state == "finished", timeout=180, what="the job done")
     with engine.connect() as conn:
         per_merchant = text(
             "SELECT m.id, count(c.id) FROM merchants m LEFT JOIN coupons c ON c.merchant_id = m.id GROUP BY 1"
@@ -87,7 +87,7 @@ def each_gets_one(
         slices_doubled=doubled,
         seed=seed,
     )
-    done = app.get(id)
+    done = app.jobs.get(id)
     assert (lost, doubled, len(numbers)) == (0, 0, merchants)
     assert (done.result, done.cursor) == (merchants, [merchants, merchants])
     assert run(folder, "check") == f"{merchants:,} merchants have one coupon, 0 have none, 0 have several"

@@ -133,7 +133,7 @@ def test_a_job_does_not_depend_on_its_hint(restartable_postgresql: OwnPostgreSQL
                 for _ in range(100):
                     talker.execute(text("SELECT pg_notify('talk', repeat('.', 7900))"))
             assert app.enqueue(app.task(name="t")(print).new()).created
-            assert len(app.list()) == 1
+            assert len(app.jobs.list()) == 1
     finally:
         with engine.connect() as conn:
             conn.execute(text("ALTER SYSTEM RESET max_notify_queue_pages"))
@@ -175,7 +175,7 @@ def test_more_than_asked_for_is_not_run(app: sqlq.App, monkeypatch: pytest.Monke
         app.database.begin() as conn,
     ):
         claim(conn, limit=2)
-    assert {job.state for job in app.list()} == {"available"}
+    assert {job.state for job in app.jobs.list()} == {"available"}
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -267,9 +267,9 @@ def test_a_job_that_commits_late_is_found_though_later_ids_are_done(app: sqlq.Ap
         early = app.enqueue(task.new())
         assert early.id > late.id
         assert app.worker(drain=True).run().completed == 1
-        assert app.get(early.id).state == "finished"
+        assert app.jobs.get(early.id).state == "finished"
     assert app.worker(drain=True).run().completed == 1
-    assert app.get(late.id).state == "finished"
+    assert app.jobs.get(late.id).state == "finished"
 
 
 def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:

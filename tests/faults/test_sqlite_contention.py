@@ -157,7 +157,7 @@ def contend(crowd: Crowd, app: sqlq.App, seconds: float, kills: int) -> None:
 
 def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
     """Let a fresh worker do what is left; return the jobs that were acknowledged, and did not run."""
-    in_hand = {job.payload["args"][0] for job in app.list(state="running", limit=1_000)}
+    in_hand = {job.payload["args"][0] for job in app.jobs.list(state="running", limit=1_000)}
     ran: list[int] = []
     app.task(name="crowd", max_attempts=20, backoff="0s")(ran.append)
     guard.advance(app.database.engine, 120_000)
@@ -208,4 +208,4 @@ def test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence
         conn.rollback()
         app.enqueue(task.new(), session=conn)
         conn.commit()
-    assert len(app.list()) == 3
+    assert len(app.jobs.list()) == 3

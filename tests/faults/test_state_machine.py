@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
-from sqlq.admin.admin import SKIPPED
+from sqlq.admin.flows import SKIPPED
 from sqlq.database.database import Database
 from sqlq.model import history
 from sqlq.model.callbacks import settlement

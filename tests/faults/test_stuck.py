@@ -91,8 +91,8 @@ class Play:
         return [int(pid) for job, pid, _ in lines if int(job) == id]
 
     def ended(self, id: int) -> JobDetails:
-        wait_until(lambda: self.app.get(id).state in ("finished", "failed"), what="the job's end")
-        return self.app.get(id)
+        wait_until(lambda: self.app.jobs.get(id).state in ("finished", "failed"), what="the job's end")
+        return self.app.jobs.get(id)
 
     def working(self, *options: str, ready: bool = True) -> Any:
         given = ("-c", "1", "--stuck-after", "6s", *options)
@@ -102,7 +102,7 @@ class Play:
         return self.run("health", str(file), "--max-age", "4s").returncode == 0
 
     def state(self) -> str:
-        (worker,) = self.app.admin.workers()
+        (worker,) = self.app.workers.list()
         return worker.state
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:

@@ -206,7 +206,7 @@ def recover(play: Play, kills: int, *options: str) -> list[float]:
             assert next_pid not in worker.children(), "the next attempt runs alone"
             seconds.append(next_start - killed_at)
             play.wait_done()
-            done = play.app.get(waiting)
+            done = play.app.jobs.get(waiting)
             assert (done.attempts, reasons(done), done.releases) == (2, ["worker_lost"], 0)
     return sorted(seconds)
 
@@ -282,7 +282,7 @@ def test_poison_ends_as_worker_lost_and_hurts_nobody(play: Play) -> None:
     with play.working():
         play.wait_done(timeout=120)
     starts = Counter(id for _, id, _, _ in play.ran())
-    failed = {job.id: job for job in play.app.list(state="failed", limit=1000)}
+    failed = {job.id: job for job in play.app.jobs.list(state="failed", limit=1000)}
     assert failed.keys() == poisons
     for id in poisons:
         assert (starts[id], failed[id].attempts, failed[id].reason) == (3, 3, "worker_lost")
@@ -308,9 +308,9 @@ def test_what_had_not_started_is_given_back_without_counting(play: Play) -> None
         while not worker.said("had not started are given back"):
             jobs = poisoned()  # none is held ahead where the machine is so busy that each job takes long
     for job in jobs[1:]:
-        done = play.app.get(job.id)
+        done = play.app.jobs.get(job.id)
         assert (done.state, done.attempts, reasons(done)) == ("finished", 1, [])
-    assert any(play.app.get(job.id).releases for job in jobs[1:])
+    assert any(play.app.jobs.get(job.id).releases for job in jobs[1:])
 
 
 def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
@@ -323,7 +323,7 @@ def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
         worker.process.wait(10)
         wait_until(lambda: not any(map(is_alive, children)), timeout=60, what="the children gone")
         assert worker.said("the supervisor is gone")
-    row = play.app.get(running)
+    row = play.app.jobs.get(running)
     assert (row.state, row.attempts) == ("available", 0)
 
 
@@ -341,7 +341,7 @@ def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> No
             play.wait_done()
             assert not rescuer.said("did not renew its lease")
         assert not worker.said("lease lost")
-    assert (play.app.get(job).attempts, len(play.starts(job))) == (1, 1)
+    assert (play.app.jobs.get(job).attempts, len(play.starts(job))) == (1, 1)
 
 
 @on_sqlite
@@ -351,15 +351,15 @@ def test_an_isolated_handler_past_its_timeout_is_asked_and_then_killed(play: Pla
     with play.working() as worker:
         play.wait_done()
         (child,) = worker.children()
-        failed = play.app.get(late)
+        failed = play.app.jobs.get(late)
         assert (failed.state, failed.reason, failed.attempts) == ("failed", "timeout", 1)
-        lost = play.app.get(gone)
+        lost = play.app.jobs.get(gone)
         assert (lost.state, lost.reason) == ("failed", "worker_lost")
         assert lost.message == "the process of its own in which this job ran exited with code 5"
         ((pid, _),) = play.starts(late)
         assert pid != child
         assert not is_alive(pid)
-        assert play.app.get(done).result not in (None, child)
+        assert play.app.jobs.get(done).result not in (None, child)
         assert play.starts(other)[0][0] == child, "the others never noticed"
 
 
@@ -376,8 +376,8 @@ def test_a_thread_past_its_timeout_costs_its_process_but_no_other_job(play: Play
         play.touch("go")
         wait_until(lambda: not is_alive(first), what="the process ended")
         play.wait_done()
-    assert (play.app.get(stuck).state, play.app.get(stuck).reason) == ("failed", "timeout")
-    assert (play.app.get(waiting).state, play.app.get(waiting).attempts) == ("finished", 1)
+    assert (play.app.jobs.get(stuck).state, play.app.jobs.get(stuck).reason) == ("failed", "timeout")
+    assert (play.app.jobs.get(waiting).state, play.app.jobs.get(waiting).attempts) == ("finished", 1)
 
 
 @on_sqlite
@@ -388,7 +388,7 @@ def test_a_thread_that_a_coroutine_has_left_keeps_no_process(play: Play) -> None
         wait_until(lambda: play.starts(job), what="the job running")
         ((pid, _),) = play.starts(job)
         wait_until(lambda: not is_alive(pid), what="the process ended")
-        assert (play.app.get(job).state, play.app.get(job).reason) == ("failed", "timeout")
+        assert (play.app.jobs.get(job).state, play.app.jobs.get(job).reason) == ("failed", "timeout")
         assert worker.said("a thread that a handler has started does not end")
         assert (play.folder / "left.txt").exists(), "what is called at exit was called"
         assert worker.stop() == 0
@@ -409,7 +409,7 @@ def test_children_are_recycled_and_no_job_notices(play: Play, limit: tuple[str, 
         for times in range(4):
             jobs = play.app.enqueue_many([play.new("work") for _ in range(20)])
             play.wait_done()
-            assert all(play.app.get(job.id).attempts == 1 for job in jobs)
+            assert all(play.app.jobs.get(job.id).attempts == 1 for job in jobs)
             wait_until(partial(recycled, worker, times), what="a process replaced")
         assert worker.stop() == 0
     assert len({pid for _, _, pid, _ in play.ran()}) > 1
@@ -425,7 +425,7 @@ def test_a_terminal_that_signals_the_whole_group_stops_it_in_good_order(play: Pl
         wait_until(lambda: worker.said("stopping: what runs may finish"), what="the signal noticed")
         play.touch("go")
         assert worker.process.wait(30) == 0
-    assert (play.app.get(job).state, play.app.get(job).attempts) == ("finished", 1)
+    assert (play.app.jobs.get(job).state, play.app.jobs.get(job).attempts) == ("finished", 1)
     assert "Traceback" not in worker.log.read_text()
 
 
@@ -441,7 +441,7 @@ def test_a_request_that_comes_twice_at_once_is_one(play: Play) -> None:
         wait_until(lambda: worker.said("once more stops at once"), what="the signal noticed")
         play.touch("go")
         assert worker.process.wait(30) == 0
-    assert (play.app.get(job).state, play.app.get(job).attempts) == ("finished", 1)
+    assert (play.app.jobs.get(job).state, play.app.jobs.get(job).attempts) == ("finished", 1)
     assert not worker.said("stopped at once")
 
 
@@ -455,7 +455,7 @@ def test_a_stray_signal_takes_nobodys_grace_away(play: Play) -> None:
         play.touch("go")
         play.wait_done()
         assert worker.stop() == 0
-    assert (play.app.get(job).state, play.app.get(job).attempts) == ("finished", 1)
+    assert (play.app.jobs.get(job).state, play.app.jobs.get(job).attempts) == ("finished", 1)
 
 
 @on_sqlite
@@ -493,7 +493,7 @@ def test_it_leaves_when_the_grace_time_is_over(play: Play, runs: str) -> None:
     )
     assert seconds < 15
     for job in given_back:
-        row = play.app.get(job)
+        row = play.app.jobs.get(job)
         assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
     assert "Traceback" not in worker.log.read_text()
 
@@ -514,7 +514,7 @@ def test_a_second_signal_leaves_now(play: Play) -> None:
         wait_until(asked_again, what="it leaving, once the repeat is no part of the first request")
         assert worker.process.wait(10) == 128 + signal.SIGTERM
         wait_until(lambda: not is_alive(child), what="the child gone")
-    assert play.app.get(job).state == "running", "until its lease runs out"
+    assert play.app.jobs.get(job).state == "running", "until its lease runs out"
 
 
 @on_sqlite

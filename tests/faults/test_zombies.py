@@ -175,7 +175,7 @@ def wake(zombie: WorkerProcess, folder: Path) -> None:
 
 
 def unchanged(app: sqlq.App, before: list[JobDetails], how: str) -> None:
-    after = app.list()
+    after = app.jobs.list()
     stale = sum(job not in before for job in after)
     # each would be a zombie's: owners here end their jobs without one
     written = effects.committed(app.database.engine)
@@ -213,10 +213,10 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
         if "fail" in meanwhile or "operator" in meanwhile:
             assert settle_all(app, held, Failed("error", ErrorText("ValueError", "no"))) == len(WAYS)
         if "operator" in meanwhile:
-            assert len(app.retry_failed(all=True)) == len(WAYS)
+            assert len(app.jobs.retry(all=True)) == len(WAYS)
             held = claim_all(app)
             assert {job.attempts for job in held} == {1}, "the number of the zombie's attempt, too"
-        before = app.list()
+        before = app.jobs.list()
         assert len(before) == len(WAYS)
         wake(zombie, folder)
         unchanged(app, before, meanwhile)
@@ -249,9 +249,9 @@ def test_a_process_that_is_frozen_alone_keeps_its_jobs_while_its_supervisor_live
                 assert settle.rescue(conn) == []
         (folder / "woken").touch()
         os.kill(child, signal.SIGCONT)
-        wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
         assert worker.stop() == 0
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.attempts, done.lease_token, done.result) == (1, 1, "by the zombie")
 
 
@@ -318,7 +318,7 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
         wait_until(lambda: len(started) == len(ways), what="the jobs running")
         take_over(app, len(ways))
         assert owner.run().completed == len(ways)
-        before = app.list()
+        before = app.jobs.list()
         assert {job.result for job in before} == {"by the owner"}
     finally:
         woken.set()
@@ -373,7 +373,9 @@ def test_where_the_machine_slept_no_job_runs_twice(
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             wait_until(lambda: conn.scalar(text(expired)) == 0, what="the leases renewed, or taken")
         (folder / "awake").touch()
-        wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="all jobs done")
+        wait_until(
+            lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all jobs done"
+        )
     ran = list(folder.glob("ran *"))
     assert len(ran) == 6
     assert {file.read_text() for file in ran} == {"once"}

@@ -60,7 +60,7 @@ def test_statements_that_follow_each_other_ask_the_pool_once(app: sqlq.App, cloc
     clock.now += 2 * raw.TAKEN_SECONDS
     app.enqueue(task.new())
     assert (len(taken), len(made)) == (2, 1)
-    assert len(app.list()) == 12
+    assert len(app.jobs.list()) == 12
     assert len(made) == 1, "a thread needs one connection"
 
 

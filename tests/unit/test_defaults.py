@@ -20,7 +20,7 @@ def options_of(job: sqlq.NewJob) -> tuple[Any, ...]:
 
 def stamped(app: sqlq.App, job: sqlq.NewJob) -> sqlq.NewJob:
     """The job as it is enqueued."""
-    (done,) = app._additions.to([job])
+    (done,) = app._code.additions.to([job])
     return done
 
 
@@ -78,7 +78,7 @@ def test_headers_come_together_from_all_layers() -> None:
 def test_an_app_without_any_of_it_leaves_jobs_as_they_are() -> None:
     app = sqlq.App(URL)
     new = [app.task(name="t", timeout="5s")(handler).new()]
-    assert app._additions.to(new) is new
+    assert app._code.additions.to(new) is new
 
 
 def test_the_environment_stands_below_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +90,18 @@ def test_the_environment_stands_below_the_arguments(monkeypatch: pytest.MonkeyPa
     ):
         monkeypatch.setenv(f"SQLQ_{name}", value)
     task = sqlq.App(URL, defaults={"max_attempts": 4}).task(name="t")(handler)
-    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL).retention_ms) == (300_000, 4, 30 * 86_400_000)
+    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL)._code.retention_ms) == (
+        300_000,
+        4,
+        30 * 86_400_000,
+    )
     assert [task.retry.wait_ms(attempts) for attempts in (1, 2, 3)] == [10_000, 60_000, 60_000]
-    assert sqlq.App(URL, retention="1d").retention_ms == 86_400_000
+    assert sqlq.App(URL, retention="1d")._code.retention_ms == 86_400_000
     monkeypatch.setenv("SQLQ_TIMEOUT", "none")
     monkeypatch.setenv("SQLQ_RETENTION", "none")
     app = sqlq.App(URL)
-    assert (app.task(name="t")(handler).timeout_ms, app.retention_ms) == (None, None)
-    assert sqlq.App(URL, retention="7d").retention_ms == 7 * 86_400_000
+    assert (app.task(name="t")(handler).timeout_ms, app._code.retention_ms) == (None, None)
+    assert sqlq.App(URL, retention="7d")._code.retention_ms == 7 * 86_400_000
 
 
 PYPROJECT = """
@@ -119,13 +123,13 @@ def test_pyproject_stands_below_the_environment(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     app = sqlq.App(URL)
     task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
-    assert (task.timeout_ms, task.max_attempts, app.retention_ms) == (300_000, 3, 30 * 86_400_000)
+    assert (task.timeout_ms, task.max_attempts, app._code.retention_ms) == (300_000, 3, 30 * 86_400_000)
     assert (mail.timeout_ms, mail.max_attempts, mail.retry.wait_ms(2)) == (300_000, 10, 2_000)
     monkeypatch.setenv("SQLQ_MAX_ATTEMPTS", "4")
     monkeypatch.setenv("SQLQ_RETENTION", "1d")
     app = sqlq.App(URL, queues={"mail": {"backoff": "7s"}})
     task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
-    assert (task.max_attempts, mail.max_attempts, app.retention_ms) == (4, 10, 86_400_000)
+    assert (task.max_attempts, mail.max_attempts, app._code.retention_ms) == (4, 10, 86_400_000)
     assert mail.retry.wait_ms(2) == 7_000
 
 

@@ -170,14 +170,14 @@ def test_a_flow_is_enqueued_once_and_takes_no_steps_after_that(app_here: sqlq.Ap
                 with pytest.raises(EnqueueError, match="the flow 'a' is enqueued already, and a second time"):
                     way(again)
         assert len(flow) == 1
-    assert len(app_here.admin.flows()) == 2
+    assert len(app_here.flows.list()) == 2
 
 
 def test_a_chain_is_no_flow_yet_and_is_enqueued_as_often_as_a_job(app_here: sqlq.App) -> None:
     nightly = sqlq.chain(count.new(1), count)
     first, second = app_here.enqueue(nightly), app_here.enqueue(nightly)
     assert first.id != second.id
-    assert [len(flow.steps) for flow in map(app_here.flow, (first.id, second.id))] == [2, 2]
+    assert [len(flow.steps) for flow in map(app_here.flows.get, (first.id, second.id))] == [2, 2]
 
 
 def _rolled_back(app: sqlq.App, flow: sqlq.Flow) -> None:

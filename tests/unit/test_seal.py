@@ -228,19 +228,19 @@ def test_what_an_app_says_wrongly_is_refused(options: dict[str, Any], sentence: 
 
 
 def test_the_environment_says_it_where_the_app_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sqlq.App().seal is None
+    assert sqlq.App().database.seal is None
     monkeypatch.setenv("SQLQ_SEAL", "encrypt")
     with pytest.raises(ConfigurationError, match="SQLQ_SEAL is set, but there is no key"):
         sqlq.App()
     monkeypatch.setenv("SQLQ_KEYS", f"{OTHER}, {KEY}")
-    found = sqlq.App().seal
+    found = sqlq.App().database.seal
     assert found is not None
     assert list(found.keys) == [*seal(OTHER).keys, *seal(KEY).keys]
     assert found.how == "encrypt"
     monkeypatch.setenv("SQLQ_KEYS", f"{OTHER} AAAA")
     with pytest.raises(ConfigurationError, match=r"SQLQ_KEYS\[1\] has 3 bytes"):
         sqlq.App()
-    given = sqlq.App(keys=[KEY], seal="sign", unsealed="take").seal
+    given = sqlq.App(keys=[KEY], seal="sign", unsealed="take").database.seal
     assert given is not None
     assert (list(given.keys), given.how) == (list(seal().keys), "sign")
 
@@ -253,11 +253,15 @@ def test_a_key_may_be_in_either_alphabet_with_or_without_its_end() -> None:
 
 def test_keys_are_in_no_repr() -> None:
     app = sqlq.App(keys=[KEY, OTHER], seal="encrypt")
-    assert app.seal is not None
-    for shown in (repr(app), repr(app.seal), str(app.seal.keys), repr(app.address), repr(app.database)):
+    assert app.database.seal is not None
+    seal = app.database.seal
+    assert seal is not None
+    for shown in map(
+        str, (repr(app), repr(seal), seal.keys, repr(app._connected.address), repr(app.database))
+    ):
         assert KEY not in shown
         assert OTHER not in shown
-    assert next(iter(app.seal.keys)) in repr(app.seal)
+    assert next(iter(app.database.seal.keys)) in repr(app.database.seal)
 
 
 def test_the_facts_of_a_seal_make_it_again() -> None:

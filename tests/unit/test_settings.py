@@ -133,8 +133,8 @@ def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given:
         app.close()
         for use in (
             app.migrate,
-            app.list,
-            app.admin.status,
+            app.jobs.list,
+            app.queues.status,
             app.worker().run,
             app.worker(drain=True).run,
             lambda app=app: app.enqueue(sqlq.NewJob("t", "{}", "default", 1)),
@@ -187,10 +187,10 @@ def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
         masked(make_url(given)),
         repr(app),
         repr(beside),
-        repr(app.address),
+        repr(app._connected.address),
         repr(app.database),
     ]
-    told += [repr(beside.address), command("status", url), command("status", make_url(given))]
+    told += [repr(beside._connected.address), command("status", url), command("status", make_url(given))]
     told += [str(Context(database_url=given)), *Context(database_url=given).options(needs_app=False)]
     with pytest.raises(sqlq.UnsupportedDatabaseError) as raised:
         database_url(f"mysql://{spelling}")
@@ -239,9 +239,9 @@ def test_a_schema_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     ):
         with pytest.raises(sqlq.ConfigurationError, match=no_schemas):
             ask()
-    assert app.address.schema == "queue"
+    assert app._connected.address.schema == "queue"
     with on_database(app, where):  # the schema is the App's own database's
-        assert app.list() == []
+        assert app.jobs.list() == []
 
 
 def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
@@ -250,7 +250,7 @@ def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
     monkeypatch.setenv("SQLQ_SCHEMA", "queue")
     monkeypatch.chdir(tmp_path)
     app = sqlq.App()  # it may be told of its database later
-    for ask in (app.list, app.migrate, app.worker):
+    for ask in (app.jobs.list, app.migrate, app.worker):
         with pytest.raises(
             sqlq.ConfigurationError,
             match=r"^SQLQ_SCHEMA is 'queue', but SQLite has no schemas \(sqlite:///sqlq.db\): unset it",
@@ -259,7 +259,7 @@ def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
     app.use("postgresql://localhost/shop")
     assert app.database.requested_schema == "queue"
     with on_database(app, f"sqlite:///{tmp_path}/test.db"):
-        assert app.list() == []
+        assert app.jobs.list() == []
     assert not (tmp_path / "sqlq.db").exists()
 
 
@@ -268,7 +268,7 @@ def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyP
     app = sqlq.App("postgresql://pooler/shop", listen_url="postgresql://direct/shop")
 
     def host() -> str | None:
-        url = app.address.listen_url
+        url = app._connected.address.listen_url
         return url and url.host
 
     assert host() == "direct"
@@ -285,7 +285,7 @@ def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
     given = {"schema": "queue", "listen_url": "postgresql://direct/shop"}
 
     def at(app: sqlq.App) -> tuple[Any, ...]:
-        there = app.address
+        there = app._connected.address
         url = app.database.engine.url
         return url.host, url.database, there.schema, there.listen_url and there.listen_url.host
 
@@ -297,7 +297,7 @@ def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
         assert at(app) == ("pooler", "shop", "queue", "direct")
         app.use(schema="other")
         assert at(app) == ("pooler", "shop", "other", "direct")
-        assert (app.address.engine is None) is (app.address.url is not None)
+        assert (app._connected.address.engine is None) is (app._connected.address.url is not None)
         app.use(listen_url=None)
         assert at(app) == ("pooler", "shop", "other", None)
         app.use(engine=create_engine("postgresql+psycopg://next/shop"), listen_url="postgresql://by/shop")
@@ -308,14 +308,14 @@ def test_what_use_is_not_told_stays(tmp_path: Path) -> None:
         assert at(app) == ("last", "other", None, None), "which leads to another database"
         app.use(schema="queue")
         app.use(f"sqlite:///{tmp_path}/shop.db")
-        assert app.address.schema is None, "SQLite has none"
+        assert app._connected.address.schema is None, "SQLite has none"
         assert app._session is session
         app.close()
 
 
 def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
     app = sqlq.App("sqlite:///shop.db")
-    before = app.address
+    before = app._connected.address
     wrong: Any = sessionmaker
     tries: list[tuple[Callable[[], Any], str]] = [
         (app.use, "^use\\(\\) says nothing"),
@@ -326,7 +326,7 @@ def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
     for refused, why in tries:
         with pytest.raises(sqlq.ConfigurationError, match=why):
             refused()
-        assert (app.address, app._session) == (before, None)
+        assert (app._connected.address, app._session) == (before, None)
 
 
 def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,9 +344,9 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of_the_environment.db")
     with pytest.raises(sqlq.ConfigurationError, match="the database URL is None"):
         sqlq.App(None)
-    assert sqlq.App().address.url == make_url("sqlite:///of_the_environment.db")
+    assert sqlq.App()._connected.address.url == make_url("sqlite:///of_the_environment.db")
     engine = create_engine("sqlite:///shop.db")
-    assert sqlq.App(None, engine=engine).address.engine is engine, "a database is named"
+    assert sqlq.App(None, engine=engine)._connected.address.engine is engine, "a database is named"
 
 
 @pytest.mark.parametrize("wrong", ["no", "0", "", "false", 0, 1, "commits", []])
@@ -385,7 +385,7 @@ def test_the_command_line_moves_an_app_to_another_database_without_its_url_to_li
         "import sqlq\n"
         "app = sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')\n"
     )
-    address = Context(url, f"shop_{host}:app").app().address
+    address = Context(url, f"shop_{host}:app").app()._connected.address
     assert (address.place, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host

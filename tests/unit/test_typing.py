@@ -209,9 +209,9 @@ def sync(one: Session, two: scoped_session[Session], three: Connection, engine: 
         assert_type(waited, Job[UUID])
     app.result(typed.new(UUID(int=7)))  # wrong
     app.wait(app.enqueue(job))  # wrong
-    assert_type(app.get(7), JobDetails)
-    assert_type(app.list(state="failed"), list[JobDetails])
-    assert_type(app.retry_failed([7]), list[int])
+    assert_type(app.jobs.get(7), JobDetails)
+    assert_type(app.jobs.list(state="failed"), list[JobDetails])
+    assert_type(app.jobs.retry([7]), list[int])
     sqlq.App(engine=engine)
     sqlq.configure_sqlite(engine, immediate=True)
     app.enqueue(named)  # wrong

@@ -162,7 +162,7 @@ def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.Ap
     task = app.task(name="t")(handler_of(kind, SETTING.get))
     jobs = app.enqueue_many([task.new() for _ in range(3)])
     assert app.worker(drain=True, concurrency=1).run().completed == 3
-    assert [app.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
+    assert [app.jobs.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
 
 
 def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, told: list[Any]) -> None:
@@ -180,7 +180,7 @@ def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, tol
 
     job = app.enqueue(app.task(name="t")(handler_of("def", later)).new())
     assert drain(app).completed == 1
-    assert app.get(job.id).result == "seen"
+    assert app.jobs.get(job.id).result == "seen"
     assert told == ["before", "awaited", "after"]
 
 
@@ -272,8 +272,8 @@ def test_in_isolated_processes_it_surrounds_too(app: sqlq.App, database_url: str
     with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
         for job in new:
             id = app.enqueue(job).id
-            wait_until(lambda id=id: app.get(id).ended_at, timeout=30, what="the job's end")  # type: ignore[misc]
-            states.append(app.get(id).state)
+            wait_until(lambda id=id: app.jobs.get(id).ended_at, timeout=30, what="the job's end")  # type: ignore[misc]
+            states.append(app.jobs.get(id).state)
         assert worker.stop() == 0
     assert states == ["cancelled", "cancelled", "finished"]
     lines = [line.split() for line in (tmp_path / "ran.txt").read_text().splitlines()]
@@ -309,7 +309,7 @@ def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
     job = app.enqueue(app.task(name="t", fail_on=BusyError)(handler_of(kind, busy)).new())
     tally = drain(app)
     assert (tally.retried, tally.completed) == (1, 1)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.result, done.attempts) == ("finished", "done", 2)
 
 
@@ -327,7 +327,7 @@ def test_what_it_raises_is_the_outcome_with_its_traceback(
     task = app.task(name="t", max_attempts=1)(handler_of(kind, lambda: told.append("handler")))
     job = app.enqueue(task.new())
     assert drain(app).failed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.message) == ("failed", "error", "no context")
     assert "in failing" in (done.traceback or "")
     assert told == ([] if when == "before" else ["handler"])
@@ -348,7 +348,7 @@ def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
 
     job = app.enqueue(app.task(name="t")(handler_of(kind, busy)).new())
     assert drain(app).completed == 1
-    assert (app.get(job.id).state, app.get(job.id).result) == ("finished", None)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
 
 
 def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app: sqlq.App) -> None:
@@ -373,7 +373,7 @@ def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app
     assert started.wait(10)
     worker.stop()
     thread.join(10)
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
     assert worker.tally.released == 1
 
 
@@ -392,7 +392,7 @@ def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: 
 
     job = app.enqueue(handler.new())
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
     assert told == ([] if where == "before" else ["handler"])
 
 
@@ -404,7 +404,7 @@ def test_a_timeout_covers_a_synchronous_one(app: sqlq.App) -> None:
 
     job = app.enqueue(app.task(name="t", timeout="100ms", max_attempts=1)(lambda: None).new())
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
 
 
 # -- what it costs -------------------------------------------------------------------------------------------

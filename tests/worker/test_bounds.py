@@ -66,8 +66,8 @@ def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sq
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with pytest.raises(ConfigurationError, match=r"max_rss is 1 MB: this process has \d+ MB before"):
         app.worker(max_rss="1MB", drain=True).run()
-    assert app.get(job.id).attempts == 0
-    assert app.admin.workers(silent=True) == []
+    assert app.jobs.get(job.id).attempts == 0
+    assert app.workers.list(silent=True) == []
 
 
 @on_sqlite
@@ -91,7 +91,7 @@ def test_a_worker_that_has_grown_ends_after_what_it_runs(
     assert worker.run().completed == 1
     assert go.is_set()
     assert told == [("it has 3 MB in use, more than 2 MB", True)]
-    assert app.get(job.id).state == "finished"
+    assert app.jobs.get(job.id).state == "finished"
 
 
 # -- nothing comes -------------------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
 def test_a_worker_works_while_a_block_runs(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     with app.worker() as worker:
-        assert [each.id for each in app.workers()] == [worker.id]
+        assert [each.id for each in app.workers.list()] == [worker.id]
         job = app.enqueue(task.new())
-        wait_until(lambda: app.get(job.id).state == "finished")
-    assert app.workers() == []
+        wait_until(lambda: app.jobs.get(job.id).state == "finished")
+    assert app.workers.list() == []
 
 
 @on_sqlite

@@ -48,7 +48,7 @@ def run_one(app: sqlq.App, handler: Callable[[], Any], **options: Any) -> Any:
     """Run one job of this handler until nothing is available; return all that is known of it then."""
     job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
     app.worker(drain=True).run()
-    return app.get(job.id)
+    return app.jobs.get(job.id)
 
 
 @asynccontextmanager
@@ -192,8 +192,8 @@ def give() -> None:
     )
     job = app.enqueue(app.named("alone.give").new())
     with worker_process(tmp_path, "alone:app", database_url):
-        wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")
-    assert (app.get(job.id).attempts, done_by(shop)) == (2, list(range(SLICES)))
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
+    assert (app.jobs.get(job.id).attempts, done_by(shop)) == (2, list(range(SLICES)))
 
 
 # -- what does not fit ---------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine) -> None:
         session.execute(insert(given).values(n=1))
         with pytest.raises(sqlq.LeaseLostError, match="belongs to another owner"):
             running.checkpoint(session, 1)
-    assert (done_by(shop), app.get(running.id).cursor, running.cursor) == ([], None, None)
+    assert (done_by(shop), app.jobs.get(running.id).cursor, running.cursor) == ([], None, None)
 
 
 def test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back(app: sqlq.App, shop: Engine) -> None:
@@ -236,10 +236,10 @@ def test_the_last_of_several_in_one_transaction_counts(app: sqlq.App, shop: Engi
     with Session(shop) as session, session.begin():
         running.checkpoint(session, 1)
         running.checkpoint(session, {"after": [2]})
-    assert app.get(running.id).cursor == {"after": [2]}
+    assert app.jobs.get(running.id).cursor == {"after": [2]}
     with Session(shop) as session, session.begin():
         running.checkpoint(session, None)
-    assert app.get(running.id).cursor is None
+    assert app.jobs.get(running.id).cursor is None
 
 
 def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: Engine) -> None:
@@ -290,7 +290,7 @@ def test_what_is_no_cursor_is_refused_before_anything_is_written(
         with pytest.raises(sqlq.ArgumentsError, match=says):
             running.checkpoint(session, cursor)
         session.execute(insert(given).values(n=1))
-    assert (done_by(shop), app.get(running.id).cursor) == ([1], None)
+    assert (done_by(shop), app.jobs.get(running.id).cursor) == ([1], None)
 
 
 def test_what_takes_no_checkpoint_is_refused(app: sqlq.App, shop: Engine) -> None:
@@ -303,7 +303,7 @@ def test_what_takes_no_checkpoint_is_refused(app: sqlq.App, shop: Engine) -> Non
         running.checkpoint(None, 1)  # type: ignore[arg-type]
     with Session(shop) as session, pytest.raises(sqlq.ConfigurationError, match="use checkpoint for that"):
         asyncio.run(running.acheckpoint(session, 1))  # type: ignore[arg-type]
-    assert app.get(running.id).cursor is None
+    assert app.jobs.get(running.id).cursor is None
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -336,12 +336,12 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
             )
             wait_until(lambda: look.execute(waiting).scalar(), what="the checkpoint waiting for the row")
     thread.join(10)
-    assert (done, app.get(running.id).cursor) == ([True], 1)
+    assert (done, app.jobs.get(running.id).cursor) == ([True], 1)
     with Session(shop) as session, session.begin():
         running.checkpoint(session, 2)
         with app.database.begin() as heartbeat:
             assert lease.extend(heartbeat, [running.right], lease_ms=30_000) == {}
-    assert app.get(running.id).cursor == 2
+    assert app.jobs.get(running.id).cursor == 2
 
 
 @pytest.mark.parametrize("written", ["'no JSON'", "'{'", "''"])
@@ -352,9 +352,9 @@ def test_a_cursor_that_is_no_json_fails_its_job_alone(app: sqlq.App, engine: Eng
     set_row(engine, f"cursor = {written}")
     good = app.enqueue(task.new())
     app.worker(drain=True).run()
-    assert (app.get(bad.id).state, app.get(bad.id).reason) == ("failed", "bad_payload")
-    assert "the cursor is not JSON" in (app.get(bad.id).error or "")
-    assert (app.get(good.id).state, ran) == ("finished", [1])
+    assert (app.jobs.get(bad.id).state, app.jobs.get(bad.id).reason) == ("failed", "bad_payload")
+    assert "the cursor is not JSON" in (app.jobs.get(bad.id).error or "")
+    assert (app.jobs.get(good.id).state, ran) == ("finished", [1])
 
 
 # -- it travels ----------------------------------------------------------------------------------------------
@@ -377,9 +377,9 @@ def test_it_travels_with_the_job(app: sqlq.App, shop: Engine, way: str) -> None:
                 settle.settle(conn, [Settlement(*running.right, 1, Retried(0, error))])
             case _:
                 settle.settle(conn, [Settlement(*running.right, 1, Failed("error", error))])
-    assert app.get(running.id).cursor == [7]
+    assert app.jobs.get(running.id).cursor == [7]
     if way == "failed retry":
-        assert app.retry_failed([running.id]) == [running.id]
+        assert app.jobs.retry([running.id]) == [running.id]
     (again,) = claim(app)
     assert json.loads(again.cursor) == [7]
 
@@ -402,7 +402,7 @@ def test_a_snooze_counts_only_where_the_job_does_not_get_on(app: sqlq.App, shop:
     job = app.enqueue(task.new())
     set_row(shop, f"releases = {MAX_RELEASES}, cursor = '0'")
     app.worker(drain=True).run()
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     if moves:
         assert (done.state, done.attempts, done.releases) == ("finished", 1, 1)
         assert done_by(shop) == list(range(SLICES))
@@ -527,7 +527,7 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
             sqlq.ConfigurationError, match=r"the step 'one' of job \d+ is done: ask step.done"
         ):
             running.step("one").finish(session)
-    assert app.get(running.id).cursor == {"sqlq.steps": {"one": True}}
+    assert app.jobs.get(running.id).cursor == {"sqlq.steps": {"one": True}}
     with app.database.begin() as conn:
         assert (
             checkpoint.save(conn, running.right, running.claimed.cursor, "7", schema=app.database.schema)
@@ -637,14 +637,14 @@ def test_a_worker_that_runs_on_is_not_disturbed(app: sqlq.App, shop: Engine) -> 
     job = app.enqueue(app.task(name="t")(give).new())
     with working(app, lease="6s"):
         try:
-            wait_until(lambda: app.get(job.id).cursor == 1, what="the checkpoint")
-            token = app.get(job.id).lease_token
+            wait_until(lambda: app.jobs.get(job.id).cursor == 1, what="the checkpoint")
+            token = app.jobs.get(job.id).lease_token
             first = expires(app)
             wait_until(lambda: expires(app) > first, what="a renewal after it")
         finally:
             go_on.set()
-        wait_until(lambda: app.get(job.id).state == "finished", what="the end")
-    assert app.get(job.id).lease_token == token
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the end")
+    assert app.jobs.get(job.id).lease_token == token
 
 
 def expires(app: sqlq.App) -> Any:

@@ -37,7 +37,7 @@ def run_one(app: sqlq.App, handler: Callable[[], Any], **options: Any) -> Any:
     """Run one job of this handler until nothing is available; return all that is known of it then."""
     job = app.enqueue(app.task(name="t", backoff="0s", **options)(handler).new())
     app.worker(drain=True).run()
-    return app.get(job.id)
+    return app.jobs.get(job.id)
 
 
 def ways(engine: Engine) -> dict[str, Callable[[], Any]]:
@@ -144,8 +144,8 @@ def test_on_an_engine_that_begins_by_itself_effects_and_what_follows_commit_toge
 
     job = app.enqueue(pay.new().set(on_success=receipt))
     app.worker(drain=True).run()
-    assert (app.get(job.id).state, app.get(job.id).attempts, paid(engine)) == ("finished", 2, [2])
-    assert [found.state for found in app.list(task="receipt")] == ["finished"]
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts, paid(engine)) == ("finished", 2, [2])
+    assert [found.state for found in app.jobs.list(task="receipt")] == ["finished"]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -214,7 +214,7 @@ def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
     thread.join(10)
     assert len(seen) == 1
     assert paid(shop) == []
-    assert app.get(job.id).state == "running", "its row is somebody else's business"
+    assert app.jobs.get(job.id).state == "running", "its row is somebody else's business"
 
 
 def test_without_retention_the_row_is_gone_and_that_counts_as_done(database_url: str, shop: Engine) -> None:
@@ -226,7 +226,7 @@ def test_without_retention_the_row_is_gone_and_that_counts_as_done(database_url:
 
     app.enqueue(app.task(name="t")(pay).new())
     tally = app.worker(drain=True).run()
-    assert (tally.completed, tally.retried, paid(shop), app.list()) == (1, 0, [1], [])
+    assert (tally.completed, tally.retried, paid(shop), app.jobs.list()) == (1, 0, [1], [])
     app.close()
 
 
@@ -268,7 +268,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
         assert done == []
     thread.join(10)
     assert done == [True]
-    assert app.get(job.id).state == "finished"
+    assert app.jobs.get(job.id).state == "finished"
 
     second = app.enqueue(app.task(name="u")(lambda: None).new())
     with app.database.begin() as conn:
@@ -281,7 +281,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq
             assert lease.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
             settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
             assert settle.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
-    assert app.get(second.id).state == "finished"
+    assert app.jobs.get(second.id).state == "finished"
 
 
 def test_what_takes_no_session_is_refused(app: sqlq.App) -> None:
@@ -344,10 +344,10 @@ def test_a_running_job_whose_cancellation_is_asked_for_is_told_and_ends_cancelle
     with engine.begin() as conn:
         now = "statement_timestamp()" if engine.dialect.name == "postgresql" else "1"
         conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {now}"))
-    wait_until(lambda: app.get(job.id).state == "cancelled", what="the job cancelled")
+    wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the job cancelled")
     worker.stop()
     thread.join(10)
-    assert app.get(job.id).reason == "cancelled by an operator"
+    assert app.jobs.get(job.id).reason == "cancelled by an operator"
 
 
 def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(
@@ -359,4 +359,4 @@ def test_a_job_asked_to_end_while_it_waits_for_its_next_attempt_does_not_start(
         now = "statement_timestamp()" if engine.dialect.name == "postgresql" else "1"
         conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {now}"))
     app.worker(drain=True).run()
-    assert (app.get(job.id).state, ran) == ("cancelled", [])
+    assert (app.jobs.get(job.id).state, ran) == ("cancelled", [])

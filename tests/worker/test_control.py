@@ -56,12 +56,12 @@ def quick(app: sqlq.App) -> Any:
 
 
 def state(app: sqlq.App) -> str:
-    (worker,) = app.workers()
+    (worker,) = app.workers.list()
     return worker.state
 
 
 def is_idle(app: sqlq.App) -> bool:
-    return [worker.state for worker in app.workers()] == ["idle"]
+    return [worker.state for worker in app.workers.list()] == ["idle"]
 
 
 def test_a_paused_worker_claims_nothing_and_what_it_runs_goes_on(
@@ -74,10 +74,10 @@ def test_a_paused_worker_claims_nothing_and_what_it_runs_goes_on(
         wait_until(lambda: state(app) == "paused")
         waiting = app.enqueue(quick.new())
         held.go.set()
-        wait_until(lambda: app.get(running.id).state == "finished")
-        assert app.get(waiting.id).state == "available"
+        wait_until(lambda: app.jobs.get(running.id).state == "finished")
+        assert app.jobs.get(waiting.id).state == "available"
         worker.resume()
-        wait_until(lambda: app.get(waiting.id).state == "finished")
+        wait_until(lambda: app.jobs.get(waiting.id).state == "finished")
         wait_until(lambda: is_idle(app))
 
 
@@ -89,32 +89,32 @@ def test_what_waits_for_a_slot_is_given_back_by_a_pause(app: sqlq.App, held: Hel
         job = worker._claimer.claim(1)[0]
         worker._executors.offer([worker._intake.running(job, time.monotonic() + 60)])
         worker.pause()
-        wait_until(lambda: app.get(ahead.id).state == "available")
-        assert (app.get(ahead.id).attempts, app.get(ahead.id).releases) == (0, 1)
+        wait_until(lambda: app.jobs.get(ahead.id).state == "available")
+        assert (app.jobs.get(ahead.id).attempts, app.jobs.get(ahead.id).releases) == (0, 1)
 
 
 def test_a_request_in_the_row_is_obeyed_soon(app: sqlq.App, quick: Any) -> None:
     with working(app, name="mail-1"):
         wait_until(lambda: is_idle(app))
         began = time.monotonic()
-        (asked,) = app.fleet.pause(["mail-1"])
+        (asked,) = app.workers.pause("mail-1")
         assert asked.name == "mail-1"
         wait_until(lambda: state(app) == "paused")
         assert time.monotonic() - began < OBEYED_SECONDS + BUSY_MACHINE
         job = app.enqueue(quick.new())
-        app.fleet.resume([asked.id])
-        wait_until(lambda: app.get(job.id).state == "finished")
+        app.workers.resume(asked.id)
+        wait_until(lambda: app.jobs.get(job.id).state == "finished")
 
 
 def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
-        app.fleet.pause(all=True)
+        app.workers.pause(all=True)
         wait_until(lambda: worker._control.is_paused)
         worker.resume()
         wait_until(lambda: is_idle(app))
         looked = worker._watched.looked_at
-        app.fleet._database.run(lambda conn: workers.hint_at_cancels(conn, [worker.id]))
+        app.workers._database.run(lambda conn: workers.hint_at_cancels(conn, [worker.id]))
         wait_until(lambda: worker._control._cancels_at is not None and worker._watched.looked_at >= looked)
         assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
 
@@ -128,14 +128,14 @@ def test_a_worker_of_a_program_ends_when_what_it_runs_has(
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert held.started.wait(20)
-    getattr(app.fleet, word)(all=True)
+    getattr(app.workers, word)(all=True)
     wait_until(lambda: state(app) == "stopping")
     waiting = app.enqueue(quick.new())
     held.go.set()
     thread.join(20)
     assert not thread.is_alive()
-    assert [app.get(job.id).state for job in (running, waiting)] == ["finished", "available"]
-    assert app.workers() == []
+    assert [app.jobs.get(job.id).state for job in (running, waiting)] == ["finished", "available"]
+    assert app.workers.list() == []
 
 
 def test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat(
@@ -145,8 +145,8 @@ def test_a_cancel_of_a_running_job_is_seen_at_once_and_not_at_the_next_heartbeat
     with working(app, lease="1d"):
         assert held.started.wait(20)
         began = time.monotonic()
-        assert app.cancel([job.id]) == {job.id: "requested"}
-        wait_until(lambda: app.get(job.id).state == "cancelled")
+        assert app.jobs.cancel([job.id]) == {job.id: "requested"}
+        wait_until(lambda: app.jobs.get(job.id).state == "cancelled")
         assert time.monotonic() - began < OBEYED_SECONDS + BUSY_MACHINE
     assert held.stopped
 
@@ -175,7 +175,7 @@ def test_a_worker_whose_lifespan_fails_leaves_no_row(app: sqlq.App) -> None:
 
     with pytest.raises(sqlq.SqlqError):
         app.worker().run()
-    assert app.admin.workers(silent=True) == []
+    assert app.workers.list(silent=True) == []
 
 
 def test_an_idle_worker_asks_nothing_more_for_it(
@@ -219,17 +219,17 @@ def test_an_idle_worker_asks_nothing_more_for_it(
 def test_a_pause_of_all_holds_for_queues_and_workers_that_come_later(app: sqlq.App, quick: Any) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
-        assert app.pause_all() is True
-        assert app.pause_all() is False
+        assert app.queues.pause(all=True)
+        assert not app.queues.pause(all=True)
         wait_until(lambda: worker._control.is_paused)
         jobs = app.enqueue_many([quick.new(), quick.new().set(queue="made later")])
         assert app.worker(drain=False, concurrency=1)._control.is_paused is False
         with working(app) as other:
             wait_until(lambda: other._control.is_paused, what="the second worker hearing of it as it starts")
-            assert [app.get(job.id).state for job in jobs] == ["available", "available"]
-            assert app.resume_all() is True
-            assert app.resume_all() is False
-            wait_until(lambda: all(app.get(job.id).state == "finished" for job in jobs))
+            assert [app.jobs.get(job.id).state for job in jobs] == ["available", "available"]
+            assert app.queues.resume(all=True)
+            assert not app.queues.resume(all=True)
+            wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in jobs))
 
 
 @pytest.mark.parametrize("queue", ["default", None])
@@ -237,46 +237,46 @@ def test_a_pause_with_an_end_is_over_by_itself(app: sqlq.App, quick: Any, queue:
     with working(app):
         wait_until(lambda: is_idle(app))
         if queue is None:
-            app.pause_all(lasting="3s")
+            app.queues.pause(all=True, lasting="3s")
             wait_until(lambda: state(app) == "paused")
         else:
-            app.pause(queue, lasting="3s")
+            app.queues.pause(queue, lasting="3s")
         job = app.enqueue(quick.new())
-        assert app.get(job.id).state == "available"
-        wait_until(lambda: app.get(job.id).state == "finished")
-    assert not app.admin.pauses().named
-    assert app.admin.pauses().all is None
+        assert app.jobs.get(job.id).state == "available"
+        wait_until(lambda: app.jobs.get(job.id).state == "finished")
+    assert not app.queues.pauses().named
+    assert app.queues.pauses().all is None
 
 
 def test_a_pause_that_was_over_before_a_worker_started_ends_when_it_does(
     app: sqlq.App, quick: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    app.pause("default", lasting="1ms")
-    app.pause_all(lasting="1ms")
+    app.queues.pause("default", lasting="1ms")
+    app.queues.pause(all=True, lasting="1ms")
     job = app.enqueue(quick.new())
     with working(app):
-        wait_until(lambda: app.get(job.id).state == "finished")
+        wait_until(lambda: app.jobs.get(job.id).state == "finished")
     assert "the pause of the queue default is over" in caplog.text
     assert "the pause of all queues is over" in caplog.text
 
 
 def test_what_was_said_last_about_the_end_of_a_pause_counts(app: sqlq.App) -> None:
-    assert app.pause("mail", lasting="1h") is True
-    assert app.admin.pauses().named["mail"].until is not None
-    assert app.pause("mail") is False
-    assert app.admin.pauses().named["mail"].until is None
-    assert app.pause("mail", lasting="1h") is False
-    assert app.resume("mail") is True
-    assert app.pause("mail") is True
-    assert app.admin.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
+    assert app.queues.pause("mail", lasting="1h")
+    assert app.queues.pauses().named["mail"].until is not None
+    assert not app.queues.pause("mail")
+    assert app.queues.pauses().named["mail"].until is None
+    assert not app.queues.pause("mail", lasting="1h")
+    assert app.queues.resume("mail")
+    assert app.queues.pause("mail")
+    assert app.queues.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
 
 
 def test_a_pause_of_all_is_shown_of_each_queue(app: sqlq.App, engine: Engine, quick: Any) -> None:
     app.enqueue(quick.new())
-    app.pause_all()
-    assert [(queue.queue, queue.paused) for queue in app.admin.status()] == [("default", True)]
-    assert [(queue.queue, queue.paused) for queue in app.admin.status(exact=True)] == [("default", True)]
+    app.queues.pause(all=True)
+    assert [(queue.queue, queue.paused) for queue in app.queues.status()] == [("default", True)]
+    assert [(queue.queue, queue.paused) for queue in app.queues.status(exact=True)] == [("default", True)]
     with engine.connect() as conn:
         assert conn.execute(text("SELECT queue, paused FROM queue_stats")).all() == [("default", 1)]
 
@@ -290,9 +290,9 @@ def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1, "pid": 1}
             workers.register(conn, id=state, host="here", name=f"the-{state}", state=state, **labels)
     assert about() == [("no queue that holds waiting jobs is paused", None)]
-    app.pause_all(lasting="1h")
+    app.queues.pause(all=True, lasting="1h")
     assert about() == [("no queue that holds waiting jobs is paused", None)]
-    app.pause_all()
+    app.queues.pause(all=True)
     ((said, remedy),) = about()
     assert said.startswith("all queues are paused, without an end, since ")
     assert remedy is not None
@@ -301,7 +301,7 @@ def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE sqlq_workers SET state_at = {ago}"))
     assert len(about()) == 1, "it is paused because all are"
-    app.resume_all()
+    app.queues.resume(all=True)
     ((said, remedy),) = about()
     assert said.startswith("the worker the-paused on here, pid 1, has been paused for 2 h")
     assert remedy is not None
@@ -324,7 +324,7 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
             workers.register(conn, id=id, host=host, pid=pid, supervisor_pid=supervisor, name=name, **labels)
 
     def asked(*names: str) -> list[str]:
-        return sorted(worker.id for worker in app.fleet.pause(names))
+        return sorted(worker.id for worker in app.workers.pause(*names))
 
     assert asked("mail") == ["a", "b"]
     assert asked("a") == ["a", "b"], "all processes of one supervisor are asked together"
@@ -334,14 +334,14 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
     assert asked("x") == ["a", "b", "c"]
     assert asked("c", "y") == ["c", "d"]
     with pytest.raises(ConfigurationError, match=r"no worker that is alive is called 'z'.*nobody was asked"):
-        app.fleet.stop(["c", "z"])
+        app.workers.stop("c", "z")
     with app.database.read() as conn:
         assert {row.asked for row in workers.entered(conn)} == {"pause"}
     for names, all in (([], False), (["c"], True)):
         with pytest.raises(ConfigurationError, match="by name, or all of them, and not both"):
-            app.fleet.restart(names, all=all)
+            app.workers.restart(*names, all=all)
     with pytest.raises(ConfigurationError, match="the text 'mail'"):
-        app.fleet.pause("mail")
+        app.workers.pause(*"mail")
 
 
 def test_who_looks_sends_no_statement_for_it(app: sqlq.App) -> None:
@@ -356,6 +356,6 @@ def test_who_looks_sends_no_statement_for_it(app: sqlq.App) -> None:
             "before_cursor_execute",
             lambda conn, cursor, statement, *rest: statements.append(statement),
         )
-        app.fleet.pause(all=True)
+        app.workers.pause(all=True)
         wait_until(lambda: worker._control.is_paused)
         assert not [each for each in statements if each.startswith("SELECT") and "asked" in each]

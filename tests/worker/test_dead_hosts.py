@@ -175,7 +175,7 @@ def test_a_paused_queue_gives_all_its_slots_back_without_a_wait(
     task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
     app.enqueue_many([task.new() for _ in range(number)])
     app.worker()._admissions.look_now()
-    app.pause("default")
+    app.queues.pause("default")
     chore = services.Admit(app.database, lambda: None)
     turns = 1
     while chore.run() < RHYTHM:
@@ -253,7 +253,7 @@ def test_a_row_that_is_locked_has_not_all_others_read_again(
         assert [keeping._give_back() for _ in range(5)] == [heartbeat.LOCKED_SECONDS] * 5
         assert owners(sent) == 1
     assert keeping._give_back() == NOBODY
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
 
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])
@@ -270,7 +270,7 @@ def test_what_never_began_gives_its_slot_back_whoever_gives_it_back(
     else:
         keeping.worker_died("dead", set(), "died")
         keeping._give_back()
-    row = app.get(first.id)
+    row = app.jobs.get(first.id)
     assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
     app.worker()._admissions.look_now()
     with engine.connect() as conn:

@@ -221,7 +221,7 @@ def test_in_a_session_it_runs_at_once_and_nothing_is_written(app: sqlq.App, engi
         app.enqueue(t.new(1), session=session, eager=True)
         assert ran == [1]
         session.commit()
-    assert app.list() == []
+    assert app.jobs.list() == []
     with engine.connect() as conn:
         assert conn.scalar(text("SELECT count(*) FROM job_states")) == 0
 

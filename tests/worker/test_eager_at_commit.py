@@ -91,7 +91,7 @@ class TestEveryWay:
         caller.commit()
         assert shop.done == [("first", 1), "second"]
         assert shop.app.result(second) == shop.app.result(second.id) == "SECOND"
-        assert shop.app.list() == []
+        assert shop.app.jobs.list() == []
         caller.enqueue(shop.app, shop.note.new("in the next transaction"))
         caller.commit()
         assert shop.done[2:] == ["in the next transaction"]
@@ -103,7 +103,7 @@ class TestEveryWay:
         caller.enqueue(shop.app, shop.note.new("committed"))
         caller.commit()
         assert shop.done == ["committed"]
-        assert shop.app.seen_here(job.id) is None
+        assert shop.app._connected.results.seen_here(job.id) is None
 
     @every_way
     def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
@@ -272,8 +272,9 @@ def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: Shop, engine: 
     gone = [commit_many() for _ in range(20)]
     gc.collect()
     assert not any(each() for each in gone)
-    assert [shop.app.seen_here(jobs[0]), shop.app.seen_here(jobs[-1]) is None] == [None, False]
-    assert len(shop.app.enqueuer.jobs) == REMEMBERED  # type: ignore[attr-defined]
+    results = shop.app._connected.results
+    assert [results.seen_here(jobs[0]), results.seen_here(jobs[-1]) is None] == [None, False]
+    assert len(shop.app._here.jobs) == REMEMBERED
 
 
 def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_url: str) -> None:
@@ -307,7 +308,7 @@ def test_a_call_says_more_than_the_app(shop: Shop, session: Session, engine: Eng
     shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
     session.commit()
     assert shop.done == ["at once"]
-    assert [job.task for job in shop.app.list()] == ["shop.note"]
+    assert [job.task for job in shop.app.jobs.list()] == ["shop.note"]
     with closing(sqlq.App(engine=engine)) as plain:
         note = plain.task(name="plain.note")(shop.done.append)
         plain.enqueue(note.new("by the call"), session=session, eager="commit")
@@ -365,17 +366,17 @@ def test_on_a_tests_database_jobs_are_written(shop: Shop, tmp_path: Path) -> Non
 def test_a_job_is_found_by_its_id_and_its_key(shop: Shop, session: Session) -> None:
     new = shop.note.new("a").set(unique_key="k", unique_until="pruned", queue="mail", label="of a")
     job = shop.app.enqueue(new, session=session)
-    waiting = shop.app.get(job.id)
+    waiting = shop.app.jobs.get(job.id)
     assert (waiting.state, waiting.attempts, waiting.reserved_at) == ("available", 0, None)
     session.commit()
     assert shop.app.enqueue(new, session=session).id == job.id
-    found = shop.app.get_by_key("mail", "k")
+    found = shop.app.jobs.get_by_key("mail", "k")
     assert (found.id, found.state, found.result, found.args) == (job.id, "finished", "A", ["a"])
     assert (found.queue, found.task, found.label, found.attempts) == ("mail", "shop.note", "of a", 1)
     assert found.reserved_at is not None
     assert found.ended_at is not None
     assert found.created_at <= found.reserved_at <= found.ended_at
     with pytest.raises(sqlq.JobNotFoundError):
-        shop.app.get(4711)
+        shop.app.jobs.get(4711)
     with pytest.raises(sqlq.JobNotFoundError):
-        shop.app.get_by_key("mail", "other")
+        shop.app.jobs.get_by_key("mail", "other")

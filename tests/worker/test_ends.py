@@ -33,7 +33,7 @@ def test_a_moment_says_when_the_next_attempt_runs(app: sqlq.App, signal: Any) ->
 
     job = app.enqueue(task.new())
     drain(app)
-    due = app.get(job.id).available_at
+    due = app.jobs.get(job.id).available_at
     assert due is not None
     assert abs(due - at) < timedelta(milliseconds=2), "by the database's clock"
 
@@ -59,7 +59,11 @@ def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.
     job = app.enqueue(task.new())
     drain(app)
     assert seen == [("default", 0), ("slow", -5)]
-    assert (app.get(job.id).queue, app.get(job.id).priority, app.get(job.id).attempts) == ("slow", 7, 2)
+    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).priority, app.jobs.get(job.id).attempts) == (
+        "slow",
+        7,
+        2,
+    )
 
 
 @pytest.mark.parametrize("options", [{"priority": 101}, {"queue": "a,b"}, {"priority": True}])
@@ -76,7 +80,7 @@ def test_a_retry_into_a_queue_that_holds_its_key_stays_where_it_is(app: sqlq.App
     app.enqueue(task.new().set(unique_key="k", queue="other", delay="1h"))
     job = app.enqueue(task.new().set(unique_key="k"))
     drain(app)
-    assert (app.get(job.id).queue, app.get(job.id).state) == ("default", "scheduled")
+    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).state) == ("default", "scheduled")
 
 
 def test_a_running_job_knows_its_worker(app: sqlq.App) -> None:
@@ -85,7 +89,7 @@ def test_a_running_job_knows_its_worker(app: sqlq.App) -> None:
     app.enqueue(task.new())
     with working(app) as worker:
         wait_until(lambda: seen, what="the job run")
-        assert seen == [worker.id] == [known.id for known in app.workers()]
+        assert seen == [worker.id] == [known.id for known in app.workers.list()]
 
 
 # -- what is logged ------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ def test_a_job_that_could_not_begin_leaves_one_line_and_no_traceback(
         said = values.format(long_ago=long_ago)
         id = conn.execute(text(f"INSERT INTO jobs ({columns}) VALUES ({said}) RETURNING id")).scalar_one()
     assert drain(app).failed == 1
-    assert app.get(id).reason == reason
+    assert app.jobs.get(id).reason == reason
     (line,) = [record for record in caplog.records if getattr(record, "job_id", None) == id]
     assert line.exc_info is None
     assert reason in line.getMessage()
@@ -123,7 +127,7 @@ def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     assert drain(sealing).failed == 1
     sealing.close()
-    assert app.get(job.id).reason == "bad_signature"
+    assert app.jobs.get(job.id).reason == "bad_signature"
     (line,) = [record for record in caplog.records if getattr(record, "job_id", None) == job.id]
     assert line.exc_info is None
 
@@ -146,7 +150,7 @@ def test_a_retry_keeps_its_queue_and_priority_where_its_error_is_refused(
 
     job = app.enqueue(task.new())
     assert drain(app).retried == 1
-    found = app.get(job.id)
+    found = app.jobs.get(job.id)
     assert (found.queue, found.priority, found.attempts) == ("other", 3, 1)
 
 
@@ -189,7 +193,7 @@ def test_a_job_of_retention_zero_leaves_no_row_as_it_finishes(
         with engine.connect() as conn:
             assert list(conn.scalars(text("SELECT id FROM finished_jobs"))) == [kept.id]
     with pytest.raises(sqlq.JobNotFoundError):
-        app.get(job.id)
+        app.jobs.get(job.id)
     assert worker.tally.lost == 0
     assert "lost" not in caplog.text
 
@@ -215,6 +219,6 @@ def test_a_result_of_retention_zero_is_there_for_who_waits(app: sqlq.App, engine
     with engine.connect() as conn:
         kept = conn.execute(text("SELECT id, expires_at IS NOT NULL FROM finished_jobs")).all()
     assert [tuple(row) for row in kept] == [(waited.id, True)], "and until the next turn"
-    assert app.get(waited.id).result == 7
+    assert app.jobs.get(waited.id).result == 7
     with pytest.raises(sqlq.JobNotFoundError):
-        app.get(other.id)
+        app.jobs.get(other.id)

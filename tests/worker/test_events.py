@@ -173,7 +173,7 @@ def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert started.wait(10)
-    assert app.cancel([job.id], force=True) == {job.id: "cancelled"}
+    assert app.jobs.cancel([job.id], force=True) == {job.id: "cancelled"}
     wait_until(lambda: "lost" in names(told))
     go_on.set()
     wait_until(lambda: worker.tally.lost)
@@ -278,7 +278,7 @@ def test_what_is_enqueued_is_told_when_it_is_committed(app: sqlq.App, engine: En
     task = app.task(name="t", queue="mail", max_attempts=7)(lambda: None)
 
     def flushed() -> list[int]:
-        assert app.events.flush(10)
+        assert app._code.events.flush(10)
         return [event.id for event in told]
 
     first = app.enqueue(task.new())
@@ -329,7 +329,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_events_along(
         with session.begin_nested():
             expected.append(app.enqueue(task.new(), session).id)
         expected.append(app.enqueue(task.new(), session).id)
-    assert app.events.flush(10)
+    assert app._code.events.flush(10)
     assert [event.id for event in told] == expected
 
 
@@ -401,13 +401,13 @@ def test_of_too_many_events_the_rest_is_dropped_and_counted(
     app = sqlq.App("sqlite://")
     app.on("lost")(slow)
     event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
-    app.events.tell(event)
+    app._code.events.tell(event)
     wait_until(lambda: told)
     for _ in range(5):
-        app.events.tell(event)
+        app._code.events.tell(event)
     assert "slow is too slow: 1 events were dropped" in caplog.text, "the first; the others in a minute"
     go_on.set()
-    assert app.events.flush(10)
+    assert app._code.events.flush(10)
     assert len(told) == 4
 
 
@@ -416,9 +416,9 @@ def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     app, sizes = sqlq.App("sqlite://"), []
     app.on("lost", "failed")(lambda batch: sizes.append(len(batch)))
     for n in range(100):
-        app.events.tell(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
-        app.events.tell(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
-    assert app.events.flush(10)
+        app._code.events.tell(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
+        app._code.events.tell(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
+    assert app._code.events.flush(10)
     assert sum(sizes) == 100
     assert max(sizes) <= 40
     assert len(sizes) < 50
@@ -465,8 +465,8 @@ def test_without_a_thread_to_be_had_nothing_is_raised(monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fail)
-        app.events.tell(event)
-    assert app.events.flush(10)
+        app._code.events.tell(event)
+    assert app._code.events.flush(10)
     assert told == [event]
 
 
@@ -479,14 +479,14 @@ def test_a_forked_child_tells_for_itself(tmp_path: Path) -> None:
         with file.open("a") as lines:
             lines.writelines(f"{event.id} {os.getpid()}\n" for event in batch)
 
-    app.events.tell(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
+    app._code.events.tell(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
     child = os.fork()
     if not child:
-        app.events.tell(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
-        app.events.flush(10)
+        app._code.events.tell(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
+        app._code.events.flush(10)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert app.events.flush(10)
+    assert app._code.events.flush(10)
     assert sorted(file.read_text().splitlines()) == [f"1 {os.getpid()}", f"2 {child}"]
 
 
@@ -519,7 +519,7 @@ def test_a_log_handler_that_raises_keeps_no_worker_from_its_work(
     jobs = app.enqueue_many([task.new() for _ in range(3)])
     tally = app.worker(drain=True).run()
     assert tally.failed == 3
-    assert {app.get(job.id).state for job in jobs} == {"failed"}
+    assert {app.jobs.get(job.id).state for job in jobs} == {"failed"}
     assert names(told) == ["failed"] * 3, "the listeners are told all the same"
     lines = [record.getMessage() for record in caplog.records if "failed for good" in record.getMessage()]
     assert sum("a log handler raised RuntimeError" in line for line in lines) == 3
@@ -543,7 +543,7 @@ def test_what_is_settled_is_let_go_whatever_telling_of_it_meets(
     tally = app.worker(drain=True).run()
     assert met
     assert tally.completed == 3, "none is counted twice, and none is held for ever"
-    assert {app.get(job.id).state for job in jobs} == {"finished"}
+    assert {app.jobs.get(job.id).state for job in jobs} == {"finished"}
 
 
 # -- refused -------------------------------------------------------------------------------------------------
@@ -584,4 +584,4 @@ def test_what_cannot_listen_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.ConfigurationError, match=sentence):
         app.on("failed")(given)
-    assert not app.events.wants("failed")
+    assert not app._code.events.wants("failed")

@@ -92,17 +92,17 @@ def test_it_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., 
         (new.set(expires=timedelta(days=2), available_at=moment), timedelta(days=2)),
         (new.set(expires="90s", unique_key="k", label="keyed"), 90 * seconds),
     ):
-        found = app.get(app.enqueue(job).id)
+        found = app.jobs.get(app.enqueue(job).id)
         assert found.start_by is not None
         assert found.start_by - due(found) == waits
-    assert app.get(app.enqueue(new.set(expires=moment)).id).start_by == moment
-    assert app.get(app.enqueue(new.set(expires=moment).set(expires=None)).id).start_by is None
+    assert app.jobs.get(app.enqueue(new.set(expires=moment)).id).start_by == moment
+    assert app.jobs.get(app.enqueue(new.set(expires=moment).set(expires=None)).id).start_by is None
     batch = [new.set(expires="1s"), new, new.set(expires=moment), new.set(delay="1h", expires="1h")]
-    many = [app.get(job.id) for job in app.enqueue_many(batch)]
+    many = [app.jobs.get(job.id) for job in app.enqueue_many(batch)]
     assert [job.start_by and job.start_by - due(job) for job in many[:2]] == [seconds, None]
     assert many[2].start_by == moment
     assert many[3].start_by == due(many[3]) + timedelta(hours=1)
-    alike = [app.get(job.id) for job in app.enqueue_many([new.set(expires="5s")] * 3)]
+    alike = [app.jobs.get(job.id) for job in app.enqueue_many([new.set(expires="5s")] * 3)]
     assert {job.start_by - due(job) for job in alike if job.start_by} == {5 * seconds}
 
 
@@ -116,9 +116,9 @@ def test_on_drivers_connections(
         jobs = [caller.enqueue(app, task.new(1).set(expires=expires)) for expires in ("90s", moment)]
         jobs += caller.enqueue_many(app, [task.new(1).set(expires="1h"), task.new(2).set(expires=moment)])
         caller.commit()
-    waits = [(found := app.get(job.id)).start_by - found.available_at for job in jobs]  # type: ignore[operator]
+    waits = [(found := app.jobs.get(job.id)).start_by - found.available_at for job in jobs]  # type: ignore[operator]
     assert (waits[0], waits[2]) == (timedelta(seconds=90), timedelta(hours=1))
-    assert [app.get(jobs[i].id).start_by for i in (1, 3)] == [moment, moment]
+    assert [app.jobs.get(jobs[i].id).start_by for i in (1, 3)] == [moment, moment]
 
 
 def test_layers(database_url: str) -> None:
@@ -126,7 +126,7 @@ def test_layers(database_url: str) -> None:
     plain, own = app.task(name="plain")(lambda: None), app.task(name="own", expires="5s")(lambda: None)
 
     def waits(job: sqlq.NewJob) -> float | None:
-        found = app.get(app.enqueue(job).id)
+        found = app.jobs.get(app.enqueue(job).id)
         return None if found.start_by is None else (found.start_by - due(found)).total_seconds()
 
     assert waits(plain.new()) == 3_600
@@ -168,16 +168,16 @@ def test_a_worker_that_comes_late_does_not_run_it(
     make_late(engine, f"id = {late.id}")
     app.worker(drain=True).run()
     assert ran == [2]
-    found = app.get(late.id)
+    found = app.jobs.get(late.id)
     assert (found.state, found.reason, found.error) == ("cancelled", REASON, REASON)
-    assert app.get(in_time.id).state == "finished"
+    assert app.jobs.get(in_time.id).state == "finished"
 
 
 def test_also_one_that_no_worker_knows(app: sqlq.App, engine: Engine) -> None:
     late = app.enqueue(app.named("nobody.knows").new().set(expires="1h"))
     make_late(engine)
     app.worker(drain=True).run()
-    assert app.get(late.id).reason == REASON
+    assert app.jobs.get(late.id).reason == REASON
     assert UNKNOWN_TASK_MS > 0
 
 
@@ -215,9 +215,9 @@ def test_what_was_started_in_time_goes_on(app: sqlq.App, engine: Engine, first: 
 
     job = app.enqueue(goes_on.new().set(expires="1h"))
     with working(app):
-        wait_until(lambda: app.get(job.id).ended_at, what="the end")
+        wait_until(lambda: app.jobs.get(job.id).ended_at, what="the end")
     expected = [1, 1, 2] if isinstance(first, sqlq.Snooze) else [1, 2, 3]
-    assert (app.get(job.id).state, seen) == ("finished", expected)
+    assert (app.jobs.get(job.id).state, seen) == ("finished", expected)
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -227,7 +227,7 @@ def test_a_job_that_was_given_back_before_it_started_still_expires(
     job = app.enqueue(task.new(1).set(expires="1h"))
     (held,) = claim(app)
     settle(app, held, Released(0, in_time=started))
-    assert (app.get(job.id).start_by is None) is started
+    assert (app.jobs.get(job.id).start_by is None) is started
     if not started:
         make_late(engine)
     assert expire(app) == ([] if started else [job.id])
@@ -248,9 +248,9 @@ def test_what_nobody_claims_is_cancelled_by_a_chore(
     heard: list[sqlq.JobEvent] = []
     app.on("cancelled")(heard.extend)
     with working(app, queues=["other"]):
-        wait_until(lambda: app.get(late[1]).state == "cancelled", what="the chore")
-        assert [app.get(id).reason for id in late] == [REASON] * 2
-        assert [app.get(id).state for id in others] == ["available"] * 2
+        wait_until(lambda: app.jobs.get(late[1]).state == "cancelled", what="the chore")
+        assert [app.jobs.get(id).reason for id in late] == [REASON] * 2
+        assert [app.jobs.get(id).state for id in others] == ["available"] * 2
         wait_until(lambda: len(heard) == 2, what="the events")
     assert {(event.name, event.id, event.reason, event.attempt) for event in heard} == {
         ("cancelled", id, REASON, 0) for id in late
@@ -274,7 +274,7 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
             what="the first turn of the chore",
         )
         make_late(engine)
-        wait_until(lambda: app.get(job.id).state == "cancelled", what="the chore")
+        wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the chore")
 
 
 def test_in_bounded_batches_the_most_overdue_first(
@@ -304,8 +304,8 @@ def test_a_claim_that_comes_first_wins(app: sqlq.App, engine: Engine, task: sqlq
     (held,) = claim(app)
     assert expire(app) == []
     settle(app, held, Failed("error", ErrorText("ValueError", "no")))
-    assert app.retry_failed([job.id]) == [job.id]
-    assert app.get(job.id).start_by is None, "an operator wants it to run"
+    assert app.jobs.retry([job.id]) == [job.id]
+    assert app.jobs.get(job.id).start_by is None, "an operator wants it to run"
     assert expire(app) == []
 
 
@@ -356,4 +356,4 @@ def test_a_worker_at_work_starts_what_is_in_time(app: sqlq.App) -> None:
     job = app.enqueue(app.task(name="t")(began.set).new().set(expires="1h"))
     with working(app):
         assert began.wait(30)
-        wait_until(lambda: app.get(job.id).state == "finished", what="the end")
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the end")

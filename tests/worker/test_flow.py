@@ -63,7 +63,7 @@ def test_only_the_queues_named_are_served(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     mine, other = app.enqueue(task.new().set(queue="mine")), app.enqueue(task.new().set(queue="other"))
     drain(app, queues=["mine"])
-    assert (app.get(mine.id).state, app.get(other.id).state) == ("finished", "available")
+    assert (app.jobs.get(mine.id).state, app.jobs.get(other.id).state) == ("finished", "available")
 
 
 def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
@@ -84,7 +84,7 @@ def test_a_paused_queue_is_not_served(app: sqlq.App, engine: Engine) -> None:
         conn.execute(text(f"INSERT INTO sqlq_queues (queue, paused_at) VALUES ('held', {now})"))
     drain(app)
     drain(app, queues=["held", "free"])
-    assert (app.get(held.id).state, app.get(free.id).state) == ("available", "finished")
+    assert (app.jobs.get(held.id).state, app.jobs.get(free.id).state) == ("available", "finished")
 
 
 def test_no_more_than_the_slots_run_at_a_time(app: sqlq.App) -> None:
@@ -180,16 +180,16 @@ def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> No
     task = app.task(name="t")(lambda: release.wait(30))
     app.enqueue_many([task.new() for _ in range(10)])
     with working(app, concurrency=5):
-        wait_until(lambda: len(app.list(state="running")) == 5, what="one worker's slots being full")
-        assert len(app.list(state="available")) == 5
+        wait_until(lambda: len(app.jobs.list(state="running")) == 5, what="one worker's slots being full")
+        assert len(app.jobs.list(state="available")) == 5
         other = sqlq.App(database_url)
         other.task(name="t")(lambda: release.wait(30))
         with working(other, concurrency=5):
             wait_until(
-                lambda: len(app.list(state="running")) == 10, what="the second worker taking its share"
+                lambda: len(app.jobs.list(state="running")) == 10, what="the second worker taking its share"
             )
             release.set()
-            wait_until(lambda: len(app.list(state="finished")) == 10, what="all jobs finished")
+            wait_until(lambda: len(app.jobs.list(state="finished")) == 10, what="all jobs finished")
         other.close()
 
 
@@ -202,16 +202,18 @@ def test_what_does_not_start_in_time_is_given_back(app: sqlq.App) -> None:
     app.enqueue_many([quick.new() for _ in range(1_000)] + [slow.new() for _ in range(300)])
     with working(app, concurrency=2):
         wait_until(
-            lambda: len(app.list(state="finished", limit=2_000)) == 1_000,
+            lambda: len(app.jobs.list(state="finished", limit=2_000)) == 1_000,
             timeout=120,
             what="the quick jobs finished",
         )
-        wait_until(lambda: len(app.list(state="running", limit=2_000)) == 2, what="only what runs being held")
-        given_back = [job for job in app.list(state="available", limit=2_000) if job.releases]
+        wait_until(
+            lambda: len(app.jobs.list(state="running", limit=2_000)) == 2, what="only what runs being held"
+        )
+        given_back = [job for job in app.jobs.list(state="available", limit=2_000) if job.releases]
         assert all(job.attempts == 0 for job in given_back)
         release.set()
         wait_until(
-            lambda: len(app.list(state="finished", limit=2_000)) == 1_300,
+            lambda: len(app.jobs.list(state="finished", limit=2_000)) == 1_300,
             timeout=120,
             what="all jobs finished",
         )
@@ -227,10 +229,12 @@ def test_what_does_not_start_is_given_back_by_a_worker_that_waits_for_jobs(
     slow = app.task(name="slow")(lambda: release.wait(120))
     app.enqueue_many([quick.new() for _ in range(300)] + [slow.new() for _ in range(10)])
     with working(app, concurrency=2):
-        wait_until(lambda: len(app.list(state="running", limit=400)) == 10, what="all of them being held")
-        wait_until(lambda: len(app.list(state="running")) == 2, what="only what runs being held")
+        wait_until(
+            lambda: len(app.jobs.list(state="running", limit=400)) == 10, what="all of them being held"
+        )
+        wait_until(lambda: len(app.jobs.list(state="running")) == 2, what="only what runs being held")
         release.set()
-        wait_until(lambda: len(app.list(state="finished", limit=400)) == 310, what="all jobs finished")
+        wait_until(lambda: len(app.jobs.list(state="finished", limit=400)) == 310, what="all jobs finished")
 
 
 def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
@@ -250,8 +254,8 @@ def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
     release.set()
     thread.join(10)
     assert not thread.is_alive()
-    assert app.get(first.id).state == "finished"
-    assert (app.get(second.id).state, app.get(second.id).attempts) == ("available", 0)
+    assert app.jobs.get(first.id).state == "finished"
+    assert (app.jobs.get(second.id).state, app.jobs.get(second.id).attempts) == ("available", 0)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -277,7 +281,7 @@ def test_what_the_grace_time_does_not_suffice_for_is_given_back_uncounted(
     worker.stop()
     thread.join(10)
     assert not thread.is_alive()
-    row = app.get(job.id)
+    row = app.jobs.get(job.id)
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
     assert worker.left_running is not asynchronous
     release.set()
@@ -300,7 +304,7 @@ def test_the_second_stop_leaves_at_once(app: sqlq.App) -> None:
     worker.stop()
     thread.join(5)
     assert not thread.is_alive()
-    assert app.get(job.id).state == "running", "whoever rescues it takes over"
+    assert app.jobs.get(job.id).state == "running", "whoever rescues it takes over"
     release.set()
 
 
@@ -309,7 +313,7 @@ def test_max_jobs(app: sqlq.App, most: int) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(1_000)])
     assert app.worker(max_jobs=most).run().completed == most
-    assert len(app.list(state="available", limit=2_000)) == 1_000 - most
+    assert len(app.jobs.list(state="available", limit=2_000)) == 1_000 - most
 
 
 def test_a_worker_enters_itself_and_signs_off(app: sqlq.App, engine: Engine) -> None:
@@ -417,7 +421,7 @@ def test_finished_jobs_past_their_retention_are_pruned(database_url: str) -> Non
 
     def pruned() -> bool:
         prune.run()
-        return not app.list()
+        return not app.jobs.list()
 
     wait_until(pruned, what="the finished jobs gone")
     app.close()
@@ -439,5 +443,5 @@ def test_where_finished_jobs_are_not_kept_those_are_that_say_so(database_url: st
     kept += [by_sql, app.enqueue(completing.new().set(retention=None)).id]
     app.enqueue_many([task.new(), completing.new()])
     drain(app)
-    assert sorted(job.id for job in app.list()) == sorted(kept)
+    assert sorted(job.id for job in app.jobs.list()) == sorted(kept)
     app.close()

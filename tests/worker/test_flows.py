@@ -33,8 +33,8 @@ def test_a_step_runs_after_the_one_it_waits_for(shop: Shop) -> None:
     flow.add(shop.note.new("ship"), after=[first, second])
     done = shop.app.enqueue(flow)
     assert [job.state for job in done.jobs] == ["available", "blocked", "blocked"]
-    assert shop.app.get(done.job(second).id).blocked_by == "flow"
-    assert shop.app.get(done.job(second).id).available_at is None
+    assert shop.app.jobs.get(done.job(second).id).blocked_by == "flow"
+    assert shop.app.jobs.get(done.job(second).id).available_at is None
     assert shop.work() == ["pay", "pack", "ship"]
     assert set(shop.states().values()) == {"finished"}
 
@@ -174,7 +174,7 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
         "file": "finished",
     }
     shop.broken.clear()
-    assert len(shop.app.retry_failed(all=True)) == 1
+    assert len(shop.app.jobs.retry(all=True)) == 1
     called = shop.work()
     assert (called[0], sorted(called[1:])) == ("pay", ["ship", "thank"]), "nothing runs twice"
 
@@ -189,7 +189,7 @@ def test_what_can_no_longer_run_is_cancelled_and_what_follows_it(shop: Shop) -> 
     assert shop.work() == ["pay", "close"]
     states = shop.states()
     assert (states["alarm"], states["refund"]) == ("cancelled", "cancelled")
-    assert shop.app.list(state="cancelled")[0].reason == unblock.REASON
+    assert shop.app.jobs.list(state="cancelled")[0].reason == unblock.REASON
 
 
 def test_a_cancelled_step_cancels_what_needs_it(shop: Shop) -> None:
@@ -199,7 +199,7 @@ def test_a_cancelled_step_cancels_what_needs_it(shop: Shop) -> None:
     paid.on_failure(shop.note.new("alarm"))
     flow.add(shop.note.new("file"), after=[paid], when="ended")
     done = shop.app.enqueue(flow)
-    shop.app.cancel([done.job(paid).id])
+    shop.app.jobs.cancel([done.job(paid).id])
     assert shop.states() == {
         "pay": "cancelled",
         "ship": "cancelled",
@@ -215,7 +215,7 @@ def test_a_forgotten_step_cancels_what_waits_for_its_success(shop: Shop) -> None
     flow.add(shop.note.new("pay")).on_success(shop.note.new("ship"))
     done = shop.app.enqueue(flow)
     shop.work()
-    shop.app.admin.forget_failed([done.jobs[0].id])
+    shop.app.jobs.delete([done.jobs[0].id])
     assert shop.states() == {"ship": "cancelled"}
 
 
@@ -235,11 +235,13 @@ def test_a_missing_result_is_one_clear_failure(shop: Shop, engine: Engine) -> No
     flow.add(shop.note.new(number.result))
     done = shop.app.enqueue(flow)
     shop.work(max_jobs=1)
-    wait_until(lambda: shop.app.get(done.jobs[1].id).state == "available", what="the second step being free")
+    wait_until(
+        lambda: shop.app.jobs.get(done.jobs[1].id).state == "available", what="the second step being free"
+    )
     with engine.begin() as conn:
         conn.execute(text("DELETE FROM finished_jobs"))
     assert shop.work() == []
-    failed = shop.app.get(done.jobs[1].id)
+    failed = shop.app.jobs.get(done.jobs[1].id)
     assert failed.reason == "bad_payload"
     assert failed.error == (
         "sqlq.errors.NoResultError: it takes a result that is not there: there is no finished job "
@@ -254,7 +256,7 @@ def test_a_flow_is_there_if_its_transaction_commits(shop: Shop, engine: Engine) 
     with Session(engine) as session:
         shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), session=session)
         session.rollback()
-    assert shop.app.list() == []
+    assert shop.app.jobs.list() == []
     with engine.connect() as conn:
         assert [conn.scalar(text(f"SELECT count(*) FROM {t}")) for t in ("sqlq_flows", "sqlq_edges")] == [
             0,
@@ -271,7 +273,7 @@ def test_without_retention_the_steps_of_a_flow_are_kept(database_url: str) -> No
     shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note))
     app.enqueue(shop.note.new(2))
     assert sorted(shop.work()) == [1, 1, 1, 2]
-    assert len(app.list()) == 3
+    assert len(app.jobs.list()) == 3
     app.close()
 
 
@@ -292,7 +294,7 @@ def test_a_step_adds_steps_in_the_transaction_that_completes_it(shop: Shop, engi
     done = shop.app.enqueue(sqlq.chain(split.new(3), shop.note))
     called = shop.work()
     assert sorted(map(str, called)) == ["0", "1", "2", "3", "3", "[0, 1, 2]"]
-    assert {job.flow_id for job in shop.app.list()} == {done.id}
+    assert {job.flow_id for job in shop.app.jobs.list()} == {done.id}
 
 
 def test_steps_that_are_added_without_completing_fail_the_attempt(shop: Shop) -> None:
@@ -302,7 +304,9 @@ def test_steps_that_are_added_without_completing_fail_the_attempt(shop: Shop) ->
 
     done = shop.app.enqueue(sqlq.chain(split.new()))
     assert shop.work() == []
-    assert "were added to the flow, but the job was not completed" in str(shop.app.get(done.jobs[0].id).error)
+    assert "were added to the flow, but the job was not completed" in str(
+        shop.app.jobs.get(done.jobs[0].id).error
+    )
 
 
 def test_growth_that_rolls_back_is_not_there(shop: Shop, engine: Engine) -> None:
@@ -345,9 +349,9 @@ def test_what_a_queue_or_the_app_says_of_expiry_does_not_count_for_steps(databas
     app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
     task = app.task(name="plain")(lambda: None)
     own = app.task(name="own", expires="5s")(lambda: None)
-    assert app.get(app.enqueue(task.new()).id).start_by is not None
+    assert app.jobs.get(app.enqueue(task.new()).id).start_by is not None
     flow = app.enqueue(sqlq.chain(task.new(), task.new().set(queue="mail")))
-    assert [app.get(job.id).start_by for job in flow.jobs] == [None, None]
+    assert [app.jobs.get(job.id).start_by for job in flow.jobs] == [None, None]
     for said in (own.new(), task.new().set(expires="90s")):
         with pytest.raises(sqlq.EnqueueError, match="has a time by which it has to start"):
             app.enqueue(sqlq.chain(task.new(), said))
@@ -359,5 +363,5 @@ def test_a_flow_is_looked_at_by_asynchronous_code(app: sqlq.App) -> None:
     task = app.task(name="step")(lambda n: n)
     flow = app.enqueue(sqlq.chain(task.new(1)))
     app.worker(drain=True).run()
-    found = asyncio.run(app.aflow(flow.id))
+    found = asyncio.run(app.flows.aget(flow.id))
     assert found.results == {flow.jobs[0].id: 1}

@@ -65,7 +65,7 @@ class Shop:
 
     def following(self) -> list[tuple[str, Any]]:
         """Return task and argument of the follow-ups that wait."""
-        found = [(job.task, job.payload["args"][0]) for job in self.app.list(queue="ops", limit=1000)]
+        found = [(job.task, job.payload["args"][0]) for job in self.app.jobs.list(queue="ops", limit=1000)]
         return [(task, sqlq.Ended(**argument)) for task, argument in reversed(found)]
 
     def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
@@ -89,14 +89,14 @@ def test_a_job_that_finished_is_followed(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(lambda n: n).new(7))
     assert shop.work() == [sqlq.Ended(job.id, "pay", "default", "completed", 1)]
     assert shop.app.result(shop.heard[0].id) == 7
-    (follow_up,) = shop.app.list(task="thank")
+    (follow_up,) = shop.app.jobs.list(task="thank")
     assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
 
 
 def test_a_job_that_failed_for_good_is_followed_after_its_last_attempt(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=3).new())
     assert shop.work() == [sqlq.Ended(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")]
-    (follow_up,) = shop.app.list(task="alarm")
+    (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
 
 
@@ -140,7 +140,7 @@ def test_a_job_whose_task_is_gone_is_followed(shop: Shop, engine: Engine) -> Non
 def test_a_job_that_completes_itself_is_followed_when_that_commits(
     shop: Shop, engine: Engine, retention: str, commits: bool
 ) -> None:
-    shop.app.retention_ms = 0 if retention == "0s" else 1_000_000
+    shop.app._code.retention_ms = 0 if retention == "0s" else 1_000_000
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine)
     waiting: list[Any] = []
@@ -162,7 +162,7 @@ def test_a_job_that_completes_itself_is_followed_when_that_commits(
 
 
 def test_the_row_of_a_finished_job_need_not_stay(shop: Shop, engine: Engine) -> None:
-    shop.app.retention_ms = 0
+    shop.app._code.retention_ms = 0
     job = shop.app.enqueue(shop.task(lambda: 1).new())
     assert [ended.id for ended in shop.work()] == [job.id]
     with engine.connect() as conn:
@@ -221,10 +221,10 @@ def test_a_cancelled_job_is_not_followed(shop: Shop) -> None:
     shop.app.enqueue(shop.task(cancels, name="cancels").new())
     assert shop.work() == []
     waiting = shop.app.enqueue(shop.task(lambda: 1).new())
-    assert shop.app.cancel([waiting.id]) == {waiting.id: "cancelled"}
+    assert shop.app.jobs.cancel([waiting.id]) == {waiting.id: "cancelled"}
     running = shop.app.enqueue(shop.app.tasks["pay"].new())
     shop.claim()
-    assert shop.app.cancel([running.id], force=True) == {running.id: "cancelled"}
+    assert shop.app.jobs.cancel([running.id], force=True) == {running.id: "cancelled"}
     assert shop.following() == []
 
 
@@ -262,7 +262,7 @@ def test_a_zombies_complete_is_not_followed(shop: Shop, engine: Engine) -> None:
 def test_a_job_that_is_moved_back_and_fails_again_is_followed_again(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=1).new())
     assert len(shop.work()) == 1
-    assert shop.app.retry_failed([job.id]) == [job.id]
+    assert shop.app.jobs.retry([job.id]) == [job.id]
     assert [ended.id for ended in shop.work()] == [job.id] * 2
 
 
@@ -307,7 +307,9 @@ def test_a_lost_reply_to_commit_doubles_nothing(shop: Shop, monkeypatch: pytest.
     heard = shop.work()
     assert not lost.acquire(blocking=False), "no reply was lost"
     count_followed(
-        "G14: a lost reply to COMMIT", shop.app.list(task="pay"), shop.app.list(queue="ops", limit=1000)
+        "G14: a lost reply to COMMIT",
+        shop.app.jobs.list(task="pay"),
+        shop.app.jobs.list(queue="ops", limit=1000),
     )
     assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
     assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["completed", "failed"] * 10
@@ -320,7 +322,7 @@ def test_jobs_with_and_without_a_follow_up_end_side_by_side(shop: Shop) -> None:
     heard = shop.work()
     followed = [job.id for job in made if job.task == "pay"]
     assert sorted(ended.id for ended in heard) == sorted(followed)
-    assert {str(shop.app.get(job.id).state) for job in made} == {"finished"}
+    assert {str(shop.app.jobs.get(job.id).state) for job in made} == {"finished"}
 
 
 def refuse_alarms(engine: Engine) -> None:
@@ -372,7 +374,7 @@ def test_a_follow_up_that_the_database_refuses_keeps_no_other_job_from_its_rescu
             conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
         with shop.app.database.begin() as conn:
             settle.rescue(conn)
-        states = [str(shop.app.get(job.id).state) for job in made]
+        states = [str(shop.app.jobs.get(job.id).state) for job in made]
         assert states == ["running", "failed", "failed", "running", "failed"]
     assert [(task, ended.id) for task, ended in shop.following()] == [("thank", made[2].id)]
     assert (
@@ -410,7 +412,7 @@ def test_a_follow_up_that_cannot_be_made_keeps_no_other_job_from_its_end(
         with shop.app.database.begin() as conn:
             assert len(settle.rescue(conn)) == 2
     heard = shop.work()
-    assert [str(shop.app.get(job.id).state) for job in made] == ["failed", "failed"]
+    assert [str(shop.app.jobs.get(job.id).state) for job in made] == ["failed", "failed"]
     assert [ended.id for ended in heard] == [made[1].id]
 
 
@@ -522,7 +524,7 @@ def test_a_row_that_names_no_task_fails_by_itself(shop: Shop, engine: Engine, sa
     with shop.app.database.begin() as conn:
         assert settle.lose(conn, [(lost.id, lost.lease_token)], "is gone")[0].failed
     heard = shop.work()
-    failed = [job for job in shop.app.list(task="pay") if job.state == "failed"]
+    failed = [job for job in shop.app.jobs.list(task="pay") if job.state == "failed"]
     assert [job.reason for job in reversed(failed)] == ["bad_payload", "bad_payload", "worker_lost"]
     assert all(job.message for job in failed)
     assert ran == [2]
@@ -556,7 +558,7 @@ def test_a_follow_up_may_be_followed(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(lambda: 1, on_success=second).new())
     (ended,) = shop.work()
     assert ended.task == "second"
-    assert shop.app.get(ended.id).payload["args"][0]["id"] == job.id
+    assert shop.app.jobs.get(ended.id).payload["args"][0]["id"] == job.id
 
 
 def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
@@ -569,7 +571,7 @@ def test_a_task_of_another_process_may_follow_by_its_name(shop: Shop) -> None:
     (held,) = shop.claim()
     with shop.app.database.begin() as conn:
         settle.settle(conn, [settlement(held, Failed("error", ERROR))])
-    (follow_up,) = shop.app.list(task="far.away")
+    (follow_up,) = shop.app.jobs.list(task="far.away")
     assert (follow_up.queue, follow_up.payload["args"][0]["id"]) == ("default", new.id)
 
 
@@ -608,7 +610,7 @@ def test_a_follow_up_has_the_headers_of_the_job_and_is_told_its_label(shop: Shop
             assert settle.settle(conn, [settlement(job, Failed("error", ERROR))])
     ((_, ended),) = shop.following()
     assert ended.label == "of May"
-    (follow_up,) = shop.app.list(task="alarm")
+    (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.headers, follow_up.label) == ({"tenant": "blue"}, None)
 
 
@@ -626,5 +628,5 @@ def test_headers_that_no_handler_could_be_given_are_not_passed_on(
             conn, [settlement(job._replace(on_failure='{"task": "alarm"}'), Failed("error", ERROR))]
         )
     shop.work()
-    (follow_up,) = shop.app.list(task="alarm")
+    (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.state, follow_up.headers) == ("finished", {})

@@ -78,16 +78,16 @@ def test_claims_beyond_a_place_take_what_is_due_after_it_in_order(
         )
     last = app.enqueue(task.new().set(priority=5))
     assert [job.id for job in claimer.claim(2)] == [last.id, one_transaction[5].id]
-    app.pause("default")
+    app.queues.pause("default")
     assert claimer.claim(10) == []
-    app.resume("default")
+    app.queues.resume("default")
     assert [job.id for job in claimer.claim(10)] == [one_transaction[i].id for i in (6, 7)]
     assert claimer.claim(10) == []
     monkeypatch.undo()
     assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, (
         "the head is not forgotten"
     )
-    assert app.get(later.id).attempts == 0
+    assert app.jobs.get(later.id).attempts == 0
 
 
 @on_postgresql

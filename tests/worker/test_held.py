@@ -50,12 +50,14 @@ def blocked(app: sqlq.App) -> Iterator[tuple[int, int, threading.Event]]:
         try:
             assert started.wait(60)
             second = app.enqueue(waits.new()).id
-            wait_until(lambda: app.get(second).started is False, what="the job is known not to have started")
+            wait_until(
+                lambda: app.jobs.get(second).started is False, what="the job is known not to have started"
+            )
             yield first, second, go_on
         finally:
             go_on.set()
-        wait_until(lambda: app.get(second).state == "finished")
-        assert app.get(second).started is None
+        wait_until(lambda: app.jobs.get(second).state == "finished")
+        assert app.jobs.get(second).started is None
 
 
 def noted(engine: Engine) -> list[str | None]:
@@ -65,11 +67,11 @@ def noted(engine: Engine) -> list[str | None]:
 
 def test_a_job_that_waits_behind_a_blocked_loop_does_not_run(app: sqlq.App, engine: Engine) -> None:
     with blocked(app) as (first, second, _):
-        runs, held = app.get(first), app.get(second)
+        runs, held = app.jobs.get(first), app.jobs.get(second)
         assert (runs.state, runs.started, runs.history[-1].outcome) == ("running", True, "running")
         assert (held.state, held.started, held.history[-1].outcome) == ("running", False, "claimed")
-        assert [(job.id, job.started) for job in app.list()] == [(second, False), (first, True)]
-        (worker,) = app.workers()
+        assert [(job.id, job.started) for job in app.jobs.list()] == [(second, False), (first, True)]
+        (worker,) = app.workers.list()
         assert {job.id: job.started for job in worker.jobs} == {first: True, second: False}
         assert noted(engine) == [f"[{second}]"]
 

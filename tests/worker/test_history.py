@@ -42,7 +42,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 
 
 def outcomes(app: sqlq.App, id: int) -> list[str]:
-    return [line.outcome for line in app.get(id).history]
+    return [line.outcome for line in app.jobs.get(id).history]
 
 
 def stored(engine: Engine, id: int) -> str | None:
@@ -61,12 +61,12 @@ def take_from_its_worker(app: sqlq.App, why: str = "died") -> None:
 
 def test_a_first_attempt_that_finishes_leaves_nothing(app: sqlq.App, engine: Engine) -> None:
     job = acting(app, lambda: 7)
-    assert app.get(job.id).history == ()
+    assert app.jobs.get(job.id).history == ()
     drain(app)
     assert stored(engine, job.id) is None
     with engine.connect() as conn:
         assert conn.execute(text("SELECT start_ms FROM finished_jobs")).one() == (None,)
-    (line,) = app.get(job.id).history
+    (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.attempt, line.started_at) == ("finished", 1, None)
     assert line.claimed_at is not None
     assert line.ended_at is not None
@@ -85,7 +85,7 @@ def test_attempts_of_four_kinds_each_leave_a_line(app: sqlq.App) -> None:
     )
     take_from_its_worker(app)
     drain(app)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert done.state == "finished"
     assert [(line.outcome, line.attempt) for line in done.history] == [
         ("lost", 1),
@@ -114,7 +114,7 @@ def test_attempts_of_four_kinds_each_leave_a_line(app: sqlq.App) -> None:
 def test_the_last_attempt_of_a_failed_job_is_in_its_history(app: sqlq.App) -> None:
     job = acting(app, raising(ValueError("1")), raising(ValueError("2")), max_attempts=2)
     drain(app)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert [(line.outcome, line.attempt, line.message) for line in done.history] == [
         ("failed", 1, "1"),
         ("failed", 2, "2"),
@@ -131,16 +131,16 @@ def test_that_an_operator_has_put_a_job_back_is_seen(app: sqlq.App) -> None:
     job = acting(app, raising(ValueError("no van")), lambda: None, max_attempts=1)
     drain(app)
     before = datetime.now(UTC) - timedelta(milliseconds=1)
-    assert app.retry_failed([job.id]) == [job.id]
+    assert app.jobs.retry([job.id]) == [job.id]
     assert outcomes(app, job.id) == ["failed", "put_back"]
     drain(app)
-    failed, put_back, finished = app.get(job.id).history
+    failed, put_back, finished = app.jobs.get(job.id).history
     assert (failed.attempt, put_back.attempt, finished.attempt) == (1, None, 1)
     assert failed.started_at is not None, "what the failed row knew is kept"
     assert put_back.ended_at is not None
     assert put_back.ended_at >= before.replace(microsecond=0)
     assert (put_back.worker, put_back.claimed_at) == (None, None)
-    assert len(app.get(job.id).errors) == 1
+    assert len(app.jobs.get(job.id).errors) == 1
 
 
 def test_a_job_given_back_by_a_worker_that_stops_says_so(app: sqlq.App) -> None:
@@ -158,18 +158,18 @@ def test_a_job_given_back_by_a_worker_that_stops_says_so(app: sqlq.App) -> None:
     worker.stop()
     thread.join(30)
     go_on.set()
-    (line,) = app.get(job.id).history
+    (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.attempt) == ("released", 1)
     assert line.started_at is not None
     drain(app)
     assert outcomes(app, job.id) == ["released", "finished"]
-    assert app.get(job.id).history[-1].started_at is not None, "of a later claim the start is kept"
+    assert app.jobs.get(job.id).history[-1].started_at is not None, "of a later claim the start is kept"
 
 
 def test_a_job_that_no_worker_knows_says_so(app: sqlq.App, database_url: str) -> None:
     job = app.enqueue(app.named("shop.nowhere").new())
     drain(app)
-    (line,) = app.get(job.id).history
+    (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.reason, line.started_at) == ("released", "unknown_task", None)
 
 
@@ -177,14 +177,14 @@ def test_a_running_job_has_a_line_that_goes_on(app: sqlq.App) -> None:
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
         claim.claim(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
-    (line,) = app.get(job.id).history
+    (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
 
 
 def test_a_cancelled_job_says_why(app: sqlq.App) -> None:
     waiting = acting(app, lambda: None)
-    app.cancel([waiting.id])
-    (line,) = app.get(waiting.id).history
+    app.jobs.cancel([waiting.id])
+    (line,) = app.jobs.get(waiting.id).history
     assert (line.outcome, line.attempt, line.claimed_at) == ("cancelled", None, None)
     assert line.message == "cancelled by an operator"
 
@@ -197,7 +197,7 @@ def test_a_job_that_completes_itself_has_its_start_in_a_later_claim(app: sqlq.Ap
     job = acting(app, raising(sqlq.Snooze("0s")), completes)
     drain(app)
     assert outcomes(app, job.id) == ["snoozed", "finished"]
-    assert app.get(job.id).history[-1].started_at is not None
+    assert app.jobs.get(job.id).history[-1].started_at is not None
 
 
 def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine) -> None:
@@ -216,7 +216,7 @@ def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine)
     full = stored(engine, job.id) or ""
     assert NOTES_BYTES < len(full) < NOTES_BYTES + 500
     settle(Retried(0, ErrorText("ValueError", "x" * 500)))
-    found = app.get(job.id)
+    found = app.jobs.get(job.id)
     assert found.history[-1].outcome == "failed", "an error has its line, also after many snoozes"
     assert found.releases == 300
     told = sum(line.outcome == "snoozed" for line in found.history)
@@ -234,10 +234,10 @@ def test_what_another_program_wrote_is_read_as_far_as_it_goes(app: sqlq.App, eng
             text("UPDATE jobs SET errors = :errors"),
             {"errors": '[7, {"at": "2026-11-22T10:00:00", "attempt": "x", "note": "mine", "worker": 3}]'},
         )
-    first, second = app.get(job.id).history
+    first, second = app.jobs.get(job.id).history
     assert first == HistoryLine("failed", message="7")
     assert second == HistoryLine("failed", worker="3"), "a moment without a time zone is none"
-    assert len(app.get(job.id).errors) == 2
+    assert len(app.jobs.get(job.id).errors) == 2
     assert "mine" not in NOTES
 
 
@@ -253,7 +253,7 @@ def test_a_worker_whose_claim_was_lost_leaves_a_line(app: sqlq.App) -> None:
             return bool(settling.rescue(conn))
 
     wait_until(rescued)
-    (line,) = app.get(job.id).history
+    (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.attempt, line.worker) == ("lost", 1, "w1")
     assert line.claimed_at is not None
     assert line.ended_at is not None

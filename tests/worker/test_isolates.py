@@ -253,12 +253,12 @@ def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_end
     worker = app.worker(drain=True, isolates=Isolates(spawn), grace="100ms")
     working = threading.Thread(target=worker.run)
     working.start()
-    wait_until(lambda: app.get(job.id).state == "finished", what="the job completed")
+    wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job completed")
     if end == "the grace is over":
         worker.stop()
     working.join(60)
     assert not working.is_alive()
-    assert (app.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
+    assert (app.jobs.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
     assert [event.name for event in told] == ["started", "finished"]
 
 
@@ -339,7 +339,7 @@ def test_a_drain_runs_all_that_wait_for_processes_of_their_own(
     app = sqlq.App(database_url)
     jobs = app.enqueue_many([app.named("shop.usual").new()] * 60)
     run.work("--isolate", "-c", slots)
-    found = [app.get(job.id) for job in jobs]
+    found = [app.jobs.get(job.id) for job in jobs]
     assert [(job.state, job.releases) for job in found] == [("finished", 0)] * 60
     app.close()
 
@@ -352,7 +352,7 @@ def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: st
     fresh = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
     usual = [app.enqueue(app.named("shop.usual").new()) for _ in range(2)]
     run.work("--isolate", "--isolate-jobs", "1", "-c", "1")
-    pids = [app.get(job.id).result for job in (*fresh, *usual)]
+    pids = [app.jobs.get(job.id).result for job in (*fresh, *usual)]
     assert all(len(each) == 1 for each in pids), "none has seen what another left"
     assert len({each[0] for each in pids}) == 4
     assert os.getpid() not in {each[0] for each in pids}
@@ -391,7 +391,7 @@ def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
     app = sqlq.App(database_url)
     job = app.enqueue(app.named("shop.starts").new())
     run.work()
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.exception) == ("failed", "error", "SystemExit")
     app.close()
 
@@ -403,5 +403,5 @@ def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, d
     app = sqlq.App(database_url)
     jobs = app.enqueue_many([app.named("shop.returns_a_coroutine").new()] * 2)
     run.work("-c", "1")
-    assert [app.get(job.id).result for job in jobs] == [job.id for job in jobs]
+    assert [app.jobs.get(job.id).result for job in jobs] == [job.id for job in jobs]
     app.close()

@@ -98,8 +98,8 @@ def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine
             seen.add(expires())
             assert rescue(app) == []
         release.set()
-        wait_until(lambda: app.list(state="finished"), what="the job finished")
-    (job,) = app.list()
+        wait_until(lambda: app.jobs.list(state="finished"), what="the job finished")
+    (job,) = app.jobs.list()
     assert (job.attempts, job.lease_token) == (1, 1)
 
 
@@ -113,7 +113,7 @@ def test_who_was_away_itself_lets_others_renew_first(
     def is_rescued_after(seconds: float) -> bool:
         clock[0] += seconds
         chore.run()
-        return app.get(job.id).state != "running"
+        return app.jobs.get(job.id).state != "running"
 
     chore.run()
     job = app.enqueue(noop.new())
@@ -139,7 +139,7 @@ def test_what_nobody_renews_is_rescued_and_counted(app: sqlq.App, engine: Engine
             f"worker-{losses}",
             False,
         )
-        row = app.get(job.id)
+        row = app.jobs.get(job.id)
         assert row.state == ("available" if losses == 0 else "scheduled"), (
             "due at once after the first loss, with backoff after the second"
         )
@@ -148,7 +148,7 @@ def test_what_nobody_renews_is_rescued_and_counted(app: sqlq.App, engine: Engine
     claim(app)
     expire(engine)
     assert rescue(app)[0].failed
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.attempts, done.lease_token) == ("failed", "worker_lost", 3, 6)
     assert [e["reason"] for e in done.errors] == ["worker_lost", "worker_lost"]
 
@@ -160,15 +160,15 @@ def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outc
     expire(engine)
     rescue(app)
     (owner,) = claim(app, owner="same-name")
-    before = app.get(owner.id)
+    before = app.jobs.get(owner.id)
     assert settle(app, zombie, outcome) == set()
     with app.database.begin() as conn:
         assert lease.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
-    assert app.get(owner.id) == before
+    assert app.jobs.get(owner.id) == before
     assert fate(app, zombie) is Fate.LOST
     assert settle(app, owner, Completed(None)) == {owner.id}
     assert settle(app, zombie, outcome) == set()
-    assert app.get(owner.id).state == "finished"
+    assert app.jobs.get(owner.id).state == "finished"
 
 
 def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(
@@ -177,12 +177,12 @@ def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(
     job = app.enqueue(noop.new())
     (zombie,) = claim(app)
     settle(app, zombie, Failed("error", ERROR))
-    assert app.retry_failed([job.id]) == [job.id]
+    assert app.jobs.retry([job.id]) == [job.id]
     (owner,) = claim(app)
     assert (owner.id, owner.attempts) == (zombie.id, zombie.attempts)
     for outcome in EVERY_OUTCOME:
         assert settle(app, zombie, outcome) == set()
-    assert app.get(job.id).state == "running"
+    assert app.jobs.get(job.id).state == "running"
 
 
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
@@ -191,11 +191,11 @@ def test_a_settle_is_not_repeated(app: sqlq.App, noop: Any, outcome: Outcome) ->
     app.enqueue(noop.new())
     (job,) = claim(app)
     assert settle(app, job, outcome) == {job.id}
-    after = app.get(job.id)
+    after = app.jobs.get(job.id)
     assert fate(app, job) is Fate.SETTLED
     for again in EVERY_OUTCOME:
         assert settle(app, job, again) == set()
-    assert app.get(job.id) == after
+    assert app.jobs.get(job.id) == after
 
 
 def test_expiry_alone_revokes_nothing(app: sqlq.App, engine: Engine, noop: Any) -> None:
@@ -216,7 +216,7 @@ def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(
     monkeypatch.setattr(worker._leases, "trusted_until", lambda sent_at: 0.0)
     worker.run()
     assert not started
-    row = app.get(job.id)
+    row = app.jobs.get(job.id)
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
 
 
@@ -233,12 +233,12 @@ def test_a_handler_whose_lease_is_lost_is_told(
     app.enqueue(handler.new())
     caplog.set_level(logging.ERROR, "sqlq")
     with working(app, lease="6s", queues=["default"]):
-        wait_until(lambda: app.list(state="running"), what="the job running")
+        wait_until(lambda: app.jobs.list(state="running"), what="the job running")
         with engine.begin() as conn:
             conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1, reserved_by = 'somebody'"))
         assert told.wait(60)
         wait_until(lambda: "does not count" in caplog.text, what="the outcome being dropped")
-        assert app.list()[0].state == "running"
+        assert app.jobs.list()[0].state == "running"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -276,17 +276,17 @@ def test_an_outcome_kept_back_by_a_row_lock_keeps_no_other_back(app: sqlq.App, e
     task = app.task(name="t")(lambda n: (first if n == 0 else others).wait(30))
     locked, *free = app.enqueue_many([task.new(n) for n in range(4)])
     with working(app) as worker:
-        wait_until(lambda: len(app.list(state="running")) == 4, what="the jobs running")
+        wait_until(lambda: len(app.jobs.list(state="running")) == 4, what="the jobs running")
         with engine.begin() as rival:
             rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
             first.set()
             wait_until(lambda: worker._executors.ended == 1, what="the locked job's handler ending")
             others.set()
             wait_until(
-                lambda: {str(app.get(job.id).state) for job in free} == {"finished"},
+                lambda: {str(app.jobs.get(job.id).state) for job in free} == {"finished"},
                 what="the others finished",
             )
-        wait_until(lambda: app.get(locked.id).state == "finished", what="the locked job finished")
+        wait_until(lambda: app.jobs.get(locked.id).state == "finished", what="the locked job finished")
 
 
 def test_the_claim_skips_what_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
@@ -340,9 +340,9 @@ def test_a_claim_whose_reply_was_lost_is_given_back(app: sqlq.App, noop: Any) ->
     leases = app.worker()._leases
     renewed = {(claimed.id, claimed.lease_token): False}
     leases.renewed_for_us(renewed, 1.0)
-    assert app.get(job.id).state == "running", "the reply may be under way"
+    assert app.jobs.get(job.id).state == "running", "the reply may be under way"
     leases.renewed_for_us(renewed, 2.0)
-    assert (app.get(job.id).state, app.get(job.id).attempts) == ("available", 0)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
 
 
 def test_a_claim_whose_reply_was_lost_is_given_back_during_the_next_one(app: sqlq.App, noop: Any) -> None:
@@ -354,7 +354,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back_during_the_next_one(app: sql
         leases.renewed_for_us(renewed, 1.0)
     with leases.claiming():
         leases.renewed_for_us(renewed, 2.0)
-    assert (app.get(job.id).state, app.get(job.id).attempts) == ("available", 0)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
 
 
 def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,11 +376,11 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
             assert reached.wait(30)
             for sent_at in (1.0, 2.0):
                 worker._leases.renewed_for_us({(job.id, 1): False}, sent_at)
-            details = app.get(job.id)
+            details = app.jobs.get(job.id)
             assert (details.state, details.attempts, details.releases) == ("running", 1, 0)
         finally:
             goes_on.set()
-        wait_until(lambda: app.get(job.id).state == "finished", what="the job finished")
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
     assert ran == [1]
 
 
@@ -418,5 +418,5 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     with app.database.begin() as conn:
         (rescued,) = settling.rescue(conn)
     assert not rescued.failed
-    assert app.get(rescued.id).state in ("available", "scheduled")
-    assert app.admin.workers() == []
+    assert app.jobs.get(rescued.id).state in ("available", "scheduled")
+    assert app.workers.list() == []

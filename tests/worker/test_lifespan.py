@@ -41,7 +41,7 @@ def test_what_it_yields_is_there_for_handlers(app: sqlq.App) -> None:
 
     jobs = [app.enqueue(plain.new()), app.enqueue(asynchronous.new())]
     assert drain(app).completed == 2
-    assert [app.get(job.id).result for job in jobs] == [{"size": 3}] * 2
+    assert [app.jobs.get(job.id).result for job in jobs] == [{"size": 3}] * 2
     assert told == ["entered", "handler", "left"]
     drain(app)
     assert told[-2:] == ["entered", "left"], "as long as the call lasts"
@@ -75,7 +75,7 @@ def test_an_asynchronous_one_lives_in_one_task_on_the_loop_of_handlers(app: sqlq
 
     job = app.enqueue(asynchronous.new())
     assert drain(app).completed == 1
-    assert app.get(job.id).result is True
+    assert app.jobs.get(job.id).result is True
     assert told == ["leaving", "left"]
 
 
@@ -101,8 +101,8 @@ def test_a_worker_whose_lifespan_fails_does_not_start(
         drain(app)
     assert isinstance(caught.value.__cause__, OSError)
     assert "in afailing" in caplog.text or "in failing" in caplog.text, "the log has its traceback"
-    assert app.get(job.id).state == "available"
-    assert app.workers() == []
+    assert app.jobs.get(job.id).state == "available"
+    assert app.workers.list() == []
 
 
 def test_one_that_yields_nothing_fails(app: sqlq.App) -> None:
@@ -182,7 +182,7 @@ def test_one_that_hangs_keeps_no_worker_longer_than_the_grace(
     thread = threading.Thread(target=worker.run)
     thread.start()
     if lifespan is not hanging_when_entered:
-        wait_until(app.workers)
+        wait_until(app.workers.list)
     worker.stop()
     thread.join(10)
     assert not thread.is_alive()
@@ -361,7 +361,7 @@ def test_it_is_left_at_each_kind_of_stop(
     assert all(other == ["enter", "leave"] for other in did[1:])
     if stop != "TERM":
         pid = next(iter(whats(lines())))
-        assert app.get(job).result == [pid, pid]
+        assert app.jobs.get(job).result == [pid, pid]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -373,7 +373,7 @@ def test_each_process_of_an_isolated_job_has_its_own(
     jobs = enqueue(app, "alone", "work")
     with worker_process(tmp_path, "play:app", database_url, "--drain", ready=False) as worker:
         assert worker.process.wait(30) == 0, worker.log.read_text()
-    (first, pid), (second, other) = (app.get(id).result for id in jobs)
+    (first, pid), (second, other) = (app.jobs.get(id).result for id in jobs)
     assert (first, second) == (pid, other)
     assert pid != other
     assert whats(lines()) == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}

@@ -56,7 +56,7 @@ def gauge(app: sqlq.App) -> Gauge:
 
 
 def blocked(app: sqlq.App) -> int:
-    return len(app.list(state="blocked", limit=1000))
+    return len(app.jobs.list(state="blocked", limit=1000))
 
 
 def claim(app: sqlq.App, number: int = 100) -> list[Any]:
@@ -82,8 +82,8 @@ def test_no_more_than_that_run_at_a_time(gauge: Gauge) -> None:
 
     done = gauge.app.enqueue_many([call.new(n) for n in range(30)])
     assert {job.state for job in done} == {"blocked"}
-    assert gauge.app.get(done[0].id).blocked_by == "limit"
-    assert gauge.app.get(done[0].id).available_at is None
+    assert gauge.app.jobs.get(done[0].id).blocked_by == "limit"
+    assert gauge.app.jobs.get(done[0].id).available_at is None
     assert gauge.work(concurrency=10).completed == 30
     assert sorted(gauge.called) == list(range(30))
     assert gauge.most["stripe"] == 2
@@ -174,7 +174,7 @@ def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge) -> No
     done = gauge.app.enqueue_many([call.new(n) for n in range(5)])
     gauge.work()
     assert gauge.called == [1, 2, 3, 4]
-    job = gauge.app.get(done[0].id)
+    job = gauge.app.jobs.get(done[0].id)
     assert (job.state, job.blocked_by, job.attempts) == ("blocked", "limit", 1)
     assert job.due_at is not None
 
@@ -247,8 +247,8 @@ def test_a_failed_job_that_is_retried_waits_in_line(gauge: Gauge) -> None:
     done = [gauge.app.enqueue(call.new(1)), gauge.app.enqueue(free.new())]
     gauge.work()
     broken.clear()
-    assert gauge.app.retry_failed(all=True) == [job.id for job in done]
-    assert [str(gauge.app.get(job.id).state) for job in done] == ["blocked", "available"]
+    assert gauge.app.jobs.retry(all=True) == [job.id for job in done]
+    assert [str(gauge.app.jobs.get(job.id).state) for job in done] == ["blocked", "available"]
     assert gauge.work().completed == 2
 
 
@@ -265,7 +265,7 @@ def test_a_slot_comes_back_from_a_worker_that_died(gauge: Gauge) -> None:
     with gauge.app.database.begin() as conn:
         taken = settle.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
     assert [job.limit_key for job in taken] == ["stripe"] * 2
-    assert {str(gauge.app.get(job.id).state) for job in dead} == {"blocked"}
+    assert {str(gauge.app.jobs.get(job.id).state) for job in dead} == {"blocked"}
     with gauge.app.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET due_at = created_at").execution_options())
         conn.execute(text("UPDATE sqlq_wakes SET at = (SELECT min(created_at) FROM jobs)"))
@@ -296,7 +296,7 @@ def test_a_cancelled_job_gives_its_slot_back(gauge: Gauge, force: bool) -> None:
     admission.look(gauge.app.database)
     if force:
         claim(gauge.app)
-    assert gauge.app.cancel([first.id], force=force) == {first.id: "cancelled"}
+    assert gauge.app.jobs.cancel([first.id], force=force) == {first.id: "cancelled"}
     assert admission.look(gauge.app.database).number == 1
     assert gauge.work().completed == 1
     assert gauge.called == [1]
@@ -309,14 +309,14 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
 
     stuck = gauge.app.enqueue_many([call.new(n).set(queue="night") for n in range(5)])
     admission.look(gauge.app.database)
-    assert [str(gauge.app.get(job.id).state) for job in stuck].count("available") == 2
-    gauge.app.pause("night")
+    assert [str(gauge.app.jobs.get(job.id).state) for job in stuck].count("available") == 2
+    gauge.app.queues.pause("night")
     gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
     assert admission.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
     Admit(gauge.app.database, lambda: None).run()
     assert gauge.work().completed == 3
-    assert {str(gauge.app.get(job.id).state) for job in stuck} == {"blocked"}
-    gauge.app.resume("night")
+    assert {str(gauge.app.jobs.get(job.id).state) for job in stuck} == {"blocked"}
+    gauge.app.queues.resume("night")
     Admit(gauge.app.database, lambda: None).run()
     assert gauge.work().completed == 5
 
@@ -365,7 +365,7 @@ def test_an_idle_worker_admits_what_is_enqueued(gauge: Gauge) -> None:
         try:
             for n in range(3):
                 job = gauge.app.enqueue(call.new(n))
-                wait_until(lambda job=job: gauge.app.get(job.id).state == "finished")  # type: ignore[misc]
+                wait_until(lambda job=job: gauge.app.jobs.get(job.id).state == "finished")  # type: ignore[misc]
         finally:
             worker.stop()
         running.result(60)
@@ -406,17 +406,17 @@ def test_a_delay_is_kept(gauge: Gauge) -> None:
 
     later = gauge.app.enqueue(call.new(1).set(delay="1h"))
     soon = gauge.app.enqueue(call.new(2).set(delay="100ms"))
-    assert gauge.app.get(later.id).due_at is not None
+    assert gauge.app.jobs.get(later.id).due_at is not None
     worker = gauge.app.worker()
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(worker.run)
-        wait_until(lambda: gauge.app.get(soon.id).state == "finished")
+        wait_until(lambda: gauge.app.jobs.get(soon.id).state == "finished")
         worker.stop()
         running.result(60)
-    done = gauge.app.get(soon.id)
+    done = gauge.app.jobs.get(soon.id)
     assert done.reserved_at is not None
     assert (done.reserved_at - done.created_at).total_seconds() >= 0.1
-    assert gauge.app.get(later.id).state == "blocked"
+    assert gauge.app.jobs.get(later.id).state == "blocked"
 
 
 def test_the_line_goes_by_priority_then_by_age(gauge: Gauge) -> None:
@@ -520,7 +520,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     monkeypatch.setattr(Claimer, "claim", claims)
     monkeypatch.setattr(admission, "look", looks)
     assert worker.run().completed == 1
-    assert gauge.app.get(enqueued[0]).state == "finished"
+    assert gauge.app.jobs.get(enqueued[0]).state == "finished"
 
 
 def test_a_drain_claims_once_more_after_its_last_look(
@@ -542,7 +542,7 @@ def test_a_drain_claims_once_more_after_its_last_look(
 
     monkeypatch.setattr(Claimer, "claim", claims)
     assert app.worker(drain=True).run().completed == 1
-    assert app.get(enqueued[0]).state == "finished"
+    assert app.jobs.get(enqueued[0]).state == "finished"
     producer.close()
 
 
@@ -557,8 +557,8 @@ def test_a_step_of_a_flow_waits_for_the_steps_before_it_and_then_in_line(gauge: 
     last = flow.add(call.new("last"), after=[first, flow.add(call.new("second"))])
     done = gauge.app.enqueue(flow)
     assert [job.state for job in done.jobs] == ["blocked"] * 3
-    assert [gauge.app.get(job.id).blocked_by for job in done.jobs] == ["limit", "limit", "flow"] or (
-        gauge.app.get(done.job(last).id).blocked_by == "flow"
+    assert [gauge.app.jobs.get(job.id).blocked_by for job in done.jobs] == ["limit", "limit", "flow"] or (
+        gauge.app.jobs.get(done.job(last).id).blocked_by == "flow"
     )
     gauge.work(concurrency=5)
     assert gauge.called[-1] == "last"

@@ -17,6 +17,7 @@ from sqlq.store.jobs import expire
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
+from sqlq.testing.database import write_declared
 from tests.faults import guard
 from tests.waiting import wait_until
 
@@ -46,7 +47,7 @@ def number(app: sqlq.App, what: str) -> int:
 
 
 def state(app: sqlq.App, id: int) -> str:
-    return str(app.get(id).state)
+    return str(app.jobs.get(id).state)
 
 
 def served_by(app: sqlq.App, id: str, queues: list[str] | None) -> None:
@@ -72,7 +73,7 @@ def test_what_a_delayed_job_said_does_not_undo_what_a_newer_one_says(app: sqlq.A
         earlier = "- 7200000" if engine.dialect.name == "sqlite" else "- interval '2 hours'"
         conn.execute(text(f"UPDATE sqlq_wakes SET at = at {earlier}"))
     look(app)
-    (known,) = app.admin.limits()
+    (known,) = app.limits.list()
     assert known.max_running == 5
 
 
@@ -80,7 +81,7 @@ def test_the_job_of_a_schedule_knows_the_limit_that_it_names(app: sqlq.App, engi
     task = app.task(name="poll")(lambda: None)
     app.limit("api", running=4)
     app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
-    app.write_declared()
+    write_declared(app)
     with engine.begin() as conn:
         earlier = "- 36000000" if engine.dialect.name == "sqlite" else "- interval '10 hours'"
         conn.execute(
@@ -101,8 +102,8 @@ def test_a_rate_that_is_raised_counts_from_the_last_start(app: sqlq.App) -> None
     app.enqueue_many([task.new() for _ in range(5)])
     assert look(app) == 1
     assert look(app) == 0
-    app.admin.set_limit("api", rate="20/1s")
-    (known,) = app.admin.limits()
+    app.limits.set("api", rate="20/1s")
+    (known,) = app.limits.list()
     assert known.next_start_seconds is not None
     assert known.next_start_seconds <= 0.15
     wait_until(lambda: look(app) > 0, what="the next one admitted")
@@ -123,8 +124,8 @@ def test_a_rate_that_is_lowered_is_kept_at_once(app: sqlq.App) -> None:
     task = app.task(name="call", limit=sqlq.Limit("api", rate="1000/1s"))(lambda: None)
     app.enqueue_many([task.new() for _ in range(500)])
     assert look(app) > 50
-    (before,) = app.admin.limits()
-    after = app.admin.set_limit("api", rate="1/1h")
+    (before,) = app.limits.list()
+    after = app.limits.set("api", rate="1/1h")
     assert before.next_start_seconds is not None
     assert after.next_start_seconds is not None
     assert after.next_start_seconds > timedelta(minutes=59).total_seconds()
@@ -176,7 +177,7 @@ def test_skipping_a_step_gives_its_slot_back(app: sqlq.App) -> None:
     flow = app.enqueue(sqlq.group(task.new()))
     then = app.enqueue(task.new())
     assert look(app) == 1
-    app.admin.skip(flow.jobs[0].id)
+    app.flows.skip(flow.jobs[0].id)
     assert look(app) == 1
     assert state(app, then.id) == "available"
 
@@ -188,7 +189,7 @@ def test_skipping_a_failed_step_lets_the_line_go_on_that_it_holds(app: sqlq.App)
     settle(app, claim(app), Failed("error", ErrorText("ValueError", "no")))
     other = app.enqueue(task.new())
     assert look(app) == 0, "the failed one holds the line"
-    app.admin.skip(flow.jobs[0].id)
+    app.flows.skip(flow.jobs[0].id)
     assert look(app) == 1
     assert (state(app, flow.jobs[1].id), state(app, other.id)) == ("available", "blocked")
 
@@ -200,11 +201,11 @@ def test_a_failed_step_that_is_retried_waits_in_line_and_keeps_its_followers(app
     settle(app, claim(app), Failed("error", ErrorText("ValueError", "no")))
     other = app.enqueue(task.new())
     assert look(app) == 1
-    app.retry_failed([flow.jobs[0].id])
+    app.jobs.retry([flow.jobs[0].id])
     assert look(app) == 0
-    first, second = (app.get(job.id) for job in flow.jobs)
+    first, second = (app.jobs.get(job.id) for job in flow.jobs)
     assert (first.blocked_by, second.blocked_by) == ("limit", "flow")
-    app.cancel([other.id])
+    app.jobs.cancel([other.id])
     assert look(app) == 1
     assert app.worker(drain=True).run().completed == 2
 
@@ -214,7 +215,7 @@ def test_cancelling_a_tenants_jobs_lets_the_others_go_on(app: sqlq.App) -> None:
     task = app.task(name="report", queue="reports")(lambda tenant: None)
     mine = app.enqueue_many([task.new(1) for _ in range(6)])
     assert look(app) == 2
-    app.cancel([job.id for job in mine[:4]])
+    app.jobs.cancel([job.id for job in mine[:4]])
     assert look(app) == 2
     assert [state(app, job.id) for job in mine] == ["cancelled"] * 4 + ["available"] * 2
 
@@ -234,7 +235,7 @@ def test_jobs_of_a_queue_that_no_worker_serves_stay_in_line(app: sqlq.App, limit
     assert state(app, then.id) == ("blocked" if in_order else "available")
     served_by(app, "two", ["nobody"])
     if not in_order:
-        app.cancel([then.id])
+        app.jobs.cancel([then.id])
     admit.sweep(app.database, "")
     assert state(app, left.id) == "available"
 
@@ -263,4 +264,4 @@ def test_where_nobody_is_alive_or_one_serves_all_everything_is_served(app: sqlq.
     app.enqueue(task.new().set(queue="mine"))
     assert look(app) == 1
     admit.sweep(app.database, "")
-    assert {job.state for job in app.list()} == {"available"}
+    assert {job.state for job in app.jobs.list()} == {"available"}

@@ -185,7 +185,7 @@ def test_a_job_that_will_be_due_sends_a_worker_at_its_moment(
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, what="a worker sent")
         assert seen.looked == 1
-        assert app.get(1).state == "available", "not before"
+        assert app.jobs.get(1).state == "available", "not before"
 
 
 @on_postgresql

@@ -57,16 +57,16 @@ def test_a_job_by_name_runs_as_its_task_says(app: sqlq.App, web: sqlq.App) -> No
     )
     job = web.enqueue(new)
     assert (job.task, job.queue, job.state) == ("shop.bill", "default", "available")
-    assert web.get(job.id).max_attempts is None
+    assert web.jobs.get(job.id).max_attempts is None
     app.worker(drain=True).run()
     assert ran == [(ID, lines, MOMENT, Size.SMALL, timedelta(minutes=1), PurePosixPath("/a"))] * 2
-    assert (app.get(job.id).state, app.get(job.id).attempts) == ("failed", 2)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("failed", 2)
 
 
 def test_options_are_set_as_ever(app: sqlq.App, web: sqlq.App) -> None:
     task = web.named("shop.send")
     first = web.enqueue(task.new(7).set(queue="mail", priority=9, delay="1h", max_attempts=9, unique_key="k"))
-    found = web.get(first.id)
+    found = web.jobs.get(first.id)
     assert (found.queue, found.priority, found.max_attempts, found.unique_key) == ("mail", 9, 9, "k")
     assert found.state == "scheduled"
     again, other = web.enqueue_many([task.new(8).set(queue="mail", unique_key="k"), task.new(9)])
@@ -144,7 +144,7 @@ def test_a_handler_enqueues_through_its_jobs_app(app: sqlq.App) -> None:
 
     app.enqueue(first.new())
     app.worker(drain=True, max_jobs=1).run()
-    assert [job.task for job in app.list(state="available")] == ["other"]
+    assert [job.task for job in app.jobs.list(state="available")] == ["other"]
     found: list[sqlq.App] = []
     app.task(name="u")(lambda: found.append(sqlq.current_job().app))
     with sqlq.testing.inline(app):

@@ -36,12 +36,12 @@ def test_the_newest_of_a_priority_comes_first_and_a_higher_priority_before_it(
     newer = app.enqueue(task.new().set(queue="stack"))
     assert [job.id for job in claims.claim(10)] == [newer.id, stack[1], stack[0]]
     assert claims.claim(10) == []
-    assert app.get(later.id).state == "scheduled", "never early"
+    assert app.jobs.get(later.id).state == "scheduled", "never early"
 
 
 def test_a_paused_stack_is_left_alone(app: sqlq.App, task: Any) -> None:
     app.enqueue(task.new().set(queue="stack"))
-    app.pause("stack")
+    app.queues.pause("stack")
     assert claimer(app).claim(10) == []
 
 

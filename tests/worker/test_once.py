@@ -91,12 +91,12 @@ def test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time(
         app.enqueue(task.new())
     worker = outlast(app, charge, queues=["default"])
     charge.goes_on.set()
-    (failed,) = app.list(state="failed")
+    (failed,) = app.jobs.list(state="failed")
     assert (failed.reason, failed.attempts, failed.releases) == ("worker_lost", 1, 0)
     assert failed.error is not None
     assert "it starts only once" in failed.error
     assert worker.tally == Tally(failed=1)
-    assert [job.task for job in app.list(state="available")] == ["alarm"]
+    assert [job.task for job in app.jobs.list(state="available")] == ["alarm"]
     assert app.worker(drain=True, queues=["default"]).run() == Tally()
     assert charge.starts == 1
 
@@ -110,7 +110,7 @@ def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -
         worker = app.worker(isolates=spawned.isolates, grace="0s")
         with worker:
             wait_until(lambda: told, what="it has started")
-        assert (app.get(job.id).state, app.get(job.id).reason) == ("failed", "worker_lost")
+        assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "worker_lost")
         assert worker.tally == Tally(failed=1)
     finally:
         spawned.isolates.close()
@@ -136,7 +136,7 @@ def test_what_ends_after_its_job_has_failed_changes_nothing(app: sqlq.App, engin
     charge.goes_on.set()
     assert over.wait(30)
     assert len(refused) == 1
-    assert app.get(job.id).state == "failed"
+    assert app.jobs.get(job.id).state == "failed"
 
 
 def test_what_was_claimed_and_has_not_started_is_given_back(app: sqlq.App) -> None:
@@ -161,9 +161,9 @@ def test_what_was_claimed_and_has_not_started_is_given_back(app: sqlq.App) -> No
     thread.join(30)
     charge.goes_on.set()
     assert {job.id for job in held} == {first.id, second.id}
-    row = app.get(second.id)
+    row = app.jobs.get(second.id)
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
-    assert app.get(first.id).state == "failed"
+    assert app.jobs.get(first.id).state == "failed"
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
@@ -174,7 +174,7 @@ def test_the_last_of_several_attempts_is_given_back_at_a_stop(app: sqlq.App, han
         conn.execute(text("UPDATE jobs SET attempts = 1"))
     outlast(app, charge)
     charge.goes_on.set()
-    row = app.get(job.id)
+    row = app.jobs.get(job.id)
     assert (row.state, row.attempts, row.releases) == ("available", 1, 1)
 
 

@@ -44,7 +44,7 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
 
     job = app.enqueue(handler.new(1, b=[2, 3]))
     assert drain(app).completed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.result, done.attempts) == (
         "finished",
         {"sum": 6, "job": job.id, "attempts": 1},
@@ -78,7 +78,7 @@ def test_whatever_a_handler_raises_is_an_error_of_its_attempt(
     job = app.enqueue(task.new())
     tally = drain(app)
     assert (tally.retried, tally.failed) == (1, 1)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.attempts) == ("failed", "error", 2)
     # PEP 479: what leaves a coroutine as StopIteration arrives as RuntimeError
     expected = "RuntimeError" if asynchronous and isinstance(error, StopIteration) else type(error).__name__
@@ -122,12 +122,12 @@ def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_its_attempt_and
     with working(app, concurrency=2):
         wait_until(lambda: going, what="a coroutine waiting")
         second = app.enqueue(starts.new())
-        wait_until(lambda: app.get(second.id).state == "failed", what="the attempt of the other failed")
+        wait_until(lambda: app.jobs.get(second.id).state == "failed", what="the attempt of the other failed")
         third = app.enqueue(later.new())
-        wait_until(lambda: app.get(third.id).state == "finished", what="one more run")
+        wait_until(lambda: app.jobs.get(third.id).state == "finished", what="one more run")
         going[0]()
-        wait_until(lambda: app.get(first.id).state == "finished", what="the first going on")
-    assert [app.get(job.id).releases for job in (first, second, third)] == [0, 0, 0]
+        wait_until(lambda: app.jobs.get(first.id).state == "finished", what="the first going on")
+    assert [app.jobs.get(job.id).releases for job in (first, second, third)] == [0, 0, 0]
 
 
 def test_an_exception_that_cannot_be_shown_is_recorded_all_the_same(app: sqlq.App) -> None:
@@ -141,7 +141,7 @@ def test_an_exception_that_cannot_be_shown_is_recorded_all_the_same(app: sqlq.Ap
 
     job = app.enqueue(nasty.new())
     drain(app)
-    assert app.get(job.id).message == "<its __str__ raised RuntimeError>"
+    assert app.jobs.get(job.id).message == "<its __str__ raised RuntimeError>"
 
 
 def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(
@@ -155,7 +155,7 @@ def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(
 
     job = app.enqueue(wordy.new())
     drain(app)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert done.message is not None
     assert done.message.startswith("head␀\ufffd")
     assert done.message.endswith("tail")
@@ -169,7 +169,7 @@ def test_a_result_that_cannot_be_stored_is_null_and_the_job_is_finished(
     task = app.task(name="t")(lambda: result)
     job = app.enqueue(task.new())
     assert drain(app).completed == 1
-    assert (app.get(job.id).state, app.get(job.id).result) == ("finished", None)
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
     assert "null is stored" in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_text_that_databases_refuse_is_scrubbed_in_results(app: sqlq.App) -> Non
     task = app.task(name="t")(lambda: {"a\0": ["\ud800é"]})
     job = app.enqueue(task.new())
     drain(app)
-    assert app.get(job.id).result == {"a␀": ["\ufffdé"]}
+    assert app.jobs.get(job.id).result == {"a␀": ["\ufffdé"]}
 
 
 def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
@@ -201,10 +201,12 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
     tally = drain(app)
     assert (tally.completed, tally.retried, tally.released, tally.cancelled) == (1, 2, 1, 1)
     assert seen == [1, 2, 3]
-    assert [(e["exception"], e["message"]) for e in app.get(retried).errors] == [("ValueError", "busy")] * 2
-    job = app.get(snoozed)
+    assert [(e["exception"], e["message"]) for e in app.jobs.get(retried).errors] == [
+        ("ValueError", "busy")
+    ] * 2
+    job = app.jobs.get(snoozed)
     assert (job.state, job.attempts, job.releases) == ("scheduled", 0, 1)
-    job = app.get(cancelled)
+    job = app.jobs.get(cancelled)
     assert (job.state, job.reason) == ("cancelled", "not wanted any more")
 
 
@@ -218,7 +220,7 @@ def test_a_snooze_counts_once_a_job_was_given_back_too_often(app: sqlq.App, engi
         conn.execute(text("UPDATE jobs SET releases = :n"), {"n": MAX_RELEASES - 2})
     tally = drain(app)
     assert (tally.released, tally.retried, tally.failed) == (2, 1, 1)
-    assert app.get(job.id).state == "failed"
+    assert app.jobs.get(job.id).state == "failed"
 
 
 def test_retry_on_and_fail_on(app: sqlq.App) -> None:
@@ -229,7 +231,7 @@ def test_retry_on_and_fail_on(app: sqlq.App) -> None:
     never = app.task(name="never", fail_on=(OSError,), backoff="1h")(raises)
     jobs = {(t.name, e): app.enqueue(t.new(e)).id for t in (only, never) for e in ("os", "value", "timeout")}
     drain(app)
-    states = {key: str(app.get(id).state) for key, id in jobs.items()}
+    states = {key: str(app.jobs.get(id).state) for key, id in jobs.items()}
     assert states == {
         ("only", "os"): "scheduled",
         ("only", "value"): "failed",
@@ -258,7 +260,7 @@ def test_backoff(app: sqlq.App, backoff: Any, seconds: tuple[float, float]) -> N
     app.enqueue(fails.new())
     worker = app.worker(max_jobs=1)
     worker.run()
-    job = app.list()[0]
+    job = app.jobs.list()[0]
     # the error is noted by this machine's clock just before the database adds the wait to its own; here they
     # are one
     failed_at = datetime.fromisoformat(job.errors[0]["at"])
@@ -274,7 +276,7 @@ def test_a_backoff_that_fails_does_not_lose_the_job(app: sqlq.App) -> None:
 
     job = app.enqueue(fails.new())
     app.worker(max_jobs=1).run()
-    row = app.get(job.id)
+    row = app.jobs.get(job.id)
     assert (row.state in ("scheduled", "available"), row.attempts) == (True, 1)
 
 
@@ -301,7 +303,7 @@ def test_a_backoff_that_cannot_be_computed_costs_no_slot(
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET backoff = :stored"), {"stored": stored})
     app.worker(max_jobs=1, concurrency=1).run()
-    row = app.get(job.id)
+    row = app.jobs.get(job.id)
     assert (row.attempts, row.errors[-1]["message"]) == (1, "no")
 
 
@@ -322,7 +324,7 @@ def test_an_attempt_whose_end_cannot_be_judged_has_failed_and_costs_no_slot(
     task = app.task(name="t", max_attempts=1)(afails if asynchronous else fails)
     jobs = app.enqueue_many([task.new(), task.new()])
     assert drain(app, concurrency=1).failed == 2
-    assert all("judging it raised a SystemExit" in (app.get(job.id).error or "") for job in jobs)
+    assert all("judging it raised a SystemExit" in (app.jobs.get(job.id).error or "") for job in jobs)
     assert "how its attempt ended cannot be judged" in caplog.text
 
 
@@ -342,9 +344,9 @@ def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
     behind = app.enqueue(task.new())
     tally = drain(app)
     assert (tally.failed, tally.completed) == (1, 1)
-    (bad,) = app.list(state="failed")
+    (bad,) = app.jobs.list(state="failed")
     assert (bad.reason, bad.attempts) == ("bad_payload", 1)
-    assert app.get(behind.id).state == "finished"
+    assert app.jobs.get(behind.id).state == "finished"
 
 
 @pytest.mark.parametrize("moment", ["-infinity", "infinity", "0044-03-15 BC", "9999-12-31"])
@@ -378,10 +380,10 @@ def test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day(
             text("INSERT INTO jobs (task, payload) VALUES ('t', :p)"),
             {"p": '{"args": [1], "kwargs": {"new": 2}}'},
         )
-    id = app.list()[0].id
+    id = app.jobs.list()[0].id
     for released in (1, 2):
         assert drain(app).released == 1
-        job = app.get(id)
+        job = app.jobs.get(id)
         assert (job.attempts, job.releases, job.errors) == (0, released, [])
         assert (job.available_at or job.created_at) > job.created_at
         assert "got an unexpected keyword argument 'new'" in caplog.text
@@ -390,7 +392,7 @@ def test_arguments_that_do_not_fit_are_put_back_and_fail_after_a_day(
             earlier = f", unknown_since = unknown_since - {day}" if released == 2 else ""
             conn.execute(text(f"UPDATE jobs SET available_at = created_at{earlier}"))
     assert drain(app).failed == 1
-    done = app.get(id)
+    done = app.jobs.get(id)
     assert (done.reason, done.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
     assert "'new'" in (done.message or "")
     assert not ran
@@ -405,7 +407,7 @@ def test_a_job_that_waited_for_code_that_takes_its_arguments_runs(app: sqlq.App,
     with new.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET available_at = created_at"))
     assert drain(new).completed == 1
-    done = new.get(job.id)
+    done = new.jobs.get(job.id)
     assert (done.result, done.attempts) == (3, 1)
     old.close()
     new.close()
@@ -437,7 +439,7 @@ def test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day(
     with engine.begin() as conn:
         conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('default', 'no.such')"))
     assert drain(app).released == 1
-    (job,) = app.list()
+    (job,) = app.jobs.list()
     assert (job.attempts, job.releases) == (0, 1)
     assert (job.available_at or job.created_at) > job.created_at
     assert "no task is named 'no.such'" in caplog.text
@@ -447,7 +449,7 @@ def test_an_unknown_task_is_put_back_with_growing_delay_and_fails_after_a_day(
             text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
         )
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "unknown_task"
+    assert app.jobs.get(job.id).reason == "unknown_task"
 
 
 def test_a_job_whose_attempts_were_spent_by_hand_does_not_run_again(app: sqlq.App, engine: Engine) -> None:
@@ -471,7 +473,7 @@ def test_a_timeout_counts_as_an_attempt(app: sqlq.App, asynchronous: bool) -> No
     task = app.task(name="t", timeout="100ms", max_attempts=1)(aslow if asynchronous else slow)
     job = app.enqueue(task.new())
     assert drain(app).failed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.reason, done.exception) == ("timeout", "sqlq.errors.JobTimeoutError")
 
 
@@ -482,7 +484,7 @@ def test_the_timeout_of_a_job_comes_before_that_of_its_task(app: sqlq.App) -> No
 
     job = app.enqueue(slow.new().set(timeout="100ms"))
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
 
 
 def test_logs_say_what_happened_in_one_line(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
@@ -517,10 +519,10 @@ def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
     worker = app.worker(drain=True)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: app.get(job.id).state == "running", what="the job running")
+    wait_until(lambda: app.jobs.get(job.id).state == "running", what="the job running")
     release.set()
     thread.join(10)
-    assert (app.get(job.id).state, app.get(job.id).reason) == ("failed", "timeout")
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "timeout")
 
 
 def test_who_debugs_is_told_that_a_job_starts(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
@@ -538,7 +540,7 @@ def test_a_finished_job_leaves_no_row_at_retention_zero(database_url: str) -> No
     job = app.enqueue(task.new())
     assert drain(app).completed == 1
     with pytest.raises(sqlq.JobNotFoundError):
-        app.get(job.id)
+        app.jobs.get(job.id)
     app.close()
 
 
@@ -549,7 +551,7 @@ def test_errors_of_many_attempts_stay_bounded(app: sqlq.App, engine: Engine) -> 
 
     job = app.enqueue(fails.new())
     drain(app)
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.attempts) == ("failed", 300)
     assert len(json.dumps(done.errors)) < 2 * ERROR_BYTES
     assert done.errors[0]["attempt"] == 1
@@ -584,7 +586,7 @@ def test_an_async_handler_under_an_ordinary_decorator_is_awaited(app: sqlq.App) 
     job = app.enqueue(wrapped.new(7))
     app.enqueue(plain.new())
     assert drain(app).completed == 2
-    assert app.get(job.id).result == {"job": job.id, "n": 7}
+    assert app.jobs.get(job.id).result == {"job": job.id, "n": 7}
     assert loops[0] is loops[1], "clients and pools of the handlers' own belong to one loop"
 
 
@@ -601,7 +603,7 @@ def test_what_a_handler_returns_is_awaited_to_its_end(app: sqlq.App) -> None:
     tasks = [app.task(name="a")(calls_it), app.task(name="b")(outer)]
     jobs = app.enqueue_many([task.new() for task in tasks])
     assert drain(app).completed == 2
-    assert [app.get(job.id).result for job in jobs] == ["done", "done"]
+    assert [app.jobs.get(job.id).result for job in jobs] == ["done", "done"]
 
 
 def test_a_coroutine_that_a_thread_waits_for_meets_its_timeout_and_ends_before_it_is_settled(
@@ -613,12 +615,12 @@ def test_a_coroutine_that_a_thread_waits_for_meets_its_timeout_and_ends_before_i
         try:
             await asyncio.sleep(60)
         finally:
-            ended.append(app.get(job.id).state)
+            ended.append(app.jobs.get(job.id).state)
 
     task = app.task(name="t", timeout="200ms", max_attempts=1)(logged(slow))
     job = app.enqueue(task.new())
     assert drain(app).failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
     assert ended == ["running"]
 
 
@@ -642,7 +644,7 @@ def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, asynchronou
     handler = from_a_loop if asynchronous else from_a_thread
     job = app.enqueue(app.task(name="t", max_attempts=1)(handler).new())
     assert drain(app).failed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert done.exception == "TypeError"
     assert "generator, of whose body nothing has run" in (done.message or "")
 
@@ -654,7 +656,7 @@ def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, asynchronou
 def test_a_result_that_cannot_be_stored_is_said_in_the_row(app: sqlq.App, result: Any, why: str) -> None:
     job = app.enqueue(app.task(name="t")(lambda: result).new())
     assert drain(app).completed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.result) == ("finished", None)
     assert done.reason is not None
     assert why in done.reason

@@ -56,10 +56,10 @@ class Steps:
         return name in self.started
 
     def released(self, *names: str, times: int = 1) -> bool:
-        return all(self.app.get(self.ids[name]).releases >= times for name in names)
+        return all(self.app.jobs.get(self.ids[name]).releases >= times for name in names)
 
     def reserved(self) -> int:
-        return sum(self.app.get(id).state == "running" for id in self.ids.values())
+        return sum(self.app.jobs.get(id).state == "running" for id in self.ids.values())
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_queue_starts_in_its_order_through_give_backs_a_stop_and_deaths(
         wait_until(lambda: not steps.reserved(), what="all have ended")
     assert set(steps.started[:2]) == {"x", "y"}
     assert steps.started[2:] == ["a1", "a2", "a3", "a4", "b1", "b2", "c1", "c2", "c3"]
-    assert app.get(steps.ids["a4"]).attempts == 2, "the rescue alone counts"
+    assert app.jobs.get(steps.ids["a4"]).attempts == 2, "the rescue alone counts"
     assert told, "workers with free slots were told of what was given back"
 
 
@@ -141,20 +141,20 @@ def test_a_limited_job_that_never_started_keeps_its_place_in_line(
         minute = "interval '1 minute'" if engine.dialect.name == "postgresql" else "60000"
         conn.execute(text(f"UPDATE jobs SET due_at = due_at - {minute} WHERE id = {first.id}"))
     admit.look(app.database)
-    assert app.get(first.id).due_at is None
+    assert app.jobs.get(first.id).due_at is None
     if how == "released":
         (held,) = claim(app)
         settlement = Settlement(held.id, held.lease_token, 1, Released(), limit_key=held.limit_key)
         with app.database.begin() as conn:
             settle.settle(conn, [settlement])
     else:
-        app.pause("default")
+        app.queues.pause("default")
         admit.sweep(app.database, "")
-        app.resume("default")
-    assert app.get(first.id).state == "blocked"
+        app.queues.resume("default")
+    assert app.jobs.get(first.id).state == "blocked"
     admit.look(app.database, ["stripe"])
     assert [job.id for job in claim(app)] == [first.id]
-    assert app.get(second.id).state == "blocked"
+    assert app.jobs.get(second.id).state == "blocked"
 
 
 # -- what is claimed ahead -----------------------------------------------------------------------------------
@@ -227,10 +227,10 @@ def test_jobs_whose_lease_ran_out_while_they_were_claimed_are_started(
     task = app.task(name="t")(lambda: None)
     made = app.enqueue_many([task.new() for _ in range(3)])
     with working(app, concurrency=2, lease="1s") as at_work:
-        wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="all done")
+        wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all done")
         tally = at_work.tally
     assert (tally.completed, tally.released, tally.lost) == (3, 0, 0)
-    assert [(app.get(job.id).attempts, app.get(job.id).releases) for job in made] == [(1, 0)] * 3
+    assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in made] == [(1, 0)] * 3
     assert "lease lost" not in caplog.text
 
 

@@ -44,16 +44,16 @@ def test_it_is_seen_while_the_job_runs(app: sqlq.App, engine: Engine, kind: str)
             found = wait_until(lambda: _if_done(app, job.id, 25), what="the last word in the row")
         finally:
             go_on.set()
-        wait_until(lambda: app.get(job.id).ended_at, what="the end")
+        wait_until(lambda: app.jobs.get(job.id).ended_at, what="the end")
     assert found == Progress(25, 100, "row 25")
-    assert app.get(job.id).progress == found
+    assert app.jobs.get(job.id).progress == found
     with engine.connect() as conn:
         row = conn.execute(text("SELECT progress, progress_of, progress_note FROM job_states")).one()
     assert tuple(row) == (25, 100, "row 25")
 
 
 def _if_done(app: sqlq.App, id: int, done: float) -> Progress | None:
-    found = app.get(id).progress
+    found = app.jobs.get(id).progress
     return found if found is not None and found.done == done else None
 
 
@@ -81,8 +81,8 @@ def test_the_last_word_is_in_the_row_however_the_job_ends(app: sqlq.App, engine:
         "is retried": "scheduled",
         "is cancelled": "cancelled",
     }
-    assert app.get(id).state == states.get(ending, "finished")
-    assert app.get(id).progress == Progress(3, 3)
+    assert app.jobs.get(id).state == states.get(ending, "finished")
+    assert app.jobs.get(id).progress == Progress(3, 3)
 
 
 def test_a_job_run_anew_begins_without(app: sqlq.App) -> None:
@@ -93,9 +93,9 @@ def test_a_job_run_anew_begins_without(app: sqlq.App) -> None:
 
     id = app.enqueue(fails.new()).id
     drain(app)
-    assert app.get(id).progress == Progress(1)
-    app.retry_failed([id])
-    assert app.get(id).progress is None
+    assert app.jobs.get(id).progress == Progress(1)
+    app.jobs.retry([id])
+    assert app.jobs.get(id).progress is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_no_number_is_left_out_and_fails_no_job(
 
     id = app.enqueue(handler.new()).id
     assert drain(app).completed == 1
-    assert app.get(id).progress is None
+    assert app.jobs.get(id).progress is None
     (line,) = (record for record in caplog.records if "progress" in record.getMessage())
     assert warning in line.getMessage()
 
@@ -129,7 +129,7 @@ def test_a_note_is_made_storable(app: sqlq.App) -> None:
 
     id = app.enqueue(handler.new()).id
     assert drain(app).completed == 1
-    found = app.get(id).progress
+    found = app.jobs.get(id).progress
     assert found is not None
     assert found.note == "\u2400\ufffd" + "ü" * 253
 
@@ -168,7 +168,7 @@ def test_it_is_fenced(app: sqlq.App) -> None:
         # nothing said: what is there stays, and a retention is written where there is none
         assert progress_notes.write(conn, [Note(*right, None, None, None, 1_000)]) == {right}
         assert progress_notes.write(conn, [Note(*right, None, None, None, 2_000)]) == {right}
-    found = app.get(id)
+    found = app.jobs.get(id)
     assert (found.progress, found.retention_ms) == (Progress(2, 4, "a"), 1_000)
 
 
@@ -189,8 +189,8 @@ def test_a_locked_row_delays_the_end_and_loses_no_word(app: sqlq.App, engine: En
             conn.execute(text("SELECT id FROM jobs WHERE id = :id FOR UPDATE"), {"id": id})
             go_on.set()
             wait_until(lambda: worker._settler.unwritten() == 1, what="the outcome waiting")
-        wait_until(lambda: app.get(id).state == "finished", what="the end")
-    assert app.get(id).progress == Progress(7)
+        wait_until(lambda: app.jobs.get(id).state == "finished", what="the end")
+    assert app.jobs.get(id).progress == Progress(7)
 
 
 def test_what_the_database_refuses_fails_no_job(
@@ -214,7 +214,7 @@ def test_what_the_database_refuses_fails_no_job(
     task = app.task(name="t")(lambda: sqlq.current_job().progress(1))
     id = app.enqueue(task.new()).id
     assert drain(app).completed == 1
-    assert (app.get(id).state, app.get(id).progress) == ("finished", None)
+    assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)
     assert "no progress here" in caplog.text
 
 

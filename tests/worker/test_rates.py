@@ -93,10 +93,10 @@ def run_until_finished(app: sqlq.App, worker: Any, ids: list[int]) -> list[datet
     """Run a worker until these jobs have finished; return when each was allowed to start."""
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(worker.run)
-        wait_until(lambda: len(app.list(state="finished", limit=1000)) == len(ids), timeout=60)
+        wait_until(lambda: len(app.jobs.list(state="finished", limit=1000)) == len(ids), timeout=60)
         worker.stop()
         running.result(60)
-    found = [app.get(id) for id in ids]
+    found = [app.jobs.get(id) for id in ids]
     for job in found:
         assert job.available_at is not None
         assert job.reserved_at is not None

@@ -71,9 +71,14 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
     return future
 
 
+def watches(app: sqlq.App) -> dict[int, set[Any]]:
+    """Return what this App waits for, by job."""
+    return app._connected.results.waiter._watches
+
+
 def watched(app: sqlq.App) -> set[int]:
     """Return for which jobs this App waits."""
-    return set(app.waiting._watches)
+    return set(watches(app))
 
 
 @contextmanager
@@ -142,8 +147,8 @@ def test_a_cancelled_job_says_so(app: sqlq.App, tasks: dict[str, Any]) -> None:
 def test_what_an_operator_cancels_ends_the_wait(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
-    app.cancel([job.id])
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
+    app.jobs.cancel([job.id])
     with pytest.raises(sqlq.JobCancelledError):
         waiter.result(60)
 
@@ -158,7 +163,7 @@ def test_the_time_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, 
     with pytest.raises(TimeoutError, match="after 50 ms"):
         asyncio.run(app.aresult(job, timeout="50ms"))
     assert watched(app) == set()
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
 
 
 def test_a_job_that_ended_long_ago_is_seen_however_short_the_time(
@@ -213,7 +218,7 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
         both = in_a_thread(lambda: app.wait([job, other.id], timeout="30s"))
         wait_until(lambda: {job.id, other.id} <= watched(app), what="the waiters")
         # seen while it runs
-        wait_until(lambda: all(watch.seen for each in app.waiting._watches.values() for watch in each))
+        wait_until(lambda: all(watch.seen for each in watches(app).values() for watch in each))
         go.set()
         with pytest.raises(sqlq.NoResultError, match=r"has finished, but its row is kept no more$"):
             waiter.result(60)
@@ -415,7 +420,7 @@ def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch
         if app.database.dialect.notifies:
             wait_until(lambda: job.id in heard, what="the word of the waiter")
         # its first look comes after its word
-        wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())))
+        wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())))
         go.set()
         assert waiter.result(60) == 7
 
@@ -442,10 +447,10 @@ def test_a_worker_answers_only_where_somebody_waits(
         waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
         wait_until(lambda: heard, what="the word of the waiter")
         other = app.enqueue(twice.new())
-        app.waiting.watch(waiting.Watch([other.id], lambda told: None, whole=False))
+        app._connected.results.waiter.watch(waiting.Watch([other.id], lambda told: None, whole=False))
         go.set()
         assert waiter.result(60) == 7, "by its own looks, for no answer went out"
-        wait_until(lambda: app.get(other.id).state == "finished", what="the other job")
+        wait_until(lambda: app.jobs.get(other.id).state == "finished", what="the other job")
         # by itself, or together with the other where they end at the same moment
         wait_until(lambda: any(job.id in ids for ids in answered), what="the answer")
     assert {id for ids in answered for id in ids} <= {job.id, other.id}, "nothing of the twenty"
@@ -517,7 +522,7 @@ def test_a_thousand_waiters_ask_together(app: sqlq.App, tasks: dict[str, Any]) -
 
     async def main() -> tuple[int, float]:
         waiters = [asyncio.create_task(app.aresult(job, "60s")) for job in jobs]
-        while sum(bool(w.seen) for each in list(app.waiting._watches.values()) for w in list(each)) < 1000:  # noqa: ASYNC110
+        while sum(bool(w.seen) for each in list(watches(app).values()) for w in list(each)) < 1000:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         with statements(app) as sent:
             began = time.monotonic()
@@ -543,7 +548,7 @@ def test_waiters_wait_through_a_restart_of_the_database(
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="60s"))
-    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
     restartable_postgresql.stop("immediate")
     short = in_a_thread(lambda: app.result(job, timeout="200ms"))
     with pytest.raises(TimeoutError):
@@ -593,7 +598,7 @@ def test_where_nothing_can_be_heard_looks_suffice(
     other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
     job = other.enqueue(other.named("answer").new(7))
     waiter = in_a_thread(lambda: other.result(job, timeout="50s"))
-    wait_until(lambda: any(each.seen for each in other.waiting._watches.get(job.id, ())), what="a look")
+    wait_until(lambda: any(each.seen for each in watches(other).get(job.id, ())), what="a look")
     with working(app):
         assert waiter.result(60) == str(ID)
     other.close()
@@ -635,7 +640,7 @@ def test_a_refusal_of_the_database_reaches_who_waits(
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-    wait_until(lambda: any(each.seen for each in app.waiting._watches.get(job.id, ())), what="a first look")
+    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE failed_jobs RENAME TO others"))
     with pytest.raises(DBAPIError, match="failed_jobs"):

@@ -67,7 +67,7 @@ def test_a_row_is_no_job_of_the_block_that_has_the_same_number(app: sqlq.App) ->
     with sqlq.testing.inline(app):
         here = app.enqueue(shop.note.new(7))
         assert here.id == row.id
-        assert (app.get(row).task, app.get(here).task) == ("total", "note")
+        assert (app.jobs.get(row).task, app.jobs.get(here).task) == ("total", "note")
         with pytest.raises(sqlq.WaitTimeoutError, match="is available"):
             app.result(row)
         assert app.result(here) == 7
@@ -78,4 +78,4 @@ def test_what_names_no_job_is_refused_as_elsewhere(tmp_path: Any) -> None:
     app.enqueue(Shop(app).note.new(7))
     for wrong in ("7", None, 7.0, True):
         with pytest.raises(sqlq.ConfigurationError, match="is not the id of a job: ids are whole numbers"):
-            app.get(wrong)  # type: ignore[arg-type]
+            app.jobs.get(wrong)  # type: ignore[arg-type]

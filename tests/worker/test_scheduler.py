@@ -33,7 +33,7 @@ def test_a_worker_runs_a_job_at_each_moment_once(app: sqlq.App) -> None:
     with working(app):
         wait_until(lambda: len(seen) >= 4, what="four beats")
     assert sorted(seen) == [min(seen) + n * SECOND for n in range(len(seen))]
-    for job in app.list(task="beat"):
+    for job in app.jobs.list(task="beat"):
         # started when it was due, and not before
         assert job.scheduled_for is not None
         assert job.available_at == job.scheduled_for
@@ -44,10 +44,10 @@ def test_what_is_added_while_a_worker_runs_is_seen(app: sqlq.App) -> None:
     task = app.task(name="beat", max_attempts=1)(lambda: None)
     other = sqlq.App(app.database.engine.url)
     with working(app):
-        wait_until(app.workers, what="the worker")
+        wait_until(app.workers.list, what="the worker")
         other.schedules.add("beat", other.named("beat").new(), every="1s", repeats=2)
         wait_until(lambda: counted(other, "beat") == 2, what="two ticks")
-        wait_until(lambda: len(app.list(state="finished")) == 2, what="two jobs")
+        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, what="two jobs")
     assert other.schedules.get("beat").state == "ended"
     assert task.name == "beat"
     other.close()
@@ -149,7 +149,7 @@ def test_a_lookout_tells_when_the_next_schedule_is_due(app: sqlq.App) -> None:
         patch.setattr(Ticks, "expect", noted)
         task = app.task(name="beat")(lambda: None)
         with working(app):
-            wait_until(app.workers, what="the worker")
+            wait_until(app.workers.list, what="the worker")
             assert heard == []
             app.schedules.add("far", task.new(), cron="0 3 1 1 *")
             wait_until(lambda: heard, what="the lookout")

@@ -67,7 +67,7 @@ def test_a_newer_revision_is_one_line_in_the_log(
             what="the line",
         )
         job = app.enqueue(task.new())
-        wait_until(lambda: app.get(job.id).state == "finished", what="a job done after that")
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="a job done after that")
     finally:
         running.stop()
     assert running.raised is None
@@ -118,7 +118,7 @@ def test_a_worker_left_behind_stops_in_good_order(
     assert sentence in str(running.raised)
     assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
     execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
-    assert app.get(job.id).result == "done all the same"
+    assert app.jobs.get(job.id).result == "done all the same"
 
 
 def test_a_worker_whose_tables_are_gone_says_so(
@@ -149,7 +149,7 @@ def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(
     execute(engine, NEWER)
     assert app.worker(drain=True).run().completed == 1
     assert "which works with them" in caplog.text
-    assert app.get(job.id).state == "finished"
+    assert app.jobs.get(job.id).state == "finished"
     execute(engine, TOO_NEW)
     with pytest.raises(sqlq.SchemaVersionError, match="newer than the 0001 this sqlq knows"):
         app.worker(drain=True).run()

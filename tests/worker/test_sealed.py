@@ -21,6 +21,7 @@ from sqlq.errors import NoResultError, SealError
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.store.jobs import claim, settle
 from sqlq.testing import assert_enqueued, inline, tick
+from sqlq.testing.database import write_declared
 from sqlq.worker.supervise.heartbeat import LeaseKeeper
 from tests.flow_shop import Shop
 
@@ -70,7 +71,7 @@ def write(engine: Engine, statement: str, **parameters: Any) -> None:
 
 
 def failed(app: sqlq.App) -> list[tuple[str, str | None]]:
-    return [(job.task, job.reason) for job in reversed(app.list(state="failed"))]
+    return [(job.task, job.reason) for job in reversed(app.jobs.list(state="failed"))]
 
 
 def test_sealed_jobs_run_and_their_results_are_sealed(sealing: sqlq.App, engine: Engine, how: str) -> None:
@@ -84,13 +85,13 @@ def test_sealed_jobs_run_and_their_results_are_sealed(sealing: sqlq.App, engine:
     texts = stored(engine)
     assert all(each.startswith(HEAD) for each in texts)
     assert any(SECRET in each for each in texts) is (how == "sign"), "a signed one can be read, and no more"
-    assert sealing.get(job.id).payload == {"args": [SECRET, str(id)], "kwargs": {"amount": 3}}
+    assert sealing.jobs.get(job.id).payload == {"args": [SECRET, str(id)], "kwargs": {"amount": 3}}
     assert work(sealing).completed == 4
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs", "result"))
     assert any(SECRET in each for each in stored(engine, "finished_jobs", "result")) is (how == "sign")
     assert sealing.result(job) == {"card": SECRET, "id": str(id), "amount": 3}
     assert sealing.result(many[0])["amount"] == 1
-    details = sealing.get(job.id)
+    details = sealing.jobs.get(job.id)
     assert details.result == sealing.result(job)
     assert (details.sealed or "").startswith("signed with key" if how == "sign" else "encrypted with key")
 
@@ -125,7 +126,7 @@ def test_what_was_tampered_with_fails_alone(sealing: sqlq.App, engine: Engine, c
     tally = work(sealing)
     assert (tally.completed, tally.failed) == (1, 1)
     assert ran == [("pay", 2)]
-    (job,) = sealing.list(state="failed")
+    (job,) = sealing.jobs.list(state="failed")
     assert (job.id, job.reason, job.attempts) == (first.id, "bad_signature", 1)
     assert job.exception == "sqlq.errors.SealError"
     assert "\n" not in (job.message or "")
@@ -173,7 +174,7 @@ def test_another_key_opens_nothing_until_it_is_given(
         for app in (other(), other(keys=[OLD])):
             task_of(app)
             assert work(app).released == 1
-            found = app.get(job.id)
+            found = app.jobs.get(job.id)
             assert (found.state, found.sealed is not None) == ("scheduled", True)
             assert SECRET not in json.dumps(found.payload)
             write(engine, "UPDATE jobs SET available_at = created_at")
@@ -240,7 +241,7 @@ def test_a_retry_opens_the_payload_again(sealing: sqlq.App, engine: Engine) -> N
     job = sealing.enqueue(task.new(SECRET))
     work(sealing)
     assert stored(engine, "failed_jobs")[0].startswith(HEAD)
-    assert sealing.retry_failed([job.id]) == [job.id]
+    assert sealing.jobs.retry([job.id]) == [job.id]
     work(sealing)
     assert tries == [SECRET] * 4
 
@@ -254,7 +255,7 @@ def test_results_of_steps_are_arguments_of_later_ones(sealing: sqlq.App, engine:
     flow = sealing.enqueue(numbers)
     assert all(each.startswith(HEAD) for each in stored(engine))
     assert sorted(map(str, shop.work())) == ["1", "2", "[1, 2]"]
-    results = sealing.flow(flow.id).results
+    results = sealing.flows.get(flow.id).results
     assert sorted(results.values()) == [1, 2, 3]
 
 
@@ -267,7 +268,7 @@ def test_a_step_whose_result_was_changed_is_not_followed(sealing: sqlq.App, engi
     work(sealing, max_jobs=1)
     write(engine, "UPDATE finished_jobs SET result = '1000'")
     assert shop.work() == []
-    (job,) = sealing.list(state="failed")
+    (job,) = sealing.jobs.list(state="failed")
     assert job.reason == "bad_payload"
     assert "its result is not sealed" in (job.message or "")
 
@@ -291,7 +292,7 @@ def test_a_handler_sees_results_and_grows_its_flow(sealing: sqlq.App, engine: En
     work(sealing)
     assert seen == [1, [1], 2]
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
-    assert SECRET in [job.result for job in sealing.list()]
+    assert SECRET in [job.result for job in sealing.jobs.list()]
 
 
 # -- what follows --------------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
         ("returned", "error"),
     ]
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
-    assert SECRET in [job.result for job in sealing.list()]
+    assert SECRET in [job.result for job in sealing.jobs.list()]
 
 
 # -- schedules -----------------------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def test_schedules_are_sealed_when_they_are_stored(sealing: sqlq.App, engine: En
     task = sealing.task(name="t")(ran.append)
     sealing.schedules.add("added", task.new(SECRET), cron="* * * * *")
     sealing.schedule("declared", task.new(SECRET), cron="* * * * *")
-    sealing.write_declared()
+    write_declared(sealing)
     with engine.connect() as conn:
         rows = list(conn.scalars(text("SELECT payload FROM sqlq_schedules")))
     assert all(each.startswith(HEAD) for each in rows)
@@ -368,7 +369,7 @@ def test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs(
     def deploy(app: sqlq.App, argument: int) -> str:
         task = app.task(name="t")(lambda n: None)
         app.schedule("nightly", task.new(argument), cron="0 3 * * *")
-        app.write_declared()
+        write_declared(app)
         with engine.connect() as conn:
             return str(conn.scalar(text("SELECT payload FROM sqlq_schedules")))
 
@@ -471,7 +472,7 @@ def test_a_result_that_is_waited_for_is_opened(
     job = sealing.enqueue(card.new())
     work(sealing)
     assert sealing.result(job, timeout="10s") == {"card": SECRET}
-    assert sealing.stored_result(job.id) == {"card": SECRET}
+    assert sealing.result(job.id, raw=True) == {"card": SECRET}
     for app in (other(), other(keys=[new_key()])):
         with pytest.raises(SealError, match="cannot be read"):
             app.result(job.id, timeout="10s")
@@ -488,11 +489,11 @@ def test_a_replay_is_opened_as_the_job_was(
 
     job = sealing.enqueue(charge.new(SECRET))
     work(sealing)
-    assert sealing.replay(job.id).number == 1
-    assert sealing.replay(job.id, kwargs={"again": True}, again=True).number == 1
+    assert sealing.jobs.replay(job.id).number == 1
+    assert sealing.jobs.replay(job.id, kwargs={"again": True}, again=True).number == 1
     assert all(each.startswith(HEAD) for each in stored(engine))
     work(sealing)
     assert sorted(seen) == [(SECRET, False), (SECRET, False), (SECRET, True)]
     assert failed(sealing) == []
     with pytest.raises(SealError, match="cannot be read"):
-        other().replay(job.id, args=[7], again=True)
+        other().jobs.replay(job.id, args=[7], again=True)

@@ -69,7 +69,7 @@ def test_those_after_a_job_wait_for_its_next_attempt(books: Books) -> None:
     worker = books.app.worker(concurrency=5)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(worker.run)
-        wait_until(lambda: len(books.app.list(state="finished")) == 5)
+        wait_until(lambda: len(books.app.jobs.list(state="finished")) == 5)
         worker.stop()
         running.result(60)
     assert books.of("a") == [0, 1, 1, 2, 3, 3, 4]
@@ -80,7 +80,7 @@ def test_one_that_is_not_due_yet_keeps_those_after_it(books: Books) -> None:
     first = books.app.enqueue(book.new("a", 1).set(delay="1h"))
     books.app.enqueue(book.new("a", 2))
     assert books.work() == []
-    books.app.cancel([first.id])
+    books.app.jobs.cancel([first.id])
     assert books.work() == [2]
 
 
@@ -91,7 +91,7 @@ def test_after_a_failure_for_good_the_next_goes_on(books: Books) -> None:
     assert books.work() == [0, 1, 2]
     books.broken.clear()
     books.app.enqueue(book.new("a", 3))
-    books.app.retry_failed(all=True)  # whose id is the least again
+    books.app.jobs.retry(all=True)  # whose id is the least again
     assert books.work() == [1, 3]
 
 
@@ -101,9 +101,9 @@ def test_a_failure_holds_the_key_until_it_is_retried(books: Books) -> None:
     books.app.enqueue_many([book.new("a", n) for n in range(3)])
     books.app.enqueue(book.new("b", 7))
     assert sorted(books.work()) == [0, 1, 7]
-    assert len(books.app.list(state="blocked")) == 1
+    assert len(books.app.jobs.list(state="blocked")) == 1
     books.broken.clear()
-    books.app.retry_failed(all=True)
+    books.app.jobs.retry(all=True)
     assert books.work() == [1, 2]
 
 
@@ -112,7 +112,7 @@ def test_a_failure_holds_the_key_until_it_is_forgotten(books: Books) -> None:
     books.broken = {0}
     books.app.enqueue_many([book.new("a", n) for n in range(3)])
     assert books.work() == [0]
-    books.app.admin.forget_failed(all=True)
+    books.app.jobs.delete(all=True)
     assert admit.look(books.app.database).number == 1
     assert books.work() == [1, 2]
 
@@ -133,7 +133,7 @@ def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
         assert [job.id for job in claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=1000)] == [
             first.id
         ]
-    assert books.app.get(second.id).state == "blocked"
+    assert books.app.jobs.get(second.id).state == "blocked"
 
 
 def waits(app: sqlq.App) -> bool:

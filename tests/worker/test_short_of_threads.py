@@ -33,7 +33,7 @@ def limited(app: sqlq.App) -> Any:
 
 
 def are_finished(app: sqlq.App, number: int) -> bool:
-    return len(app.list(state="finished")) == number
+    return len(app.jobs.list(state="finished")) == number
 
 
 def test_the_slot_of_a_step_is_filled_where_no_thread_unblocks(

@@ -44,11 +44,11 @@ def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> 
     for name in ("t", "was.t"):
         job = insert(engine, task=name)
         assert tuple(shown(engine, job)) == ("available", 0, None)
-        assert app.admin.get(job).max_attempts is None
-        assert (app.get(job).max_attempts, app.get(job).timeout_ms) == (1, 100), "what applies"
+        assert app.jobs.get(job).max_attempts is None
+        assert (app.jobs.get(job).max_attempts, app.jobs.get(job).timeout_ms) == (1, 100), "what applies"
         assert drain(app).failed == 1
         assert tuple(shown(engine, job)) == ("failed", 1, 1)
-        done = app.get(job)
+        done = app.jobs.get(job)
         assert (done.reason, done.max_attempts) == ("timeout", 1)
         assert "longer than its timeout of 100 ms" in str(done.message)
 
@@ -67,8 +67,8 @@ def test_its_task_says_its_headers_backoff_and_retention(app: sqlq.App, engine: 
     own = insert(engine, task="t", headers='{"b": "row"}', backoff='"0s"', retention_ms=60_000)
     drain(app)
     assert seen == [{"a": "task"}, {"b": "row"}, {"b": "row"}]
-    assert (app.get(plain).state, app.get(plain).retention_ms) == ("scheduled", 7_200_000)
-    assert (app.get(own).state, app.get(own).retention_ms) == ("failed", 60_000)
+    assert (app.jobs.get(plain).state, app.jobs.get(plain).retention_ms) == ("scheduled", 7_200_000)
+    assert (app.jobs.get(own).state, app.jobs.get(own).retention_ms) == ("failed", 60_000)
 
 
 def test_a_backoff_that_cannot_be_read_is_the_tasks(
@@ -80,7 +80,7 @@ def test_a_backoff_that_cannot_be_read_is_the_tasks(
 
     job = insert(engine, task="t", backoff="soon")
     assert drain(app).failed == 1
-    assert app.get(job).attempts == 2
+    assert app.jobs.get(job).attempts == 2
     assert "the backoff 'soon' in its row cannot be read" in caplog.text
 
 
@@ -91,7 +91,7 @@ def test_what_the_row_says_comes_first(app: sqlq.App, engine: Engine) -> None:
 
     job = insert(engine, task="t", timeout_ms=50, max_attempts=2)
     assert (drain(app).failed, tuple(shown(engine, job))) == (1, ("failed", 2, 2))
-    assert app.get(job).reason == "timeout"
+    assert app.jobs.get(job).reason == "timeout"
 
 
 def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
@@ -102,8 +102,8 @@ def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
 
     unlimited, limited = insert(engine, task="t", timeout_ms=0), insert(engine, task="t")
     drain(app)
-    assert (app.get(unlimited).state, app.get(unlimited).result) == ("finished", False)
-    assert app.get(limited).reason == "timeout"
+    assert (app.jobs.get(unlimited).state, app.jobs.get(unlimited).result) == ("finished", False)
+    assert app.jobs.get(limited).reason == "timeout"
 
 
 def test_a_job_of_its_task_made_without_a_timeout_says_none_either(app: sqlq.App, engine: Engine) -> None:
@@ -117,8 +117,8 @@ def test_a_job_of_its_task_made_without_a_timeout_says_none_either(app: sqlq.App
         await asyncio.Event().wait()
 
     drain(later)
-    assert (later.get(job.id).attempts, later.get(job.id).max_attempts) == (1, 5)
-    assert later.get(job.id).errors[0]["reason"] == "timeout"
+    assert (later.jobs.get(job.id).attempts, later.jobs.get(job.id).max_attempts) == (1, 5)
+    assert later.jobs.get(job.id).errors[0]["reason"] == "timeout"
     later.close()
 
 
@@ -140,7 +140,7 @@ def test_a_lost_worker_counts_by_what_the_task_says_whoever_rescues(app: sqlq.Ap
         ("available", 1, 2),
         ("available", 1, None),
     ]
-    assert app.get(ids[0]).reason == "worker_lost"
+    assert app.jobs.get(ids[0]).reason == "worker_lost"
 
 
 def test_a_worker_that_does_not_know_the_task_leaves_it_to_one_that_does(

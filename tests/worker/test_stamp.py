@@ -63,9 +63,9 @@ def test_a_handler_sees_what_was_set(app: sqlq.App, kind: str) -> None:
     assert (got, label, nothing, none) == (headers, "export of May", {}, None)
     with pytest.raises(TypeError, match="does not support item assignment"):
         got["request_id"] = "another"  # type: ignore[index]
-    found = app.get(job.id)
+    found = app.jobs.get(job.id)
     assert (found.headers, found.label, found.state) == (headers, "export of May", "finished")
-    assert (app.get(plainly.id).headers, app.get(plainly.id).label) == ({}, None)
+    assert (app.jobs.get(plainly.id).headers, app.jobs.get(plainly.id).label) == ({}, None)
 
 
 def test_they_go_along_whichever_way_a_job_is_inserted(app: sqlq.App, engine: Engine) -> None:
@@ -82,7 +82,7 @@ def test_they_go_along_whichever_way_a_job_is_inserted(app: sqlq.App, engine: En
         ids += [app.enqueue(new(6), session=session).id]
         alike = [task.new(0).set(label="job 7", headers={"n": 7})] * 2
         ids += [job.id for job in app.enqueue_many(alike, session)]
-    assert [(app.get(id).headers["n"], app.get(id).label) for id in ids] == [
+    assert [(app.jobs.get(id).headers["n"], app.jobs.get(id).label) for id in ids] == [
         (n, f"job {n}") for n in (0, 1, 2, 3, 4, 5, 6, 7, 7)
     ]
 
@@ -96,14 +96,18 @@ def test_they_travel_to_the_failed_jobs_and_back(app: sqlq.App) -> None:
     id = app.enqueue(fails.new().set(headers={"a": 1}, label="mine", backoff="7s", retention="1h")).id
     for _ in range(2):
         assert drain(app).failed == 1
-        job = app.get(id)
+        job = app.jobs.get(id)
         assert (job.state, job.headers, job.label) == ("failed", {"a": 1}, "mine")
         assert job.retention_ms == 3_600_000
         assert job.expires_at is not None
         assert job.ended_at is not None
         assert round((job.expires_at - job.ended_at).total_seconds()) == 3600
-        assert app.retry_failed([id]) == [id]
-    assert (app.get(id).headers, app.get(id).label, app.get(id).state) == ({"a": 1}, "mine", "available")
+        assert app.jobs.retry([id]) == [id]
+    assert (app.jobs.get(id).headers, app.jobs.get(id).label, app.jobs.get(id).state) == (
+        {"a": 1},
+        "mine",
+        "available",
+    )
 
 
 def test_what_is_set_later_is_added(app: sqlq.App) -> None:
@@ -156,7 +160,7 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
         conn.exec_driver_sql(f"INSERT INTO jobs (task, headers) VALUES ('t', {mark})", (text,))
         conn.exec_driver_sql("""INSERT INTO jobs (task, headers, label) VALUES ('t', '{"a": 1}', 'by SQL')""")
     assert drain(app).failed == 1
-    finished, failed = app.list()
+    finished, failed = app.jobs.list()
     assert (failed.reason, finished.headers, finished.label) == ("bad_payload", {"a": 1}, "by SQL")
     assert message in str(failed.message)
     assert ran == [1]
@@ -178,7 +182,7 @@ def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pyte
         conn.exec_driver_sql("INSERT INTO jobs (task, headers, progress) VALUES ('t', x'ff', 'far')")
         conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('followed', x'fe', x'fd')")
     assert drain(app).completed == 3
-    follower, followed, failed, finished = app.list()
+    follower, followed, failed, finished = app.jobs.list()
     assert (finished.label, finished.state) == (r"b'\xff'", "finished")
     assert (failed.message, failed.progress) == ("the headers are not text", None)
     assert r"b'\xff'" in caplog.text
@@ -206,11 +210,11 @@ def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
     assert sorted((job.id, job.failed) for job in rescued) == [(other.id, True), (other.id + 1, spent)]
     events = Teller().rescued(rescued, "is gone")
     json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor says them
-    details = app.get(other.id + 1)
+    details = app.jobs.get(other.id + 1)
     if not spent:
         assert [(line.outcome, line.worker) for line in details.history] == [("lost", r"b'\xfe'")]
         return
-    (alarm,) = app.list(task="alarm")
+    (alarm,) = app.jobs.list(task="alarm")
     ended = alarm.payload["args"][0]
     assert [ended[name] for name in ("task", "queue", "label")] == [r"b'\xfa'", r"b'\xfb'", r"b'\xfc'"]
 
@@ -237,7 +241,7 @@ def test_a_stamp_adds_headers_to_every_job_and_what_the_job_says_wins(app: sqlq.
         ids = [app.enqueue(job, session).id]
     ids += [one.id for one in app.enqueue_many([task.new(), task.new()])]
     ids.append(asyncio.run(app.aenqueue(task.new())).id)
-    found = [app.get(id).headers for id in ids]
+    found = [app.jobs.get(id).headers for id in ids]
     assert found[0] == {"service": "shop", "a": "second", "origin": "mine", "of": "t"}
     assert {one["origin"] for one in found[1:]} == {"web"}
     assert asked[0] is job
@@ -255,7 +259,7 @@ def test_what_a_stamp_may_not_return(app: sqlq.App, engine: Engine) -> None:
         app.enqueue(task.new(), session)
     with pytest.raises(EnqueueError, match=r"^enqueue takes what task\.new"):
         app.enqueue(task)  # type: ignore[arg-type]
-    assert app.list() == []
+    assert app.jobs.list() == []
 
 
 def test_an_exception_of_a_stamp_comes_out_of_enqueue(app: sqlq.App) -> None:
@@ -330,7 +334,7 @@ def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.A
     assert tally.completed == 3
     # the job that a handler enqueued carries on what its own job had
     assert seen == [("blue", {"id": 7}), (None, "no request"), ("blue", {"id": 7})]
-    assert carrying.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
+    assert carrying.jobs.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
 
 
 def test_inline_too(carrying: sqlq.App) -> None:
@@ -358,7 +362,7 @@ def test_a_default_of_a_variable_is_not_carried(carrying: sqlq.App) -> None:
     async def enqueue() -> int:  # in a context of its own
         return (await carrying.aenqueue(task.new())).id
 
-    assert carrying.get(asyncio.run(enqueue())).headers == {}
+    assert carrying.jobs.get(asyncio.run(enqueue())).headers == {}
 
 
 def test_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
@@ -415,9 +419,9 @@ def test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own(
     (tmp_path / "play.py").write_text(PLAY)
     with engine.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('play.alone', x'ff', x'fe')")
-    (job,) = app.list()
+    (job,) = app.jobs.list()
     with worker_process(tmp_path, "play:app", database_url, "-c", "1"):
-        wait_until(lambda: app.get(job.id).ended_at or app.get(job.id).history[1:], what="its end")
+        wait_until(lambda: app.jobs.get(job.id).ended_at or app.jobs.get(job.id).history[1:], what="its end")
     assert (tmp_path / "ran.txt").read_text() == "alone nobody's None b'\\xff'\n"
 
 
@@ -428,7 +432,7 @@ def test_in_isolated_processes_too(carrying: sqlq.App, database_url: str, tmp_pa
         ids = [carrying.enqueue(alone.set(headers={"a": 1}, label="l")).id, carrying.enqueue(aalone).id]
     ids += [carrying.enqueue(job).id for job in (alone, aalone)]
     with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
-        wait_until(lambda: all(carrying.get(id).ended_at for id in ids), what="all ended")
+        wait_until(lambda: all(carrying.jobs.get(id).ended_at for id in ids), what="all ended")
         assert worker.stop() == 0
     assert (tmp_path / "ran.txt").read_text().splitlines() == [
         "alone blue 1 l",
@@ -436,5 +440,5 @@ def test_in_isolated_processes_too(carrying: sqlq.App, database_url: str, tmp_pa
         "alone nobody's None None",
         "aalone nobody's None None",
     ]
-    assert str(carrying.get(ids[0]).progress) == "3 of 4 (75%): nearly"
-    assert carrying.get(ids[1]).progress is None
+    assert str(carrying.jobs.get(ids[0]).progress) == "3 of 4 (75%): nearly"
+    assert carrying.jobs.get(ids[1]).progress is None

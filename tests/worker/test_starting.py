@@ -91,15 +91,16 @@ def test_where_no_event_loop_can_be_made_the_job_is_given_back_and_runs_later(
     with working(app, concurrency=2):
         first = app.enqueue(warm.new())
         wait_until(
-            lambda: app.get(first.id).state == "finished", what="the worker at work, with its connections"
+            lambda: app.jobs.get(first.id).state == "finished",
+            what="the worker at work, with its connections",
         )
         with no_more_files():
             made = app.enqueue_many([handler.new(), handler.new()])
             wait_until(lambda: "it is given back" in caplog.text, what="the jobs given back")
         wait_until(
-            lambda: all(app.get(job.id).state == "finished" for job in made), what="both done afterwards"
+            lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="both done afterwards"
         )
-    assert all(app.get(job.id).attempts == 1 for job in made), "what did not start did not count"
+    assert all(app.jobs.get(job.id).attempts == 1 for job in made), "what did not start did not count"
     caplog.clear()  # its records keep the error, and that the loop
     gc.collect()
 
@@ -122,10 +123,12 @@ def test_where_no_thread_can_be_started_the_job_is_given_back_and_the_slots_stay
     task = app.task(name="t")(together.wait)
     with working(app, concurrency=2):
         made = app.enqueue_many([task.new(), task.new()])
-        wait_until(lambda: all(app.get(job.id).releases >= 1 for job in made), what="both given back")
+        wait_until(lambda: all(app.jobs.get(job.id).releases >= 1 for job in made), what="both given back")
         wait_until(lambda: finding(app, "starts").verdict is Verdict.CHECK, what="the doctor seeing it")
         short.clear()
-        wait_until(lambda: all(app.get(job.id).state == "finished" for job in made), what="both at a time")
+        wait_until(
+            lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="both at a time"
+        )
 
 
 def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
@@ -143,7 +146,7 @@ def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE jobs SET releases = {MAX_RELEASES}"))
     assert app.worker(drain=True).run().failed == 1
-    assert app.get(job.id).message == f"given back {MAX_RELEASES} times without finishing"
+    assert app.jobs.get(job.id).message == f"given back {MAX_RELEASES} times without finishing"
 
 
 # -- processes that start ------------------------------------------------------------------------------------
@@ -193,16 +196,16 @@ def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.A
     thread.start()
     try:
         wait_until(
-            lambda: all(app.get(job.id).state == "finished" for job in usual), what="the usual jobs done"
+            lambda: all(app.jobs.get(job.id).state == "finished" for job in usual), what="the usual jobs done"
         )
         assert len(processes.started) == 2
-        assert [app.get(job.id).state for job in lost] == ["running"] * 6, (
+        assert [app.jobs.get(job.id).state for job in lost] == ["running"] * 6, (
             "the oldest first; the others are held"
         )
 
         def all_done() -> bool:
             processes.let_go()
-            return all(app.get(job.id).state == "finished" for job in lost)
+            return all(app.jobs.get(job.id).state == "finished" for job in lost)
 
         wait_until(all_done, timeout=60, what="the lost jobs done")
         assert len(processes.started) <= 4, "a process that came up takes the next job"
@@ -238,7 +241,7 @@ class Crowd:
         self.thread.start()
 
     def found(self) -> list[tuple[str, int]]:
-        return [(job.state, job.releases) for job in (self.app.get(job.id) for job in self.jobs)]
+        return [(job.state, job.releases) for job in (self.app.jobs.get(job.id) for job in self.jobs)]
 
     def all_done(self) -> bool:
         self.processes.let_go()
@@ -315,9 +318,9 @@ def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: py
 
     with working(app, lease="1s"):
         job = app.enqueue(handler.new())
-        wait_until(lambda: app.get(job.id).state == "failed", what="the timeout")
+        wait_until(lambda: app.jobs.get(job.id).state == "failed", what="the timeout")
         assert beating.is_set()
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
 
 
 def test_a_cancel_that_comes_when_the_loop_is_closed_holds_nobody_up() -> None:
@@ -347,8 +350,8 @@ def test_a_handler_that_keeps_everybody_from_writing_meets_its_timeout(
 
     with working(app, lease="1s"):
         job = app.enqueue(handler.new())
-        wait_until(lambda: app.get(job.id).state == "failed", timeout=30, what="the timeout")
-    assert app.get(job.id).reason == "timeout"
+        wait_until(lambda: app.jobs.get(job.id).state == "failed", timeout=30, what="the timeout")
+    assert app.jobs.get(job.id).reason == "timeout"
 
 
 def test_a_handler_that_returns_past_its_timeout_is_late_whether_or_not_it_was_told(
@@ -365,7 +368,7 @@ def test_a_handler_that_returns_past_its_timeout_is_late_whether_or_not_it_was_t
 
     job = app.enqueue(handler.new())
     assert app.worker(drain=True).run().failed == 1
-    assert app.get(job.id).reason == "timeout"
+    assert app.jobs.get(job.id).reason == "timeout"
 
 
 def test_what_has_ended_is_not_taken_for_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +444,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     away.clear()
     thread.join(20)
     assert not thread.is_alive()
-    assert [app.get(job.id).state for job in made] == ["finished"] * 5
+    assert [app.jobs.get(job.id).state for job in made] == ["finished"] * 5
 
 
 class Blinks:
@@ -544,12 +547,12 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
         with app.database.begin() as conn:
             _, renewed = workers.stand_in(conn, [worker.id], lease_ms=30_000)
         worker._leases.renewed_for_us(renewed[worker.id], sent_at)
-        return app.get(job.id).state == "failed"
+        return app.jobs.get(job.id).state == "failed"
 
     with working(app) as worker:
         wait_until(lambda: supervise(worker), timeout=60, what="the attempts spent")
     assert len(ran) == 2
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.reason, done.attempts, done.releases) == ("worker_lost", 2, 0)
     assert "without its knowing" not in caplog.text
 
@@ -557,11 +560,11 @@ def test_an_attempt_whose_outcome_is_refused_counts_though_its_lease_is_renewed_
 def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> None:
     """Its heartbeat and its supervisor go on until it has ended, and find no row of it."""
     with app.worker() as worker:
-        assert [each.id for each in app.admin.workers()] == [worker.id]
-    assert app.admin.workers() == []
+        assert [each.id for each in app.workers.list()] == [worker.id]
+    assert app.workers.list() == []
     worker._leases.beat()
     worker._renewed_for_us({}, time.monotonic(), entered=False)
-    assert app.admin.workers() == []
+    assert app.workers.list() == []
 
 
 def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn(
@@ -635,7 +638,7 @@ def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
     with working(app):
-        wait_until(lambda: app.get(job.id).state == "failed", what="the rescue")
+        wait_until(lambda: app.jobs.get(job.id).state == "failed", what="the rescue")
     (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert failed.exc_info is not None
     assert isinstance(failed.exc_info[1], sqlq.WorkerLostError)
@@ -705,7 +708,7 @@ def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
     monkeypatch.setattr(Executors, "_start", loses_one)
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with working(app, concurrency=1):
-        wait_until(lambda: app.get(job.id).state == "finished", what="it run in the only slot")
-    done = app.get(job.id)
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="it run in the only slot")
+    done = app.jobs.get(job.id)
     assert (done.attempts, done.releases) == (1, 1)
     assert "it does not start" in caplog.text

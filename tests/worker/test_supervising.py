@@ -86,7 +86,7 @@ def test_what_a_dead_worker_had_started_counts_and_the_rest_does_not(
     started, unstarted = claim(app, "dead", limit=2)
     (others,) = claim(app, "alive")
     assert dead_worker("dead", {right(started)}, "died")
-    lost, given_back, left = (app.get(job.id) for job in (started, unstarted, others))
+    lost, given_back, left = (app.jobs.get(job.id) for job in (started, unstarted, others))
     assert (lost.state, lost.attempts, lost.releases, lost.lease_token) == ("available", 1, 0, 2)
     assert [error["reason"] for error in lost.errors] == ["worker_lost"]
     assert (given_back.state, given_back.attempts, given_back.releases, given_back.errors) == (
@@ -108,7 +108,10 @@ def test_of_a_worker_whose_box_cannot_tell_all_jobs_count_as_started(
     app.enqueue_many([noop.new(), noop.new()])
     held = claim(app, "dead")
     assert dead_worker("dead", None, "died")
-    assert [(app.get(job.id).attempts, app.get(job.id).releases) for job in held] == [(1, 0), (1, 0)]
+    assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in held] == [
+        (1, 0),
+        (1, 0),
+    ]
 
 
 def test_a_worker_taken_for_dead_can_settle_nothing(
@@ -134,9 +137,9 @@ def test_a_row_that_is_locked_is_given_back_later(
     with engine.begin() as rival:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
         assert not dead_worker("dead", both, "died"), "there is something left to do"
-        assert [app.get(job.id).state for job in (locked, free)] == ["running", "available"]
+        assert [app.jobs.get(job.id).state for job in (locked, free)] == ["running", "available"]
     assert dead_worker("dead", both, "died")
-    assert app.get(locked.id).state == "available"
+    assert app.jobs.get(locked.id).state == "available"
 
 
 def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
@@ -157,7 +160,7 @@ def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
     for worker in ("odd", "dead"):
         keeper.worker_died(worker, {right(job)}, "died")
     assert keeper._give_back() == float("inf"), "nothing is left to do"
-    assert app.get(job.id).state == "available"
+    assert app.jobs.get(job.id).state == "available"
     assert "what worker odd held stays until its leases have run out: no such thing" in caplog.text
 
 
@@ -210,7 +213,7 @@ def test_what_could_not_be_written_nor_ended_is_not_given_back(
     with engine.begin() as conn:
         conn.execute(text("DELETE FROM failed_jobs"))
     renewed()
-    assert app.get(job.id).state == "failed"
+    assert app.jobs.get(job.id).state == "failed"
 
 
 # -- what is short -------------------------------------------------------------------------------------------
@@ -578,7 +581,7 @@ def test_completing_is_the_owners_alone_and_once(
     assert not complete(job.lease_token + 1)
     assert complete(job.lease_token)
     assert not complete(job.lease_token)
-    assert [found.id for found in app.list()] == ([job.id] if keep_finished else [])
+    assert [found.id for found in app.jobs.list()] == ([job.id] if keep_finished else [])
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -594,5 +597,5 @@ def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
 
     job = app.enqueue(app.task(name="t", max_attempts=1)(completes).new())
     app.worker(drain=True).run()
-    assert "configure_sqlite" in str(app.get(job.id).message)
+    assert "configure_sqlite" in str(app.jobs.get(job.id).message)
     engine.dispose()

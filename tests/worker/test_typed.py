@@ -90,10 +90,10 @@ def test_a_handler_gets_and_returns_what_its_annotations_say(app: sqlq.App, asyn
 
     task = app.task(name="t")(aplace if asynchronous else place)
     job = app.enqueue(task.new(ORDER, by=ID))
-    assert app.get(job.id).payload == {"args": [ORDER_JSON], "kwargs": {"by": str(ID)}}
+    assert app.jobs.get(job.id).payload == {"args": [ORDER_JSON], "kwargs": {"by": str(ID)}}
     assert drain(app).completed == 1
     assert got == [(ORDER, ID)]
-    assert app.get(job.id).result == ORDER_JSON
+    assert app.jobs.get(job.id).result == ORDER_JSON
 
 
 def test_what_plain_sql_inserts_arrives_as_annotated(app: sqlq.App, engine: Engine) -> None:
@@ -126,7 +126,7 @@ def test_a_value_that_does_not_fit_fails_with_the_sentence_that_new_would_have_s
     behind = app.enqueue(task.new(ORDER))
     tally = drain(app)
     assert (tally.failed, tally.completed) == (1, 1)
-    (failed,) = app.list(state="failed")
+    (failed,) = app.jobs.list(state="failed")
     assert (failed.reason, failed.attempts, failed.exception) == (
         "bad_payload",
         1,
@@ -136,7 +136,7 @@ def test_a_value_that_does_not_fit_fails_with_the_sentence_that_new_would_have_s
         task.new(bad)
     assert failed.message == str(refusal.value)
     assert "order.lines[0].price does not fit its annotation" in str(refusal.value)
-    assert app.get(behind.id).state == "finished"
+    assert app.jobs.get(behind.id).state == "finished"
     assert ran == [ORDER]
 
 
@@ -170,7 +170,7 @@ def test_a_job_of_another_release_is_put_back_until_a_worker_takes_it(
     job = mine.enqueue(mine.task(name="t")(takes(type(enqueues))).new(enqueues))
     other.task(name="t")(takes(meets))
     assert drain(other).released == 1
-    released = other.get(job.id)
+    released = other.jobs.get(job.id)
     assert (released.attempts, released.releases) == (0, 1)
     assert says in caplog.text
     assert not got
@@ -186,11 +186,11 @@ def test_a_job_that_no_release_takes_fails_after_a_day(app: sqlq.App, engine: En
     def place(order: Order) -> None: ...
 
     insert(engine, {**ORDER_JSON, "note": "gift"})
-    id = app.list()[0].id
+    id = app.jobs.list()[0].id
     assert drain(app).released == 1
     make_due(engine, unknown_for_a_day=True)
     assert drain(app).failed == 1
-    failed = app.get(id)
+    failed = app.jobs.get(id)
     assert (failed.reason, failed.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
     assert "t: order does not fit its annotation: it has the unknown field note" in str(failed.message)
 
@@ -236,7 +236,7 @@ def test_a_result_is_stored_as_its_annotation_says(
     handler.__annotations__["return"] = annotation
     job = app.enqueue(app.task(name="t")(handler).new())
     assert drain(app).completed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.result, done.reason) == (stored, None)
 
 
@@ -248,7 +248,7 @@ def test_a_result_that_no_annotation_explains_is_null_with_a_note(app: sqlq.App,
     handler.__annotations__["return"] = annotation
     job = app.enqueue(app.task(name="t")(handler).new())
     assert drain(app).completed == 1
-    done = app.get(job.id)
+    done = app.jobs.get(job.id)
     assert (done.state, done.result) == ("finished", None)
     assert "its result is not JSON" in str(done.reason)
 
@@ -299,7 +299,7 @@ def test_what_is_no_result_is_said(app: sqlq.App) -> None:
         (failed, rf"^job {failed.id} \(fails\) failed after 1 attempt: ValueError$"),
         (cancelled, rf"^job {cancelled.id} \(cancels\) was cancelled"),
         (dropped, rf"^job {dropped.id} has finished, but its result is not JSON .*; null is stored$"),
-        (other, rf"^the result of job {other.id} does not fit its annotation: invalid UUID: app.get"),
+        (other, rf"^the result of job {other.id} does not fit its annotation: invalid UUID: app.jobs.get"),
     ):
         with pytest.raises(sqlq.NoResultError, match=says):
             app.result(job)
@@ -328,7 +328,7 @@ def test_complete_stores_its_result_as_annotated(app: sqlq.App, engine: Engine) 
 
     job = app.enqueue(place.new(ORDER))
     assert drain(app).completed == 1
-    assert app.get(job.id).result == ORDER_JSON
+    assert app.jobs.get(job.id).result == ORDER_JSON
 
 
 # -- the test kit --------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_a_job_is_put_back_when_its_key_is_not_here(
         app.task(name="pay", max_attempts=1, on_failure=app.task(name="alarm")(_hear))(ran.append)
     sealing.enqueue(sealing.tasks["pay"].new(7))
     for _ in range(3):
-        assert (work(without).released, without.list(state="failed")) == (1, [])
+        assert (work(without).released, without.jobs.list(state="failed")) == (1, [])
         write(engine, "UPDATE jobs SET available_at = created_at")
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert len(warnings) == 3
@@ -99,10 +99,10 @@ def test_a_job_whose_key_no_worker_had_for_a_day_fails_and_is_not_followed(
     work(without)
     write(engine, f"UPDATE jobs SET unknown_since = {_moment(engine, LONG_AGO)}, available_at = created_at")
     assert work(without).failed == 1
-    (failed,) = without.list(state="failed")
+    (failed,) = without.jobs.list(state="failed")
     assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.SealError")
     assert tasks_in(engine) == []
-    assert sealing.retry_failed([failed.id]) == [failed.id]
+    assert sealing.jobs.retry([failed.id]) == [failed.id]
     assert work(sealing).completed == 1
 
 
@@ -118,11 +118,13 @@ def test_a_step_is_put_back_when_the_key_of_a_result_is_not_here(
     flow.add(second.tasks["take"].new(flow.add(second.tasks["one"].new()).result))
     second.enqueue(flow)
     both.worker(drain=True, max_jobs=1).run()
-    assert first.seal is not None
+    assert first.database.seal is not None
     write(
-        engine, "UPDATE finished_jobs SET result = :r", r=first.seal.sealed("result", "one", "default", "1")
+        engine,
+        "UPDATE finished_jobs SET result = :r",
+        r=first.database.seal.sealed("result", "one", "default", "1"),
     )
-    assert (work(second).released, second.list(state="failed")) == (1, [])
+    assert (work(second).released, second.jobs.list(state="failed")) == (1, [])
     write(engine, "UPDATE jobs SET available_at = created_at")
     assert work(both).completed == 1
     assert ran == [1]
@@ -138,7 +140,7 @@ def test_a_seal_that_was_written_anew_fails_at_once_whatever_keys_are_here(
     sealing.enqueue(sealing.tasks["pay"].new(7))
     write(engine, "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"')")
     assert work(app).failed == 1
-    assert [job.reason for job in app.list(state="failed")] == ["bad_signature"]
+    assert [job.reason for job in app.jobs.list(state="failed")] == ["bad_signature"]
 
 
 # -- what follows --------------------------------------------------------------------------------------------
@@ -160,11 +162,11 @@ def test_nothing_follows_a_row_that_is_refused(
 ) -> None:
     """Else it would be signed, with a task, a queue and a label of theirs in it."""
     app = make(keys=[KEY])
-    assert app.seal is not None
+    assert app.database.seal is not None
     app.task(name="charge", queue="pay")(print)
-    forge(engine, payload.replace("KEY", next(iter(app.seal.keys))))
+    forge(engine, payload.replace("KEY", next(iter(app.database.seal.keys))))
     assert work(app).failed == 1
-    assert [(job.reason, job.label) for job in app.list()] == [("bad_signature", "theirs")]
+    assert [(job.reason, job.label) for job in app.jobs.list()] == [("bad_signature", "theirs")]
     assert tasks_in(engine) == []
 
 
@@ -181,13 +183,13 @@ def test_nothing_follows_a_forged_row_whose_worker_is_lost(
         with database.begin() as conn:
             (held,) = claim.claim(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
         with database.begin() as conn:
-            settle.lose(conn, [(held.id, held.lease_token)], "is gone", seal=app.seal)
-    assert [(job.task, job.reason) for job in app.list(state="failed")] == [
+            settle.lose(conn, [(held.id, held.lease_token)], "is gone", seal=app.database.seal)
+    assert [(job.task, job.reason) for job in app.jobs.list(state="failed")] == [
         ("honest", "worker_lost"),
         ('{"amount": 1000000}', "worker_lost"),
     ]
     assert tasks_in(engine) == ["charge"], "the one that follows the honest one"
-    (follows,) = app.list(state="available")
+    (follows,) = app.jobs.list(state="available")
     assert follows.payload["args"][0]["task"] == "honest"
 
 
@@ -202,7 +204,7 @@ def test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started(
     keeper = LeaseKeeper(1000)
     keeper._database = app.database
     assert keeper._give_back_of(Dead("dead", set(), "died", time.monotonic() + 60)) is None
-    assert [job.reason for job in app.list(state="failed")] == ["error"]
+    assert [job.reason for job in app.jobs.list(state="failed")] == ["error"]
     assert tasks_in(engine) == []
 
 
@@ -217,10 +219,10 @@ def test_a_replay_signs_no_argument_of_a_row_that_was_refused(
         payload='{"args": [1], "kwargs": {"amount": 1000000}}',
     )
     work(app)
-    (job,) = app.list(state="failed")
+    (job,) = app.jobs.list(state="failed")
     with pytest.raises(SealError, match="is not sealed"):
-        app.replay(job.id, args=[7])
-    assert app.replay(job.id).number == 1, "as it was, it is refused again"
+        app.jobs.replay(job.id, args=[7])
+    assert app.jobs.replay(job.id).number == 1, "as it was, it is refused again"
     assert work(app).failed == 1
 
 
@@ -280,7 +282,7 @@ def test_a_plain_row_feeds_no_sealed_step(make: Callable[..., sqlq.App], engine:
     write(engine, "UPDATE jobs SET task = :t WHERE id = (SELECT max(id) FROM jobs)", t=task)
     work(app)
     assert paid == [{"amount": 1} if task == "pay" else [{"amount": 1}]], "what the App has asked for"
-    refused = app.list(state="failed") + app.list(state="scheduled")
+    refused = app.jobs.list(state="failed") + app.jobs.list(state="scheduled")
     assert len(refused) == 1
     said = refused[0].message or str(refused[0].errors[-1])
     assert "its queue hooks takes plain rows" in said

@@ -13,13 +13,13 @@ from functools import cached_property
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.admin import Admin, QueueStatus
 from sqlq.admin.doctor import queue as doctor_queue
 from sqlq.admin.doctor.finding import Finding, Verdict, check, counted, ok, span, to_do
 from sqlq.admin.doctor.postgresql import ServerCheck
 from sqlq.admin.doctor.sqlite import DAMAGED, FileCheck
 from sqlq.admin.keys import unreadable
-from sqlq.admin.workers import forgotten_pauses, since_it_said
+from sqlq.admin.queues import Queues, QueueStatus
+from sqlq.admin.workers import Workers, WorkerStatus, forgotten_pauses, since_it_said
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION
 from sqlq.config.durations import readable
@@ -31,7 +31,7 @@ from sqlq.schema import version
 from sqlq.store.health import health as health_checks
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers
-from sqlq.store.workers.workers import STUCK, WorkerRow
+from sqlq.store.workers.workers import STUCK
 
 STUCK_MS = 2 * RESCUE_MS
 CANCEL_MS = 6 * HEARTBEAT_MS
@@ -48,7 +48,6 @@ class Doctor:
     def __init__(self, database: Database, *, deep: bool = False) -> None:
         self._database = database
         self._deep = deep
-        self._admin = Admin(database)
 
     def examine(self) -> list[Finding]:
         """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
@@ -108,12 +107,12 @@ class Doctor:
         return check(about, f"could not look: {said}", grant)
 
     @cached_property
-    def _alive(self) -> list[WorkerRow]:
-        return self._admin.alive()
+    def _alive(self) -> list[WorkerStatus]:
+        return Workers(self._database).list()
 
     @cached_property
     def _held(self) -> list[QueueStatus]:
-        return self._admin.status()
+        return Queues(self._database).status()
 
     # -- the database ----------------------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class Doctor:
             yield ok("workers", said)
 
     def _stuck(self) -> Iterator[Finding]:
-        for worker in (worker for worker in self._admin.workers() if worker.state == STUCK):
+        for worker in (worker for worker in self._alive if worker.state == STUCK):
             who = f"the worker on {worker.host}, pid {worker.pid}, has been stuck for "
             who += span(since_it_said(worker))
             held = ", ".join(f"job {job.id} ({job.task})" for job in worker.jobs[:5]) or "no job"
@@ -205,7 +204,7 @@ class Doctor:
                 f"the worker on {worker.host}, pid {worker.pid}, could not start {jobs}, and gave them back",
                 "see its log: threads, open files (ulimit -n), processes or memory are short there",
             )
-        held = [] if not any(worker.held_jobs for worker in self._alive) else self._held_long()
+        held = self._held_long() if any(map(_unstarted, self._alive)) else []
         for worker, number in held:
             jobs = counted(number, "job", "jobs")
             yield check(
@@ -217,12 +216,12 @@ class Doctor:
         if not short and not held:
             yield ok("starts", "workers could start every job they claimed")
 
-    def _held_long(self) -> list[tuple[WorkerRow, int]]:
+    def _held_long(self) -> list[tuple[WorkerStatus, int]]:
         """Return workers that hold jobs for long that they have not started, and how many."""
         with health_checks.reading(self._database) as conn:
             now, reserved = workers.moment(conn), workers.reserved(conn)
         old = {job.id for job in reserved if (now - job.since).total_seconds() > LONG_HELD_S}
-        counted = [(worker, len(old & {*workers.held_in(worker.held_jobs)})) for worker in self._alive]
+        counted = [(worker, len(old & _unstarted(worker))) for worker in self._alive]
         return [(worker, number) for worker, number in counted if number]
 
     def _limits(self) -> Iterator[Finding]:
@@ -268,7 +267,7 @@ class Doctor:
             pauses = pause_rows.paused(conn)
         old = [
             check("paused", said, command(mend))
-            for said, mend in forgotten_pauses(pauses, self._admin.workers(), LONG_PAUSE_S)
+            for said, mend in forgotten_pauses(pauses, self._alive, LONG_PAUSE_S)
         ]
         yield from old
         holding = [
@@ -362,3 +361,8 @@ def _held_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many
 
 def _ids(ids: list[int], count: int) -> str:
     return ", ".join(map(str, ids)) + ("" if count <= len(ids) else ", …")
+
+
+def _unstarted(worker: WorkerStatus) -> set[int]:
+    """Return the jobs that a worker has claimed and not started."""
+    return {job.id for job in worker.jobs if not job.started}

@@ -77,7 +77,7 @@ class RunningJob(Commits):
 
     # Class attributes, not instance ones: a worker makes ten thousands of jobs a second.
     worker: str | None = None
-    """The id of its worker, as `app.workers()` has it; None where no worker runs it, as in tests."""
+    """The id of its worker, as `app.workers.list()` has it; None where no worker runs it, as in tests."""
     lifespan: Any = None
     """What the App's lifespan has yielded in this process; None for an App without one."""
     deadline: float | None = None
@@ -215,7 +215,8 @@ class RunningJob(Commits):
 
         Costs next to nothing and waits for nothing, also on an event loop: what was said last is written at
         most once a second, and when the job ends. It never makes the job fail; what is no number is left out,
-        with a warning in the log. Seen in `app.get(id).progress`, `job_states`, `sqlq show` and `sqlq jobs`.
+        with a warning in the log. `app.jobs.get(id).progress`, `job_states`, `sqlq show` and `sqlq jobs` show
+        it.
 
         >>> for i, row in enumerate(rows):  # doctest: +SKIP
         ...     sqlq.current_job().progress(i, of=len(rows))

@@ -150,7 +150,7 @@ class Commits:
         """Write what the handler has added to the flow."""
         if self.growth is not None and self.growth.steps:
             assert self.claimed.flow_id is not None
-            grown = self.app.planned(self.growth)
+            grown = self.app._code.additions.to_flow(self.growth)
             if (seal := self._seal) is not None:
                 grown = grown._replace(
                     jobs=[job.sealed_by(seal) for job in grown.jobs]

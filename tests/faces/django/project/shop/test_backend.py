@@ -113,13 +113,13 @@ class Enqueue(TestCase):
         self.assertEqual((found.task.priority, found.task.queue_name), (7, "mail"))
         self.assertLess(abs(found.task.run_after - moment), dt.timedelta(milliseconds=1))
         self.assertEqual(found.status, TaskResultStatus.READY)
-        job = app.get(int(found.id))
+        job = app.jobs.get(int(found.id))
         self.assertEqual((job.state, job.priority, job.queue), ("scheduled", 7, "mail"))
-        self.assertEqual(app.get(int(django_tasks.aabout_itself.enqueue().id)).queue, "mail")
+        self.assertEqual(app.jobs.get(int(django_tasks.aabout_itself.enqueue().id)).queue, "mail")
 
     def test_a_job_that_waits_in_a_line_is_ready(self):
         result = django_tasks.bill.enqueue("t1")
-        self.assertEqual(app.get(int(result.id)).state, "blocked")
+        self.assertEqual(app.jobs.get(int(result.id)).state, "blocked")
         for found in (result, default_task_backend.get_result(result.id)):
             self.assertEqual((found.status, found.attempts), (TaskResultStatus.READY, 0))
             self.assertIsNone(found.task.run_after)
@@ -130,7 +130,7 @@ class Enqueue(TestCase):
         self.assertLess(abs(later.task.run_after - moment), dt.timedelta(milliseconds=1))
 
     def test_options_of_a_backend(self):
-        found = app.get(int(django_tasks.echo.using(backend="once").enqueue().id))
+        found = app.jobs.get(int(django_tasks.echo.using(backend="once").enqueue().id))
         self.assertEqual(found.max_attempts, 1)
 
     def test_what_cannot_be_enqueued(self):
@@ -268,7 +268,7 @@ class WithoutARow(TransactionTestCase):
         receiver = lambda sender, task_result, **kwargs: heard.append(task_result)  # noqa: E731
         task_finished.connect(receiver)
         self.addCleanup(task_finished.disconnect, receiver)
-        real, looks = app.admin.get, []
+        real, looks = app.jobs.get_committed, []
 
         def get(id):
             looks.append(id)
@@ -276,7 +276,7 @@ class WithoutARow(TransactionTestCase):
                 raise JobNotFoundError("the row is gone")
             return real(id)
 
-        with mock.patch.object(app.admin, "get", get):
+        with mock.patch.object(app.jobs, "get_committed", get):
             result = django_tasks.echo.enqueue(3, b=4)
             self.assertEqual(drain(app).completed, 1)
         (found,) = heard
@@ -368,7 +368,7 @@ class Work(TransactionTestCase):
     @needs_a_file
     def test_a_cancelled_job(self):
         result = django_tasks.echo.enqueue()
-        app.cancel([int(result.id)])
+        app.jobs.cancel([int(result.id)])
         result.refresh()
         self.assertEqual(result.status, TaskResultStatus.FAILED)
         self.assertTrue(issubclass(result.errors[0].exception_class, Exception))

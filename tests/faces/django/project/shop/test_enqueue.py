@@ -62,7 +62,7 @@ class InATestsTransaction(TestCase):
         job = app.enqueue(pay.new(7).set(priority=3))
         assert_enqueued(pay, args=[7], session=connection)
         assert_not_enqueued(pay, args=[8], session=connection)
-        found = app.get(job.id)
+        found = app.jobs.get(job.id)
         self.assertEqual((found.task, found.state, found.priority), ("shop.tasks.pay", "available", 3))
         self.assertEqual(found.created_at.tzinfo is not None, True)
 
@@ -135,7 +135,9 @@ class EagerlyAtTheCommit(TransactionTestCase):
         with transaction.atomic():
             job = self.enqueue()
             order = Order.objects.get()
-            self.assertEqual((job.state, self.paid(), app.get(job.id).args), ("available", 0, [order.id]))
+            self.assertEqual(
+                (job.state, self.paid(), app.jobs.get(job.id).args), ("available", 0, [order.id])
+            )
             with transaction.atomic():
                 self.enqueue()
             with self.assertRaises(ZeroDivisionError), transaction.atomic():
@@ -144,7 +146,8 @@ class EagerlyAtTheCommit(TransactionTestCase):
             self.assertEqual(self.paid(), 0)
         self.assertEqual((self.paid(), count()), (2, 0))
         self.assertEqual(
-            (app.get(job.id).state, app.result(job), app.result(job.id)), ("finished", order.id, order.id)
+            (app.jobs.get(job.id).state, app.result(job), app.result(job.id)),
+            ("finished", order.id, order.id),
         )
 
     def test_after_a_rollback_never(self):
@@ -202,7 +205,7 @@ class LazyTexts(TestCase):
         self.assertEqual((job.args, job.kwargs), (["Yes", ["No"]], {"name": {"a": "Yes"}}))
         with translation.override("de"):
             new = remind.new(gettext_lazy("Yes")).set(headers={"a": gettext_lazy("No")})
-            found = app.get(app.enqueue(new).id)
+            found = app.jobs.get(app.enqueue(new).id)
         self.assertEqual((found.args, found.kwargs, found.headers), (["Ja"], {}, {"a": "Nein"}))
         named = app.named("elsewhere").new(gettext_lazy("Yes"), [gettext_lazy("No")])
         self.assertEqual(named.args, ["Yes", ["No"]])
@@ -287,6 +290,6 @@ class WhereTheAppIs(SimpleTestCase):
     databases = "__all__"
 
     def test_it_is_on_the_tests_database(self):
-        place, name = str(app.address.place.database), str(connection.settings_dict["NAME"])
+        place, name = str(app.url.database), str(connection.settings_dict["NAME"])
         self.assertEqual(place, name.partition("?")[0])
         self.assertIn("memory" if in_memory() else "test_", place)

@@ -157,7 +157,7 @@ class Checks(SimpleTestCase):
     def test_the_service_is_that_of_the_app(self):
         with override_settings(SQLQ={"database": "default", "service": "shop"}):
             app = DjangoApp()
-        self.assertEqual(app._declarations.service, "shop")
+        self.assertEqual(app._code.schedules.service, "shop")
         app.close()
 
     def test_options_are_those_of_the_app(self):
@@ -167,16 +167,15 @@ class Checks(SimpleTestCase):
         self.addCleanup(app.close)
         mail, other = (app.task(name=queue, queue=queue)(lambda: 7) for queue in ("mail", "other"))
         self.assertEqual((mail.timeout_ms, other.timeout_ms, other.max_attempts), (30_000, 300_000, 1))
-        self.assertEqual((app.runs_eagerly(None), app.direct_calls), ("commit", "refuse"))
+        self.assertEqual((app._runs_eagerly(None), app._code.direct_calls), ("commit", "refuse"))
         self.assertEqual(other(), 7, "which tests may call")
 
     def test_keys_seal_and_are_shown_nowhere(self):
         with override_settings(SQLQ={"keys": [KEY], "seal": "encrypt", "unsealed": ["hooks"]}):
             app = DjangoApp()
-        self.assertEqual(list(app.seal.keys), [Key(KEY, "").id])
-        self.assertEqual(app.seal.how, "encrypt")
-        self.assertFalse(app.seal.refuses_plain("hooks"))
-        self.assertIs(app.database.seal, app.seal)
+        self.assertEqual(list(app.database.seal.keys), [Key(KEY, "").id])
+        self.assertEqual(app.database.seal.how, "encrypt")
+        self.assertFalse(app.database.seal.refuses_plain("hooks"))
         self.assertNotIn(KEY, repr(app.configuration))
         app.close()
 

@@ -1,0 +1,120 @@
+"""`app.flows`: to look at flows, retry or cancel their steps, and skip one."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from sqlq.admin.cancel import Cancellation, Canceller
+from sqlq.admin.facet import Facet, check_most
+from sqlq.admin.jobs import move_back, no_job
+from sqlq.errors import JobNotFoundError
+from sqlq.model.flow import When
+from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
+from sqlq.model.job import State
+from sqlq.payload.encryption import Seal
+from sqlq.store.flows import flows as flow_rows
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import lookup, settle
+from sqlq.store.jobs.lookup import Selection
+
+SKIPPED = "it was skipped by an operator"
+
+
+class Flows(Facet):
+    """The flows in a database: `app.flows`."""
+
+    def list(self, *, limit: int = 100) -> builtins.list[FlowStatus]:
+        """Return the newest flows, and how many steps of each are in which state."""
+        check_most(limit)
+        with self._read() as conn:
+            rows, counts = flow_rows.newest(conn, limit)
+        return [FlowStatus(row.id, row.name, row.created_at, _counted(counts[row.id])) for row in rows]
+
+    def get(self, id: int) -> FlowDetails:
+        """Return a flow: how many of its steps are in which state, how far it is, its steps with what they
+        wait for, and their results.
+
+        Reads all its steps and their results. Raises `JobNotFoundError`.
+
+        >>> app.flows.get(7).progress  # doctest: +SKIP
+        Progress(done=3, of=4, note=None)
+        """
+        with self._read() as conn:
+            flow = flow_rows.rows_of(conn, id)
+        if flow is None:
+            raise _no_flow(id)
+        row, rows, edges = flow
+        after: dict[int, dict[int, When]] = {}
+        for edge in edges:
+            after.setdefault(edge.job_id, {})[edge.depends_on] = edge.on_outcome
+        seal = self._database.seal
+        steps = tuple(_step(step, after.get(step.id, {}), seal) for step in rows)
+        counts = _counted(Counter(step.state for step in rows))
+        return FlowDetails(row.id, row.name, row.created_at, counts, steps)
+
+    async def aget(self, id: int) -> FlowDetails:
+        """`get` in a thread, so that the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.get, id)
+
+    def cancel(self, id: int, *, force: bool = False) -> dict[int, Cancellation]:
+        """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises
+        `JobNotFoundError`."""
+        self._require(id)
+        return Canceller(self._database).cancel([Selection(flow_id=id)], force=force)
+
+    def retry(self, id: int) -> builtins.list[int]:
+        """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
+        Raises `JobNotFoundError`."""
+        self._require(id)
+        return move_back(self._database, [Selection(flow_id=id)]).moved
+
+    def skip(self, id: int) -> FlowStatus:
+        """Go on as if a step had finished, without a result: one that has failed, or that waits. Return its
+        flow.
+
+        A step that waits for its success runs; one that needs its result fails, and says so. Raises
+        `JobNotFoundError` for a job that is no such step, with the reason.
+        """
+        job = self._job(id)
+        if job.flow_id is None:
+            raise JobNotFoundError(
+                f"job {id} is a step of no flow: there is nothing that its skip would free"
+            )
+        if not self._database.run(lambda conn: settle.skip(conn, id, SKIPPED)):
+            raise JobNotFoundError(
+                f"job {id} is {self._job(id).state}: only a step that waits or has failed can be skipped"
+            )
+        unblock.after(self._database.for_claims, [id])
+        return self.get(job.flow_id)
+
+    def _job(self, id: int) -> Any:
+        with self._read() as conn:
+            job = lookup.details(conn, id, self._database.seal)
+        if job is None:
+            raise no_job(id)
+        return job
+
+    def _require(self, id: int) -> None:
+        with self._read() as conn:
+            if not flow_rows.exists(conn, id):
+                raise _no_flow(id)
+
+
+def _no_flow(id: int) -> JobNotFoundError:
+    return JobNotFoundError(f"there is no flow {id}: it never was, or is kept no more")
+
+
+def _counted(counts: Mapping[str, int]) -> dict[State, int]:
+    return {state: counts[state.value] for state in State if counts.get(state.value)}
+
+
+def _step(row: Any, after: Mapping[int, When], seal: Seal | None) -> StepDetails:
+    error = row.reason if row.exception is None else f"{row.exception}: {row.message or ''}"
+    shown = lookup.result_shown
+    result = None if row.result is None else shown(seal, row.task, row.queue, row.result)
+    state = State(row.state)
+    return StepDetails(row.id, row.task, row.queue, row.label, state, row.attempts, after, result, error)

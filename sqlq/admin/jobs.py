@@ -1,0 +1,379 @@
+"""`app.jobs`: to look at jobs, and to cancel, retry, replay, delete and prune them."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlq.admin.cancel import Cancellation, Canceller, unblocked_after
+from sqlq.admin.facet import Facet, check_most, check_names
+from sqlq.config.durations import Duration, milliseconds
+from sqlq.database.database import Database
+from sqlq.enqueue.prepare import Stamps
+from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.events import Events
+from sqlq.model.checks import checked_name
+from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
+from sqlq.model.job import JobDetails, State
+from sqlq.model.task import Registry
+from sqlq.results.results import Results
+from sqlq.store.health import counts as level_counts
+from sqlq.store.jobs import lookup, retry, unique
+from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs.lookup import Failures, Listing, Selection
+from sqlq.store.jobs.results import look
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from sqlq.admin.replay import Replayed, ReplayOptions
+
+LOOKED_AT = 100_000
+"""So many of the newest jobs of each table a command looks at, when it searches for some of them."""
+
+
+class Pruned(NamedTuple):
+    """How many jobs were deleted."""
+
+    finished: int
+    failed: int
+
+
+class MovedBack(NamedTuple):
+    """Which failed jobs were moved back, and which stayed because a live job holds their unique key."""
+
+    moved: builtins.list[int]
+    held: builtins.list[int]
+
+
+class Jobs(Facet):
+    """The jobs in a database: `app.jobs`. Each `aX` is `X` in a thread, so that the event loop goes on; what
+    has begun to write goes on to its end, also where the awaiting task is cancelled."""
+
+    def __init__(
+        self, database: Database, tasks: Registry, events: Events, stamps: Stamps, results: Results
+    ) -> None:
+        """`results` knows the jobs that ran in this process."""
+        super().__init__(database)
+        self._tasks = tasks
+        self._events = events
+        self._stamps = stamps
+        self._results = results
+
+    # -- look ------------------------------------------------------------------------------------------------
+
+    def get(self, id: AnyJob) -> JobDetails:
+        """Return everything about a job, whatever its state; where its row has no `max_attempts` or timeout,
+        those of its task. Raises `JobNotFoundError`.
+
+        >>> app.jobs.get(42).progress  # doctest: +SKIP
+        Progress(done=25.0, of=100.0, note='writing')
+        """
+        here = self._results.job_here(id)
+        return self._with_its_task(self._row(id) if here is None else here.details())
+
+    def _row(self, id: AnyJob) -> JobDetails:
+        number = id_of(id)
+        with self._read() as conn:
+            job = lookup.details(conn, number, self._database.seal)
+        lookup.require_own(id, job)
+        if job is None:
+            raise no_job(number)
+        return job
+
+    def _with_its_task(self, job: JobDetails) -> JobDetails:
+        task = self._tasks.get(job.task)
+        if task is None or (job.max_attempts is not None and job.timeout_ms is not None):
+            return job
+        task = task.for_queue(job.queue)
+        return replace(
+            job,
+            max_attempts=task.max_attempts if job.max_attempts is None else job.max_attempts,
+            timeout_ms=task.timeout_ms if job.timeout_ms is None else job.timeout_ms,
+        )
+
+    async def aget(self, id: AnyJob) -> JobDetails:
+        """`get` for asynchronous code.
+
+        >>> job = await app.jobs.aget(42)  # doctest: +SKIP
+        """
+        return await asyncio.to_thread(self.get, id)
+
+    def get_by_key(self, queue: str, key: str) -> JobDetails:
+        """Return everything about the job that holds a unique key in a queue: the live one, or with
+        `unique_until="pruned"` one that has ended. Raises `JobNotFoundError`.
+
+        >>> app.jobs.get_by_key("mail", "receipt-7").state  # doctest: +SKIP
+        <State.FINISHED: 'finished'>
+        """
+        name = checked_name(queue, "queue", ConfigurationError)
+        checked_name(key, "the key", ConfigurationError)
+        here = self._results.here
+        if here is not None and (job := here.holder(name, key)) is not None:
+            return self.get(job.id)
+        with self._read() as conn:
+            id = unique.holder(conn, name, key)
+        if id is None:
+            raise JobNotFoundError(
+                f"no job holds the unique key {key!r} in the queue {name!r}: a job that has ended holds it "
+                'with unique_until="pruned" only, and as long as its row is kept'
+            )
+        return self.get(id)
+
+    async def aget_by_key(self, queue: str, key: str) -> JobDetails:
+        """`get_by_key` for asynchronous code."""
+        return await asyncio.to_thread(self.get_by_key, queue, key)
+
+    def list(
+        self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
+    ) -> builtins.list[JobDetails]:
+        """Return the newest jobs, of a state, queue or task if given, at most `limit`."""
+        return self.listing(state=state, queue=queue, task=task, limit=limit, within=None).jobs
+
+    async def alist(
+        self, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 100
+    ) -> builtins.list[JobDetails]:
+        """`list` for asynchronous code."""
+        return await asyncio.to_thread(self.list, state=state, queue=queue, task=task, limit=limit)
+
+    def listing(
+        self,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        limit: int = 100,
+        within: int | None = LOOKED_AT,
+    ) -> Listing:
+        """`list`, which looks at no more than the newest `within` jobs of each table, and says whether that
+        was enough."""
+        if state is not None and state not in builtins.list(State):
+            raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
+        check_most(limit)
+        check_names(task, queue)
+        with self._read() as conn:
+            return lookup.listing(
+                conn,
+                state=None if state is None else State(state),
+                queue=queue,
+                task=task,
+                limit=limit,
+                within=within,
+                seal=self._database.seal,
+            )
+
+    def failures(
+        self, *, task: str | None = None, queue: str | None = None, exact: bool = False
+    ) -> tuple[builtins.list[Failures], bool]:
+        """Count failed jobs by task and error, the most frequent first, and say whether all were counted:
+        unless `exact`, the newest 10,000 are."""
+        with self._read() as conn:
+            chosen = Selection(task=task, queue=queue)
+            return lookup.failures(conn, chosen, within=None if exact else level_counts.MOST)
+
+    # -- cancel ----------------------------------------------------------------------------------------------
+
+    def cancel(
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
+    ) -> dict[int, Cancellation]:
+        """Cancel live jobs, by ids, by task or by queue, and say what became of each.
+
+        A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and asks
+        the handler to stop. With `force` it is cancelled here and now, and
+        whatever its worker still writes for it counts for nothing. Of ids also "ended", "unknown", "passed
+        over" (not of the task or queue named) and "locked" (try again).
+
+        >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
+        True
+        """
+        selections = _selections(self.ids_of(ids), task, queue, all=False, what="jobs")
+        self._database.require_tables()
+        return Canceller(self._database).cancel(selections, force=force)
+
+    async def acancel(
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
+    ) -> dict[int, Cancellation]:
+        """`cancel` for asynchronous code."""
+        return await asyncio.to_thread(self.cancel, ids, task=task, queue=queue, force=force)
+
+    # -- retry and replay ------------------------------------------------------------------------------------
+
+    def retry(
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+    ) -> builtins.list[int]:
+        """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
+        moved.
+
+        By ids, task or queue, or `all=True`; ids, task and queue given together must all fit. A job whose
+        unique key a live job holds stays failed: `move_back` tells which.
+        """
+        return self.move_back(ids, task=task, queue=queue, all=all).moved
+
+    def move_back(
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+    ) -> MovedBack:
+        """`retry`, and return also which jobs stayed failed because a live job holds their unique key."""
+        selections = _selections(self.ids_of(ids), task, queue, all)
+        self._database.require_tables()
+        return move_back(self._database, selections)
+
+    async def aretry(
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+    ) -> builtins.list[int]:
+        """`retry` for asynchronous code."""
+        return await asyncio.to_thread(self.retry, ids, task=task, queue=queue, all=all)
+
+    def replay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
+        """Enqueue ended jobs once more, as new jobs with ids of their own; say which became which.
+
+        By id, by task, by queue, or by when they ended: `since` and `until` are moments with a time zone, or
+        how long ago, as in "2h"; all that is given must fit. Without `state` finished and failed jobs are
+        meant, by id cancelled ones, too. A replay has the task, arguments, queue, priority, options, headers,
+        label and limit of its original (`app.jobs.get(id).replay_of`), but no unique key, no time to be
+        started in, and no cursor. Of one job `args` and `kwargs` may be changed, each as a whole. With a
+        `rate`, as in "10/s", they are due one after the other. A `dry_run` counts, shows the first few, and
+        writes nothing.
+
+        What was replayed before, or is a replay, is left out, unless `again` is true; of ids that are named
+        only what was replayed before. Steps of flows are left out, and refused by id. Done in batches of 500,
+        each in a transaction of its own, after which `progress` is called with how many are done, and of how
+        many: a call that was broken off and is repeated goes on where it ended. Raises `JobNotFoundError` for
+        an id that is not kept any more, and `ConfigurationError` for one that has not ended, or where all
+        that are named have been replayed already, before anything is written.
+
+        >>> app.jobs.replay(42, kwargs={"copy": True}).jobs  # doctest: +SKIP
+        {42: 97}
+        >>> app.jobs.replay(task="shop.send_receipt", since="2h", rate="10/s").number  # doctest: +SKIP
+        311
+        """
+        from sqlq.admin.replay import Replays
+
+        replays = Replays(self._database, self._tasks, self._events, self._stamps)
+        return replays.replay(self.ids_of(ids), **options)
+
+    async def areplay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
+        """`replay` for asynchronous code, with the same options.
+
+        >>> done = await app.jobs.areplay(task="shop.send_receipt", since="2h")  # doctest: +SKIP
+        """
+        return await asyncio.to_thread(self.replay, ids, **options)
+
+    # -- delete ----------------------------------------------------------------------------------------------
+
+    def delete(
+        self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, all: bool = False
+    ) -> builtins.list[int]:
+        """Delete failed jobs for good and return their ids. By ids, task or queue, or `all=True`."""
+        selections = _selections(self.ids_of(ids), task, queue, all)
+        self._database.require_tables()
+        deleted: builtins.list[int] = []
+        for chosen in selections:
+            while batch := self._database.run(partial(pruning.forget_failed, chosen=chosen)):
+                deleted += unblocked_after(self._database, batch)
+        return deleted
+
+    def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
+        """Delete jobs that finished or were cancelled longer ago than `finished`, and jobs that failed longer
+        ago than `failed`; return how many of each. Workers prune finished jobs by themselves, see
+        `App(retention=…)`. Jobs with a `retention` of their own are left alone: workers delete them, failed
+        ones too, when it is over.
+
+        >>> app.jobs.prune(finished="7d", failed="30d")  # doctest: +SKIP
+        Pruned(finished=1200, failed=3)
+        """
+        finished_ms = None if finished is None else milliseconds(finished, "finished")
+        failed_ms = None if failed is None else milliseconds(failed, "failed")
+        if finished_ms is None and failed_ms is None:
+            raise ConfigurationError(
+                'say what to prune: finished jobs, failed jobs or both, each with an age such as "7d"'
+            )
+        self._database.require_tables()
+        gone = Pruned(0, 0)
+        if finished_ms is not None:
+            work = partial(pruning.prune, finished_older_than_ms=finished_ms, limit=lookup.BATCH)
+            gone = gone._replace(finished=self._in_batches(work))
+        if failed_ms is not None:
+            work = partial(pruning.prune_failed, failed_older_than_ms=failed_ms, limit=lookup.BATCH)
+            gone = gone._replace(failed=self._in_batches(work))
+        return gone
+
+    def _in_batches(self, prune: Callable[[Connection], int]) -> int:
+        total = batch = self._database.run(prune)
+        while batch >= lookup.BATCH:
+            batch = self._database.run(prune)
+            total += batch
+        return total
+
+    def ids_of(self, jobs: Any) -> Any:
+        """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is
+        not there, as after a rollback."""
+        if isinstance(jobs, Handle):
+            return self.ids_of([jobs])[0]
+        if isinstance(jobs, (str, Mapping)) or not isinstance(jobs, Iterable):
+            return jobs  # which is refused
+        jobs = builtins.list(jobs)
+        handles = [job for job in jobs if isinstance(job, Handle)]
+        if handles:
+            with self._read() as conn:
+                found = look(conn, {job.id: False for job in handles})
+            for job in handles:
+                seen = found.get(job.id)
+                job.require_own(None if seen is None else seen.created)
+                if seen is None:
+                    raise no_job(job.id)
+        return [id_of(job) for job in jobs]
+
+
+def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
+    """Move the failed jobs that are selected back to be run again."""
+    done = MovedBack([], [])
+    for chosen in selections:
+        last = 0
+        while True:
+            moved, held = database.run(partial(retry.retry_failed, chosen=chosen, after_id=last))
+            if not moved and not held:
+                break
+            done.moved.extend(moved)
+            done.held.extend(held)
+            last = max(moved + held)
+    return done
+
+
+def _selections(
+    ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs"
+) -> Iterator[Selection]:
+    """Return what is meant, in portions: a statement takes some ten thousand parameters at most."""
+    if isinstance(ids, (str, int)):
+        raise ConfigurationError(f"ids is {ids!r}: give a list, as in [42, 43]")
+    check_names(task, queue)
+    given = bool(ids) or task is not None or queue is not None
+    if not given and not all:
+        ways = (
+            "by id, by task, by queue, or all of them"
+            if what == "failed jobs"
+            else "by id, by task or by queue"
+        )
+        raise ConfigurationError(f"name the {what} that are meant: {ways}")
+    if given and all:
+        raise ConfigurationError(
+            "all failed jobs are meant, but ids, a task or a queue are named too: give one of the two"
+        )
+    wanted = sorted({id_of(id) for id in ids})
+    if not wanted:
+        return iter([Selection((), task, queue)])
+    return (
+        Selection(tuple(wanted[i : i + lookup.BATCH]), task, queue)
+        for i in range(0, len(wanted), lookup.BATCH)
+    )
+
+
+def no_job(id: int) -> JobNotFoundError:
+    return JobNotFoundError(
+        f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
+    )

@@ -1,0 +1,80 @@
+"""`app.limits`: to look at limits, and to set what a key allows until that is cleared."""
+
+from __future__ import annotations
+
+import builtins
+
+from sqlalchemy import Connection
+
+from sqlq.admin.facet import Facet, check_most
+from sqlq.config.command_hint import command
+from sqlq.database.database import Database
+from sqlq.errors import ConfigurationError
+from sqlq.model.checks import checked_name
+from sqlq.model.limit import DeclaredLimits, Limit, LimitStatus
+from sqlq.store.limits import admit
+from sqlq.store.workers import notify
+
+
+class Limits(Facet):
+    """The limits in a database: `app.limits`."""
+
+    def __init__(self, database: Database, declared: DeclaredLimits) -> None:
+        super().__init__(database)
+        self._declared = declared
+
+    def list(self, prefix: str = "", *, limit: int = 100) -> builtins.list[LimitStatus]:
+        """Return the keys of limits that begin with `prefix`, in order, with what each allows and holds."""
+        check_most(limit)
+        with self._read() as conn:
+            return admit.listing(conn, prefix, limit)
+
+    def is_known(self, key: str) -> bool:
+        """Whether the code of the App declares a limit of this key, or the database has one."""
+        return self._declared.names(key) or any(row.key == key for row in self.list(key, limit=1))
+
+    def set(self, key: str, *, running: int | None = None, rate: str | None = None) -> LimitStatus:
+        """Set what a key allows, in place of what tasks declare, until `clear`. Raises `ConfigurationError`
+        for a value out of range, and for another number running where jobs run in order.
+
+        >>> app.limits.set("stripe", running=2)  # doctest: +SKIP
+        """
+        self._declared.check_key(key)
+        rule = Limit(checked_name(key, "the key", ConfigurationError), running, rate).rule
+        self._database.require_tables()
+
+        def pin(conn: Connection) -> LimitStatus | None:
+            known = admit.status(conn, key)
+            if known is not None and known.in_order:
+                if running not in (None, 1):
+                    raise ConfigurationError(
+                        f"running is {running}: jobs of the key {key!r} run in order, one at a time; leave "
+                        "it out, and set a rate"
+                    )
+                admit.pin(conn, key, rule._replace(max_running=1, in_order=True, holds=known.holds))
+            else:
+                admit.pin(conn, key, rule)
+            notify.wake_others(conn)
+            return admit.status(conn, key)
+
+        status = self._database.run(pin)
+        assert status is not None
+        return status
+
+    def clear(self, key: str) -> LimitStatus:
+        """Have tasks define again what a key allows. Raises `ConfigurationError` for a key that is not
+        known."""
+        self._declared.check_key(key)
+
+        def unpin(conn: Connection) -> LimitStatus | None:
+            admit.unpin(conn, key, self._declared.declared(key))
+            notify.wake_others(conn)
+            return admit.status(conn, key)
+
+        with self._read() as conn:
+            status = admit.status(conn, key)
+        status = None if status is None else self._database.run(unpin)
+        if status is None:
+            lists = command("limit list", self._database.engine.url)
+            raise ConfigurationError(f"there is no limit of the key {key!r}: {lists} shows those there are")
+        return status

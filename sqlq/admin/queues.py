@@ -1,0 +1,147 @@
+"""`app.queues`: to see how full the queues are, and to pause and resume them."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from sqlalchemy import Connection
+
+from sqlq.admin.facet import Facet
+from sqlq.config.durations import Duration, milliseconds
+from sqlq.database.database import Database
+from sqlq.errors import ConfigurationError
+from sqlq.model.checks import checked_name
+from sqlq.store.health import counts as level_counts
+from sqlq.store.health import health
+from sqlq.store.health.counts import Vitals, vitals
+from sqlq.store.jobs import cancel as cancelling
+from sqlq.store.workers import pauses as pause_rows
+from sqlq.store.workers import workers as worker_rows
+from sqlq.store.workers.pauses import ALL, Pauses
+from sqlq.store.workers.workers import ALIVE_MS, WorkerRow
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """What a queue holds; `served` says whether a worker that is alive serves it, `oldest_wait_seconds` is
+    None when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
+    many."""
+
+    queue: str
+    available: int
+    scheduled: int
+    blocked: int
+    running: int
+    failed: int
+    oldest_wait_seconds: float | None
+    paused: bool
+    served: bool
+    capped: tuple[str, ...] = ()
+
+
+class Queues(Facet):
+    """The queues in a database: `app.queues`."""
+
+    def __init__(self, database: Database, declared: Callable[[], frozenset[str]] = frozenset) -> None:
+        """`declared` returns the queues that the code of the App names."""
+        super().__init__(database)
+        self._declared = declared
+
+    def status(self, *, exact: bool = False) -> builtins.list[QueueStatus]:
+        """Return what each queue holds and whether a worker serves it; also queues that are empty but served
+        by name.
+
+        A count ends at 10,000, or earlier where there are many queues and priorities, and `capped` names it
+        then; with `exact` every job is counted.
+        """
+        with self._read() as conn:
+            held = level_counts.exact(conn) if exact else level_counts.capped(conn)
+            alive = worker_rows.alive(conn, within_ms=ALIVE_MS)
+            paused = pause_rows.paused(conn)
+        everything = any(worker.queues is None for worker in alive)
+        named = _named(alive)
+        found = [QueueStatus(**asdict(stats), served=everything or stats.queue in named) for stats in held]
+        empty = (named | paused.keys()) - {s.queue for s in held}
+        found += [
+            QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in paused, served=everything or name in named)
+            for name in empty
+        ]
+        return sorted(found, key=lambda s: s.queue)
+
+    def vitals(self) -> Vitals:
+        """Return what a scrape of metrics needs beside `status` and `workers`."""
+        with self._read() as conn:
+            health.limit_time(conn)
+            return vitals(conn)
+
+    def unknown(self, names: Sequence[str], *, but_for_twins: bool = False) -> builtins.list[str]:
+        """Return which of these queues the App's code does not name, hold no job, are not paused, and are
+        served by no worker. With `but_for_twins` a worker that serves just these queues does not count: it
+        may have been given the same mistake."""
+        undeclared = [name for name in names if name not in self._declared()]
+        if not undeclared:
+            return []
+        with self._read() as conn:
+            workers = [
+                worker
+                for worker in worker_rows.alive(conn, within_ms=ALIVE_MS)
+                if not but_for_twins or worker.queues is None or set(json.loads(worker.queues)) != set(names)
+            ]
+            known = _named(workers) | pause_rows.paused(conn).keys()
+            return [
+                name for name in undeclared if name not in known and not cancelling.holds_jobs(conn, name)
+            ]
+
+    # -- pause -----------------------------------------------------------------------------------------------
+
+    def pause(self, *names: str, all: bool = False, lasting: Duration | None = None) -> builtins.list[str]:
+        """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
+        long as `lasting`; return which were not paused before. The newest end counts.
+
+        Claimed jobs still run, and enqueueing goes on. A queue may be paused before anything else is known of
+        it. A pause of all queues also counts for queues that are made later, and workers see it within 2 s.
+
+        >>> app.queues.pause("mail", lasting="10m")  # doctest: +SKIP
+        ['mail']
+        """
+        return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
+
+    def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
+        """Let workers claim from these queues again, and wake those that are idle; return which were paused.
+        With `all` the pause of all queues ends, and queues that are paused by name stay so."""
+        return self._switch(names, all, pause_rows.resume)
+
+    def pauses(self) -> Pauses:
+        """Return what is paused, since when and until when."""
+        with self._read() as conn:
+            return pause_rows.paused(conn)
+
+    def _switch(
+        self, names: Sequence[str], all: bool, switch: Callable[[Connection, str], bool]
+    ) -> builtins.list[str]:
+        if bool(names) == all:
+            raise ConfigurationError("name at least one queue, or say all=True, and not both")
+        checked = (
+            [ALL] if all else sorted({checked_name(name, "queue", ConfigurationError) for name in names})
+        )
+        self._database.require_tables()
+        # in one order everywhere, so that two operators cannot deadlock
+        return self._database.run(lambda conn: [name for name in checked if switch(conn, name)])
+
+
+def _lasting_ms(lasting: Duration | None) -> int | None:
+    if lasting is None:
+        return None
+    ms = milliseconds(lasting, "lasting")
+    if ms == 0:
+        raise ConfigurationError("lasting is zero: a pause has a length, or leave it out for one without end")
+    return ms
+
+
+def _named(alive: Sequence[WorkerRow]) -> set[str]:
+    """Return the queues that workers serve by name."""
+    return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}

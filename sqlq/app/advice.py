@@ -1,0 +1,29 @@
+"""What to write for names that an App has not: those of other job queues, and those that it had before."""
+
+from typing import Final
+
+_JOBS = (
+    *("get", "list", "cancel", "replay", "prune", "get_by_key"),
+    *("aget", "alist", "acancel", "areplay", "aget_by_key"),
+)
+
+ADVICE: Final = {
+    **dict.fromkeys(("apply_async", "send_task", "queue_task"), "app.enqueue(app.named(name).new(…))"),
+    "AsyncResult": "app.jobs.get(id), or app.result(id)",
+    "add_periodic_task": '@app.task(schedule="0 3 * * *")',
+    "autodiscover_tasks": "import of the modules that define tasks, in the one that --app names",
+    **{name: f"app.jobs.{name}" for name in _JOBS},
+    "retry_failed": "app.jobs.retry",
+    "aretry_failed": "app.jobs.aretry",
+    "flow": "app.flows.get",
+    "aflow": "app.flows.aget",
+    "pause": "app.queues.pause",
+    "resume": "app.queues.resume",
+    "pause_all": "app.queues.pause(all=True)",
+    "resume_all": "app.queues.resume(all=True)",
+    "fleet": "app.workers",
+    "stored_result": "app.result(job, raw=True)",
+    "admin": "app.jobs, app.queues, app.flows, app.limits or app.workers",
+    "address": "app.url or app.schema",
+}
+"""What to write in their place."""
