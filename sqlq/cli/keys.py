@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -33,7 +32,7 @@ def keys(ctx: click.Context, as_json: bool) -> None:
         return
     columns = [Column("in"), Column("rows", right=True), Column("sealed"), Column("key"), Column("state")]
     nothing = f"there are no rows in {ctx.obj.shown_url()}"
-    show_list(columns, _rotation(ctx.obj).uses(), _row, as_object=asdict, nothing=nothing, as_json=as_json)
+    show_list(columns, _rotation(ctx.obj).uses(), _row, nothing=nothing, as_json=as_json)
 
 
 def _row(use: KeyUse) -> list[Cell]:
@@ -62,7 +61,9 @@ def new() -> None:
     is_flag=True,
     help="Seal plain rows as well: you trust what is there now. For the day on which you begin to seal.",
 )
-@click.option("--check", is_flag=True, help="Open every sealed row, say which do not open, and change nothing.")
+@click.option(
+    "--check", is_flag=True, help="Open every sealed row, say which do not open, and change nothing."
+)
 @json_option
 @click.pass_obj
 def rotate(context: Context, finished: bool, plain: bool, check: bool, as_json: bool) -> None:

@@ -4,6 +4,7 @@ on a narrow terminal."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -57,9 +58,9 @@ def show_list(
     things: Sequence[T],
     row: Callable[[T], Sequence[Cell]],
     *,
-    as_object: Callable[[T], object],
     nothing: str,
-    as_json: bool,
+    as_object: Callable[[T], object] = asdict,  # type: ignore[assignment]
+    as_json: bool = False,
 ) -> None:
     """Print a list of things: as JSON, as a table, or the sentence that there is `nothing`."""
     if as_json:
