@@ -24,7 +24,7 @@ STATES = {"first": "here, and seals", "known": "here", "unknown": "not here", "p
 @json_option
 @click.pass_context
 def keys(ctx: click.Context, as_json: bool) -> None:
-    """Count what is sealed with which key; make keys, and seal rows anew.
+    """Count the rows of each key; make keys, and seal rows anew.
 
     The keys are those of the App (-a), or of SQLQ_KEYS. The count reads all rows, and needs no key.
     """

@@ -29,7 +29,7 @@ JOBS_SHOWN = 10
 @json_option
 @click.pass_context
 def workers(ctx: click.Context, silent: bool, as_json: bool) -> None:
-    """Show the workers and what they run; pause, stop or restart them.
+    """Show workers and what they run; pause, stop or restart them.
 
     Also state, host, process, version, last heartbeat and queues of each. A worker counts as alive for 90
     seconds after its last heartbeat.

@@ -25,8 +25,11 @@ def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
         "enqueued job 1"
     )
     assert "shop.where" not in bare.ok("failed", "-d", "sqlite:///a.db", "list")
-    assert bare.ok("failed", "list", "-d", "sqlite:///a.db") == "no failed jobs\n"
-    assert bare.ok("-d", "sqlite:///a.db", "failed", "list", "-d", "sqlite:///a.db") == "no failed jobs\n"
+    assert bare.ok("jobs", "--state", "failed", "-d", "sqlite:///a.db") == "no failed jobs\n"
+    assert (
+        bare.ok("-d", "sqlite:///a.db", "jobs", "--state", "failed", "-d", "sqlite:///a.db")
+        == "no failed jobs\n"
+    )
     assert "1 completed" in bare("work", "--drain", "-a", "shop:app", "-d", "sqlite:///a.db").err
     assert not (bare.directory / "sqlq.db").exists()
 
@@ -82,11 +85,11 @@ NEEDING_NO_CODE = (
     "jobs",
     "doctor",
     "workers",
-    "failed list",
-    "failed retry --all",
-    "flow list",
-    "limit list",
-    "schedule list",
+    "jobs --state failed",
+    "retry --all",
+    "flows",
+    "limits",
+    "schedules",
     "pause mail",
     "resume mail",
     "cancel --queue mail",
@@ -291,8 +294,8 @@ def test_no_output_shows_a_password(bare: Command, database_url: str, secret: st
             "doctor",
             "doctor --json",
             "migrate",
-            "limit list",
-            "keys list",
+            "limits",
+            "keys",
         ):
             told += [bare(*words.split(), "-d", place), bare(*words.split(), env=env)]
         told += [

@@ -128,13 +128,13 @@ def test_workers_that_fell_silent(sqlq_: Command, app: sqlq.App, engine: Engine)
 
 def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     (id,) = _enqueue(app)
-    said = sqlq_.ok("pause", "mail", "nope")
+    said = sqlq_.ok("queues", "pause", "mail", "nope")
     assert (
         said
         == "paused mail\npaused nope; nothing else is known of a queue of that name: no job is in it, and "
         "no worker or task names it\n"
     )
-    assert sqlq_.shop("pause", "mail", "empty").out.count("nothing else is known") == 1
+    assert sqlq_.shop("queues", "pause", "mail", "empty").out.count("nothing else is known") == 1
     (sqlq_.directory / "other.py").write_text(
         "import sqlq\napp = sqlq.App(queues={'slow': {}})\n\n@app.task(queue='bulk')\ndef t(): ...\n"
     )
@@ -142,16 +142,18 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
         sqlq_.ok("-a", "other", "pause", "slow", "bulk", "--for", "1m")
         == "paused bulk for 1m\npaused slow for 1m\n"
     )
-    sqlq_.ok("resume", "slow", "bulk", "empty")
-    assert sqlq_("pause", "mail", "--json").json() == [{"queue": "mail", "paused": False, "known": True}]
+    sqlq_.ok("queues", "resume", "slow", "bulk", "empty")
+    assert sqlq_("queues", "pause", "mail", "--json").json() == [
+        {"queue": "mail", "paused": False, "known": True}
+    ]
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "available"
     _, *rows = sqlq_.ok("status").splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
     url = shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
-    assert f"paused: mail, nope; go on with sqlq resume mail -d {url}" in rows
-    assert sqlq_.ok("resume", "mail", "other") == "resumed mail\nother is not paused\n"
+    assert f"paused: mail, nope; go on with sqlq queues resume mail -d {url}" in rows
+    assert sqlq_.ok("queues", "resume", "mail", "other") == "resumed mail\nother is not paused\n"
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "finished"
 
@@ -216,7 +218,13 @@ def test_doctor_where_nothing_can_be_looked_at(bare: Command, empty_database_url
 
 # -- bad input -----------------------------------------------------------------------------------------------
 
-COMMANDS = (("cancel", "1"), ("pause", "mail"), ("resume", "mail"), ("prune", "--failed", "1d"), ("workers",))
+COMMANDS = (
+    ("cancel", "1"),
+    ("queues", "pause", "mail"),
+    ("queues", "resume", "mail"),
+    ("prune", "--failed", "1d"),
+    ("workers",),
+)
 
 
 def test_an_unmigrated_database_is_one_sentence(bare: Command, empty_database_url: str) -> None:
@@ -242,8 +250,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     for arguments, complaint in (
         (("cancel", "--queue", ""), "queue is ''"),
         (("cancel", "--task", "x" * 300), "task has 300 characters"),
-        (("pause", "mail", " "), "queue is ' '"),
-        (("resume", "x" * 256), "queue has 256 characters"),
+        (("queues", "pause", "mail", " "), "queue is ' '"),
+        (("queues", "resume", "x" * 256), "queue has 256 characters"),
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [

@@ -155,7 +155,7 @@ class RunningJob(Commits):
     @property
     def releases(self) -> int:
         """How often it was given back or snoozed before, which `attempts` does not count. A checkpoint, or
-        `sqlq failed retry`, begins the number anew."""
+        `sqlq retry`, begins the number anew."""
         return self.claimed.releases
 
     @property
