@@ -38,8 +38,8 @@ def _nothing(events: Sequence[sqlq.JobEvent]) -> None:
     """A listener."""
 
 
-def _around() -> Callable[[sqlq.RunningJob], Iterator[None]]:
-    def around(job: sqlq.RunningJob) -> Iterator[None]:
+def _around() -> Callable[[sqlq.JobContext], Iterator[None]]:
+    def around(job: sqlq.JobContext) -> Iterator[None]:
         yield
 
     return around

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sqlq.model.retry import Cancel, Retry, Snooze
     from sqlq.model.schedule import Schedule
     from sqlq.model.task import Task
-    from sqlq.worker.attempt.context import RunningJob, current_job
+    from sqlq.worker.attempt.context import JobContext, current_job
 
 __version__ = "0.1.0"
 
@@ -66,6 +66,7 @@ __all__ = [
     "HistoryLine",
     "Job",
     "JobCancelledError",
+    "JobContext",
     "JobDetails",
     "JobEvent",
     "JobFailedError",
@@ -77,7 +78,6 @@ __all__ = [
     "NoResultError",
     "Progress",
     "Retry",
-    "RunningJob",
     "Schedule",
     "ScheduleNotFoundError",
     "SchemaVersionError",
@@ -112,6 +112,9 @@ _ROOMS = (
 )
 
 
+_RENAMED = {"RunningJob": "JobContext"}
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for room in _ROOMS:
@@ -119,6 +122,8 @@ def __getattr__(name: str) -> Any:
             if getattr(getattr(module, name, None), "__module__", None) == module.__name__:
                 globals()[name] = getattr(module, name)
                 return globals()[name]
+    if name in _RENAMED:
+        raise AttributeError(f"sqlq.{name} is now sqlq.{_RENAMED[name]}")
     raise AttributeError(f"module 'sqlq' has no attribute {name!r}")
 
 

@@ -32,7 +32,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     from sqlq.app.app import App
-    from sqlq.worker.attempt.context import RunningJob
+    from sqlq.worker.attempt.context import JobContext
 
 PARENT: Final = "traceparent"
 REMEMBERED = 1_000
@@ -98,7 +98,7 @@ class _Spans:
         return carrier
 
     @contextmanager
-    def processing(self, running: RunningJob) -> Iterator[None]:
+    def processing(self, running: JobContext) -> Iterator[None]:
         """Surround an attempt with its span."""
         context, links = self._context(running)
         attributes = _attributes("process", running) | {
@@ -132,13 +132,15 @@ class _Spans:
                 self._remember(running.id, own)
                 raise
 
-    def _context(self, running: RunningJob) -> tuple[Context | None, list[Link]]:
+    def _context(self, running: JobContext) -> tuple[Context | None, list[Link]]:
         """Return the context in which an attempt begins, and what it links to."""
+        from sqlq.worker.attempt.context import attempt_of
+
         texts = _texts(running.headers)
         context = extract(texts) if texts else None
         links = []
         creation = _span(context)
-        replay = headers.replay(running.claimed.headers)
+        replay = headers.replay(attempt_of(running).claimed.headers)
         if replay is not None:  # guard: a-replay-is-in-a-trace-of-its-own
             if creation.is_valid:
                 links.append(Link(creation, {"messaging.message.id": str(replay.get("of"))}))
@@ -172,7 +174,7 @@ def _span(context: Context | None) -> SpanContext:
     return trace.get_current_span(context).get_span_context()
 
 
-def _attributes(operation: str, job: NewJob[Any] | RunningJob) -> dict[str, Any]:
+def _attributes(operation: str, job: NewJob[Any] | JobContext) -> dict[str, Any]:
     return {
         "messaging.system": "sqlq",
         "messaging.destination.name": job.queue,

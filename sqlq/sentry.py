@@ -22,7 +22,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     from sqlq.app.app import App
-    from sqlq.worker.attempt.context import RunningJob
+    from sqlq.worker.attempt.context import JobContext
 
 REMEMBERED = 1_000
 """Of so many attempts that failed the scope is known until what became of them is told."""
@@ -74,7 +74,7 @@ class _Scopes:
         """By id and number of the attempt."""
 
     @contextmanager
-    def attempt(self, running: RunningJob) -> Iterator[None]:
+    def attempt(self, running: JobContext) -> Iterator[None]:
         with sentry_sdk.isolation_scope() as scope:
             _name(scope, running.id, running.task, running.queue, running.attempts)
             try:

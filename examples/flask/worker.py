@@ -11,6 +11,6 @@ web = create_app()
 
 
 @queue.around
-def in_web_context(running: sqlq.RunningJob) -> Iterator[None]:
+def in_web_context(running: sqlq.JobContext) -> Iterator[None]:
     with web.app_context():
         yield

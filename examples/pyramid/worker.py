@@ -13,6 +13,6 @@ web = get_app("development.ini")
 
 
 @queue.around
-def in_request(running: sqlq.RunningJob) -> Iterator[None]:
+def in_request(running: sqlq.JobContext) -> Iterator[None]:
     with prepare(registry=web.registry) as made, made["request"].tm:
         yield

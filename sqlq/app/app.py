@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import logging
 import warnings
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Set
@@ -133,7 +132,7 @@ class App(Declares):
         super().__init__(code)
         self._gate = Gate()
         self._seal = seal_of(keys, seal, unsealed)
-        self._test_addresses: builtins.list[Address] = []
+        self._test_addresses: list[Address] = []
         self._arguments: dict[str, Any] = {"url": url, "engine": engine}
         self._arguments |= {"schema": schema, "listen_url": listen_url}
         self._stand_in: Enqueues | None = None
@@ -266,11 +265,6 @@ class App(Declares):
         """The PostgreSQL schema that the App was given; None for the connection's default one."""
         return self._connected.address.schema
 
-    @property
-    def _says_eager(self) -> Eager:
-        """Whether jobs run where they are enqueued; on a test's database they are there to be looked at."""
-        return False if self._test_addresses else self._eager
-
     @cached_property
     def _eagerly(self) -> Enqueues:
         from sqlq.app.inline import EagerEnqueuer
@@ -322,7 +316,7 @@ class App(Declares):
         *,
         spread: Duration | None = None,
         eager: Eager | None = None,
-    ) -> builtins.list[Job[R]]:
+    ) -> list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`.
 
@@ -358,7 +352,7 @@ class App(Declares):
         *,
         spread: Duration | None = None,
         eager: Eager | None = None,
-    ) -> builtins.list[Job[R]]:
+    ) -> list[Job[R]]:
         """`enqueue_many` with what `aenqueue` takes; without a session, in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, eager)
         return await enqueuer.aenqueue(self._code.additions.to(spread_over(listed(jobs), spread)), joined)
@@ -379,9 +373,10 @@ class App(Declares):
         return self._connected.enqueuer.statement(self._code.additions.to([job])[0], paramstyle)
 
     def _runs_eagerly(self, eager: Eager | None) -> Eager:
-        """Say whether a call with this `eager` runs its jobs at once, or when their transaction commits."""
-        says = self._says_eager if eager is None else checked_eager(eager)
-        return self._stand_in is None and says
+        """Return whether a call with this `eager` runs its jobs at once, or when their transaction commits. The
+        App's own default does not count on a test's database, where jobs are there to be looked at."""
+        default = False if self._test_addresses else self._eager
+        return self._stand_in is None and (default if eager is None else checked_eager(eager))
 
     def _way(self, session: Any, eager: Eager | None) -> tuple[Enqueues, Any]:
         """Return what a job goes through, and the session whose transaction it joins; None for a transaction
@@ -553,7 +548,7 @@ class App(Declares):
         >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
         ...     serve_web()
         """
-        from sqlq.worker.options import WorkerOptions
+        from sqlq.worker.options import AppParts, WorkerOptions
         from sqlq.worker.worker import Worker
 
         options = WorkerOptions.of(
@@ -570,18 +565,18 @@ class App(Declares):
             isolate=isolate,
             retention_ms=self._code.retention_ms,
         )
-        return Worker(
+        parts = AppParts(
             self.database,
             self.tasks,
-            options if supervision is None else options.jittered(),
-            supervision=supervision,
-            isolates=isolates,
+            self._code.additions.to_flow,
             lifespan=self._code.lifespan,
             events=self._code.events,
             schedules=self._code.schedules,
             has_limits=bool(self._code.limits),
             newest_first=self._code.defaults.newest_first,
         )
+        options = options if supervision is None else options.jittered()
+        return Worker(parts, options, supervision=supervision, isolates=isolates)
 
     def __repr__(self) -> str:
         return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.url)}>"

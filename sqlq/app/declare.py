@@ -25,12 +25,12 @@ from sqlq.model.schedule import Declared, Options, Schedule, checked_template, p
 from sqlq.model.task import Exceptions, Isolate, Registry, Task, make_task
 
 if TYPE_CHECKING:
-    from sqlq.worker.attempt.context import RunningJob
+    from sqlq.worker.attempt.context import JobContext
 
 Context: TypeAlias = (
     "AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | Iterator[Any] | AsyncIterator[Any]"
 )
-Around: TypeAlias = "Callable[[RunningJob], Context]"
+Around: TypeAlias = "Callable[[JobContext], Context]"
 A = TypeVar("A", bound=Around)
 H = TypeVar("H", bound=Hear)
 L = TypeVar("L", bound="Callable[[], Context]")
@@ -232,7 +232,7 @@ class Declares:
 
     def around(self, function: A) -> A:
         """Surround every attempt of every task: `@app.around` on a generator function that yields once, or on
-        anything else that makes a context manager of the `RunningJob`.
+        anything else that makes a context manager of the `JobContext`.
 
         It runs where the handler runs, in a worker's thread, event loop or isolated process and in
         `sqlq.testing.inline`: what it sets up, contextvars included, is there for the handler. Of several

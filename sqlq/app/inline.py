@@ -40,8 +40,9 @@ from sqlq.model.outcome import Completed, Failed, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry, Task
 from sqlq.store.flows.flows import Before, with_results
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.context import begin
 from sqlq.worker.attempt.own_row import completion
 
 if TYPE_CHECKING:
@@ -393,7 +394,7 @@ class Here:
         running = self._begun(job, task, claimed)
         return self._ended(job, running, await acall_handler(running))
 
-    def _ended(self, job: JobHere, running: RunningJob, result: Any) -> Any:
+    def _ended(self, job: JobHere, running: Attempt, result: Any) -> Any:
         """Return the result of an attempt that has not raised."""
         if running.growth is None or not running.growth.steps:
             return result
@@ -402,9 +403,9 @@ class Here:
         job.grown = running.growth
         return result
 
-    def _begun(self, job: JobHere, task: Task[..., Any], claimed: ClaimedJob) -> RunningJob:
+    def _begun(self, job: JobHere, task: Task[..., Any], claimed: ClaimedJob) -> Attempt:
         """Begin an attempt in this context."""
-        running = RunningJob(claimed, task, float("inf"))
+        running = Attempt(claimed, task, float("inf"), Target(tasks=self._tasks))
         running.lifespan = self._lifespan
         running.on_saved = partial(self._saved, job)
         job.attempted_at.append(datetime.now(UTC))
@@ -413,7 +414,7 @@ class Here:
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
         running.arguments = task.arguments(claimed.payload)
-        running.begin()
+        begin(running)
         return running
 
     def _saved(self, job: JobHere, conn: Connection, cursor: str) -> None:

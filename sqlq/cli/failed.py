@@ -71,7 +71,8 @@ def selection(command: F) -> F:
 def retry(context: Context, /, flow: int | None, as_json: bool, **chosen: Any) -> None:
     """Run failed jobs again.
 
-    Choose them by id, --task, --queue, --flow, or --all. They keep their ids and get all their attempts anew. A job whose unique key a live job holds stays failed.
+    Choose them by id, --task, --queue, --flow, or --all. They keep their ids and get all their attempts
+    anew. A job whose unique key a live job holds stays failed.
     """
     require_named("failed jobs", "--task, --queue, --flow or --all", flow, *chosen.values())
     if flow is not None:

@@ -17,7 +17,7 @@ from sqlq.config.constants import ERROR_BYTES
 from sqlq.config.durations import readable, written
 from sqlq.model.job import ClaimedJob
 from sqlq.model.retry import scrubbed
-from sqlq.worker.attempt.context import current_job
+from sqlq.worker.attempt.context import attempt_of, current_job
 from sqlq.worker.report.reporter import LinesOfJobs, milliseconds, subject
 
 log = logging.getLogger("sqlq.worker")
@@ -35,7 +35,7 @@ class OfJob(logging.Filter):
         job = current_job(None)
         if job is not None and not (_is_ours(record) and hasattr(record, "job_id")):
             # beside what the App's code gave the record by these names, which is other handlers' to see
-            record.__dict__[_LABELS] = job.labels()  # guard: log-lines-name-their-job
+            record.__dict__[_LABELS] = attempt_of(job).labels()  # guard: log-lines-name-their-job
         return True
 
 

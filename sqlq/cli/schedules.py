@@ -124,7 +124,7 @@ def as_object(each: ScheduleDetails) -> dict[str, Any]:
 @json_option
 @click.pass_obj
 def show(context: Context, name: str, as_json: bool) -> None:
-    """Show all about a schedule: its next ten runs, and its last ten jobs."""
+    """Show a schedule: its next ten runs, and its last ten jobs."""
     found = context.app().schedules.get(name)
     if as_json:
         show_json(as_object(found))
@@ -257,7 +257,10 @@ def _planned(context: Context, name: str, verb: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def pause(context: Context, name: str, as_json: bool) -> None:
-    """Enqueue nothing for a schedule until it is resumed, across deploys, too."""
+    """Enqueue nothing for a schedule until it is resumed.
+
+    The pause holds across deploys. Runs that pass meanwhile are not caught up.
+    """
     changed = context.app().schedules.pause(name)
     line = f"paused {plain(name)}" if changed else f"{plain(name)} is paused already"
     answer({"schedule": name, "paused": changed}, line, as_json=as_json)

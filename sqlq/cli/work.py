@@ -500,6 +500,7 @@ def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None)
 
 
 def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoReturn:
+    from sqlq.worker.attempt.attempt import Target
     from sqlq.worker.ipc.pipe import Link, ignore_signals
     from sqlq.worker.run.isolated import serve
 
@@ -507,7 +508,8 @@ def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoRe
     link = Link.inherited(fd)
     app = _app(context)
     set_up_logs()
-    serve(link, app.tasks, app._code.lifespan)
+    target = Target(app.database, tasks=app.tasks, plan=app._code.additions.to_flow)
+    serve(link, target, app._code.lifespan)
 
 
 def _exit(code: int) -> NoReturn:

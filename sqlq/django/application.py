@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sqlq.enqueue.enqueue import Enqueues
     from sqlq.model.handle import AnyJob
     from sqlq.model.job import Job, JobDetails, JobOrFlow, NewJob
-    from sqlq.worker.attempt.context import RunningJob
+    from sqlq.worker.attempt.context import JobContext
 
 TEXTS.append(Promise)  # lazy translations, of which Django's own texts are made
 J = TypeVar("J")
@@ -315,10 +315,10 @@ class InProject:
 # -- Django's connections around attempts --------------------------------------------------------------------
 
 
-def fresh_connections(running: RunningJob) -> Iterator[None]:
+def fresh_connections(running: JobContext) -> Iterator[None]:
     """Do for an attempt what Django does for a request: use no connection that is broken or too old, and
     leave none behind."""
-    if running.target is None or _is_async(running):  # in a test's own thread; or on the event loop
+    if not _has_row(running) or _is_async(running):  # in a test's own thread; or on the event loop
         yield
         return
     _begin()
@@ -328,10 +328,10 @@ def fresh_connections(running: RunningJob) -> Iterator[None]:
         _end()
 
 
-async def afresh_connections(running: RunningJob) -> AsyncIterator[None]:
+async def afresh_connections(running: JobContext) -> AsyncIterator[None]:
     """The same for an asynchronous handler: its connections are those of the thread where Django's ORM works
     for asynchronous code."""
-    if running.target is None:
+    if not _has_row(running):
         yield
         return
     await sync_to_async(_begin)()
@@ -341,8 +341,17 @@ async def afresh_connections(running: RunningJob) -> AsyncIterator[None]:
         await sync_to_async(_end)()
 
 
-def _is_async(running: RunningJob) -> bool:
-    return running.task_found is not None and running.task_found.is_async
+def _has_row(running: JobContext) -> bool:
+    from sqlq.worker.attempt.context import attempt_of
+
+    return attempt_of(running).has_row
+
+
+def _is_async(running: JobContext) -> bool:
+    from sqlq.worker.attempt.context import attempt_of
+
+    task = attempt_of(running).task_found
+    return task is not None and task.is_async
 
 
 def _begin() -> None:

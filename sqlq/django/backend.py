@@ -43,7 +43,7 @@ from sqlq.errors import EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
 from sqlq.model.job import JobDetails, NewJob, State
 from sqlq.model.task import Task, make_task
-from sqlq.worker.attempt.context import RunningJob, current_job
+from sqlq.worker.attempt.context import JobContext, attempt_of, current_job
 
 log = logging.getLogger("sqlq")
 
@@ -314,12 +314,12 @@ _started_here: deque[Any] = deque(maxlen=1_000)
 """The newest results of jobs that have started in this process."""
 
 
-def _started(task: Any, running: RunningJob) -> Any:
+def _started(task: Any, running: JobContext) -> Any:
     """Return the result of a job whose attempt has just begun."""
     app = _app()
-    if running.target is None:  # it runs inline, or eagerly
+    if not attempt_of(running).has_row:  # it runs inline, or eagerly
         return _backend(task)._result(app.jobs.get(running.id))  # noqa: SLF001 - of this module
-    result = _backend(task)._result(_app().jobs.get_committed(running.id))  # noqa: SLF001 - as above
+    result = _backend(task)._result(app.jobs.get_committed(running.id))  # noqa: SLF001 - as above
     _started_here.append(result)
     return result
 

@@ -83,11 +83,12 @@ class Stamps:
         return Scope("sqlq.carry", self._carrying, self._carrying, is_async=False)
 
     @contextmanager
-    def _carrying(self, running: Any) -> Iterator[None]:
+    def _carrying(self, job: Any) -> Iterator[None]:
         """Set the context variables as they were where the job was enqueued."""
+        carried = headers.carried(job._attempt.claimed.headers)  # noqa: SLF001 - sqlq's own middleware
         tokens = [
             (self._carry[name], self._carry[name].set(value))
-            for name, value in running.carried.items()
+            for name, value in carried.items()
             if name in self._carry
         ]
         try:

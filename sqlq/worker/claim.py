@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 from sqlq.database.database import Database
@@ -25,9 +24,8 @@ from sqlq.payload.encryption import HEAD, Seal, opened_without_keys
 from sqlq.store.flows import flows
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.workers import look
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
-from sqlq.worker.attempt.own_row import CompletionTarget
 from sqlq.worker.attempt.progress import ProgressWriter
 
 AHEAD_SECONDS = 0.1
@@ -47,7 +45,6 @@ SLOW_SECONDS = 1.0
 where there is one writer all others wait."""
 ANEW_ONCE_IN = 20
 POSITIONS_KEPT = 10_000
-NO_TASKS: Mapping[str, Task[..., Any]] = MappingProxyType({})
 
 
 class Pace:
@@ -161,7 +158,7 @@ class Claimer:
         concurrency: int,
         lease_ms: int,
         *,
-        tasks: Mapping[str, Task[..., Any]] = NO_TASKS,
+        tasks: Mapping[str, Task[..., Any]] | None = None,
         drain: bool = False,
         weights: Mapping[str, int] | None = None,
         newest_first: frozenset[str] = frozenset(),
@@ -182,7 +179,7 @@ class Claimer:
         self._frontier = Frontier()
         self._seen: dict[str, float] = {}
         """The queues there are, and those there were: when each last held a job."""
-        self._tasks = tasks
+        self._tasks = {} if tasks is None else tasks
         self._tasks_say = "{}"
         self._seen_tasks: tuple[Any, ...] = ()
         self._follow_ups: str | None = None
@@ -376,7 +373,7 @@ log = logging.getLogger("sqlq.worker")
 class Intake:
     """What one worker makes of the jobs that it has claimed."""
 
-    target: CompletionTarget
+    target: Target
     """Where a handler completes its job; known when the worker is entered into the database."""
 
     def __init__(
@@ -397,7 +394,7 @@ class Intake:
         self._lifespan = lifespan
         self._has_isolates = has_isolates
         self._all_isolated = all_isolated
-        self.on_start: Callable[[RunningJob], None] | None = None
+        self.on_start: Callable[[Attempt], None] | None = None
         """What is told of each job that starts, where anybody listens."""
 
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
@@ -424,14 +421,14 @@ class Intake:
                 [(job, given_back(job)) for job in claimed if flows.takes_results(job)],
             )
 
-    def running(self, job: ClaimedJob, trusted_until: float) -> RunningJob:
+    def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
         """Return a claimed job as its handler sees it, with its task and how it is to run."""
         task = self._tasks.get(job.task)
         # guard: lost-jobs-run-isolated
         isolated = self._has_isolates and task is not None and (task.isolate or job.losses > 0)
         if self._all_isolated:
             isolated = self._has_isolates and task is not None
-        running = RunningJob(job, task, trusted_until, self.target, isolated=bool(isolated))
+        running = Attempt(job, task, trusted_until, self.target, isolated=bool(isolated))
         running.worker = self._worker
         running.alone = task is not None and task.isolate == "fresh"
         if self._lifespan is not None:

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlq.config.durations import Duration, milliseconds
+from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
+from sqlq.events import Events
 from sqlq.model.checks import checked_name, checked_queue
+from sqlq.model.flow import AnyFlow, Plan
+from sqlq.model.middleware import Scope
+from sqlq.model.schedule import Declarations
+from sqlq.model.task import Registry
 
 LARGEST_WEIGHT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class AppParts:
+    """The parts of an App that a worker uses."""
+
+    database: Database
+    tasks: Registry
+    plan: Callable[[AnyFlow], Plan]
+    """Returns a flow as it is written."""
+    lifespan: Scope | None = None
+    events: Events = field(default_factory=Events)
+    schedules: Declarations = field(default_factory=Declarations)
+    has_limits: bool = False
+    newest_first: frozenset[str] = frozenset()
+    """The queues whose newest jobs are claimed first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,22 +23,17 @@ from dataclasses import replace
 from typing import Any
 
 from sqlq.config.constants import RESCUE_MS
-from sqlq.database.database import Database
 from sqlq.database.dialect import Right
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
-from sqlq.events import Events, JobEvent
-from sqlq.model.middleware import Scope
+from sqlq.events import JobEvent
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
-from sqlq.model.schedule import Declarations
-from sqlq.model.task import Registry
 from sqlq.payload import codec
 from sqlq.schema import version
 from sqlq.store.workers.workers import WORKING
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
-from sqlq.worker.attempt.own_row import CompletionTarget
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import Background
 from sqlq.worker.claim import Claimer, Intake
@@ -47,7 +42,7 @@ from sqlq.worker.maintain.control import Control, Entry
 from sqlq.worker.maintain.maintenance import Duties
 from sqlq.worker.maintain.scheduler import Follow
 from sqlq.worker.maintain.services import Held, SchemaWatch, Unstarted, Vacuum
-from sqlq.worker.options import WorkerOptions
+from sqlq.worker.options import AppParts, WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.report.reporter import Teller
 from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executors, GivesBack
@@ -78,28 +73,21 @@ class Worker(Background):
 
     def __init__(
         self,
-        database: Database,
-        tasks: Registry,
+        app: AppParts,
         options: WorkerOptions,
         *,
         supervision: Unsupervised | None = None,
         isolates: Isolates | None = None,
-        lifespan: Scope | None = None,
-        events: Events | None = None,
-        schedules: Declarations | None = None,
-        has_limits: bool = False,
-        newest_first: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()
         self.id = str(uuid.uuid4())
         self._bounds = Bounds(options.max_rss, options.max_idle_ms)
-        self._app_database = database
-        self._database = database = database.for_loops
+        self._app = app
+        self._database = database = app.database.for_loops
         self._options = options
         self._supervision = supervision or Unsupervised()
-        self._events = events or Events()
-        self._meter = self._supervision.meter(tasks)
-        self._teller = teller = Teller(self._events, self._meter)
+        self._meter = self._supervision.meter(app.tasks)
+        self._teller = teller = Teller(app.events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
         self._left, self._ending = threading.Event(), threading.Lock()
@@ -129,7 +117,7 @@ class Worker(Background):
         )
         self._progress = ProgressWriter(database)
         self._unblocker = Unblocker(database, lambda: self._wake.at(time.monotonic()), self._after_unblocking)
-        self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=has_limits)
+        self._admissions = Admissions(database, self._admitted, self._after_unblocking, in_use=app.has_limits)
         self._answers = Answers(database)
         self._settler = Settler(
             database,
@@ -154,14 +142,14 @@ class Worker(Background):
         )
         own_lifespan = (
             None
-            if lifespan is None
-            else Lifespan(lifespan, self._executors.run_coroutine, self._lifespan_fell)
+            if app.lifespan is None
+            else Lifespan(app.lifespan, self._executors.run_coroutine, self._lifespan_fell)
         )
         self._lifespans = Lifespans(own_lifespan, isolates, self._grace)
         self._intake = Intake(
             database,
             self.id,
-            tasks,
+            app.tasks,
             self._progress,
             own_lifespan,
             has_isolates=isolates is not None,
@@ -178,13 +166,13 @@ class Worker(Background):
             options.queues,
             options.concurrency,
             options.lease_ms,
-            tasks=tasks,
+            tasks=app.tasks,
             drain=options.drain,
             weights=options.weights,
-            newest_first=newest_first,
+            newest_first=app.newest_first,
         )
         follow = Follow(
-            *(database, schedules or Declarations(), tasks),
+            *(database, app.schedules, app.tasks),
             self._supervision.began_at or time.monotonic(),
         )
         self._control.chores = self._chores = Duties(
@@ -272,7 +260,13 @@ class Worker(Background):
         )
         with waits_while(self._grace.patience):
             if self._entry.enter(patient=patient):
-                self._intake.target = CompletionTarget(self._database.schema, self._keep_finished)
+                self._intake.target = Target(
+                    self._app.database,
+                    self._database.schema,
+                    self._keep_finished,
+                    self._app.tasks,
+                    self._app.plan,
+                )
                 try:
                     with closing(self._executors), self._lifespans.around() as entered:
                         if entered:
@@ -286,7 +280,7 @@ class Worker(Background):
     def _start_and_work(self) -> None:
         self._bounds.begin()
         codec.read_quickly()
-        if self._events.wants("started"):
+        if self._app.events.wants("started"):
             self._intake.on_start = self._teller.started
         self._watched.begin()
         self._wake.start()
@@ -337,7 +331,7 @@ class Worker(Background):
             self._supervision.leaving(why, replace=replace)
             self._wake.call()
 
-    def _stuck(self, job: RunningJob) -> None:
+    def _stuck(self, job: Attempt) -> None:
         """A thread cannot be killed, only its process: this one takes no new jobs and ends when the others
         are done."""
         log.error(
@@ -368,7 +362,7 @@ class Worker(Background):
 
     def _told_by_supervisor(self, event: JobEvent) -> None:
         error = None if event.error is None else remote_error(event.error)
-        self._events.tell(replace(event, exception=error))  # guard: deaths-are-told
+        self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
 
     def _sent(self, *, again: bool) -> float:
         if not again:
@@ -484,7 +478,7 @@ class Worker(Background):
     def _close_idle_connections(self) -> None:
         """Close what a busy time has left open: of all workers of a fleet together it would be many."""
         try:
-            self._app_database.close_idle()
+            self._app.database.close_idle()
             self._database.close_idle(more_than=1)
         except Exception:
             log.exception("idle connections could not be closed")
@@ -538,7 +532,7 @@ class Worker(Background):
         if self._options.drain:
             self._wake.call()
 
-    def _settle(self, job: RunningJob, outcome: Outcome) -> None:
+    def _settle(self, job: Attempt, outcome: Outcome) -> None:
         """Take the outcome of a job that has ended, or will not start. The first counts: its handler may end
         just as it is given back."""
         with self._ending:
@@ -581,7 +575,7 @@ class Worker(Background):
         """Wait until listeners have heard of all events."""
         may_wait = self._grace.last_wait()
         # guard: events-are-flushed
-        while not self._events.flush(LOOK_SECONDS) and may_wait():
+        while not self._app.events.flush(LOOK_SECONDS) and may_wait():
             pass
 
     @property

@@ -704,7 +704,7 @@ def run_one(app: sqlq.App, handler: Any, **options: Any) -> Any:
     return app.jobs.get(job.id)
 
 
-def complete(caller: Caller, running: sqlq.RunningJob, result: Any = None) -> None:
+def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> None:
     if caller.mode.is_async:
         caller.do(running.acomplete(caller.connection, result))
     else:

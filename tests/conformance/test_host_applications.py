@@ -114,7 +114,7 @@ def test_a_package_index(app: sqlq.App, shop: Engine) -> None:
     web = config.make_wsgi_app()
 
     @app.around
-    def in_request(running: sqlq.RunningJob) -> Iterator[None]:
+    def in_request(running: sqlq.JobContext) -> Iterator[None]:
         with prepare(registry=web.registry) as made, made["request"].tm:
             yield
 
@@ -275,7 +275,7 @@ def test_a_blog(app: sqlq.App, database_url: str) -> None:
     web = blog.create_app(database_url)
 
     @app.around
-    def in_web_context(running: sqlq.RunningJob) -> Iterator[None]:
+    def in_web_context(running: sqlq.JobContext) -> Iterator[None]:
         with web.app_context():
             yield
 

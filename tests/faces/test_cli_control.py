@@ -92,7 +92,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert len(sqlq_("workers", "resume", "mail-1", "--json").json()) == 2
         sqlq_.wait_for("a.started")
         before = _pids(app)
-        assert "asked mail-1 on " in sqlq_.ok("restart")
+        assert "asked mail-1 on " in sqlq_.ok("workers", "restart", "--all")
         becomes("idle", "idle", "stopping")
         assert len(_pids(app) - before) == 2, "the replacement of a busy one does not wait for it"
         sqlq_.touch("a.go")
@@ -104,7 +104,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
     assert "an operator restarts it" in sqlq_.log()
     assert "stopping: an operator stops this worker; what runs may finish" in sqlq_.log()
     assert app.workers.list(silent=True) == []
-    assert sqlq_.ok("restart") == "no worker is running\n"
+    assert sqlq_.ok("workers", "restart", "--all") == "no worker is running\n"
 
 
 @on_sqlite
@@ -171,9 +171,9 @@ def test_without_setproctitle_titles_stay_as_they_are(sqlq_: Command) -> None:
 MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("workers", "pause"), "name the workers, or give --all"),
     (("workers", "stop", "a", "--all"), "name the workers, or give --all, and not both"),
-    (("pause",), "name the queues, or give --all"),
+    (("queues", "pause"), "name the queues, or give --all"),
     (("queues", "pause", "mail", "--all"), "name the queues, or give --all, and not both"),
-    (("resume",), "name the queues, or give --all"),
+    (("queues", "resume"), "name the queues, or give --all"),
     (("queues", "pause", "--all", "--for", "soon"), "--for is 'soon': give a duration such as \"30s\""),
     (("queues", "pause", "mail", "--for", "0s"), "--for is zero: a pause has a length"),
     (("work", "-q", "high=many"), "--queue has 'high' with the weight 'many': it is a whole number from 1"),

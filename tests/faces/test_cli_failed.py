@@ -139,7 +139,7 @@ def test_failed_jobs_are_listed_the_newest_first(sqlq_: Command, engine: Engine)
     header, *rows = sqlq_.ok("jobs", "--state", "failed").splitlines()
     assert header.split() == ["id", "state", "queue", "task", "attempts", "time", "error"]
     assert [row.split()[0] for row in rows] == ["103", "102", "101"]
-    assert rows[0].rstrip().endswith("ValueError: no box")
+    assert rows[0].rstrip().endswith("ValueError: no box left")
     assert "these are the newest 2; --limit N shows more" in sqlq_.ok("jobs", "--state", "failed", "-n", "2")
 
 

@@ -561,7 +561,7 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
         assert explain(raised.value, Context()) == says
     with pytest.raises(sqlq.WaitTimeoutError, match="and has no result after 10 ms"):
         desk("show", str(waits), "--result", "--wait", "10ms")
-    with pytest.raises(click.UsageError, match=r"^--timeout is 'soon': give a duration such as"):
+    with pytest.raises(click.UsageError, match=r"^--wait is 'soon': give a duration such as"):
         desk("show", str(waits), "--result", "--wait", "soon")
 
 

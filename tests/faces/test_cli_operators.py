@@ -139,7 +139,7 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
         "import sqlq\napp = sqlq.App(queues={'slow': {}})\n\n@app.task(queue='bulk')\ndef t(): ...\n"
     )
     assert (
-        sqlq_.ok("-a", "other", "pause", "slow", "bulk", "--for", "1m")
+        sqlq_.ok("-a", "other", "queues", "pause", "slow", "bulk", "--for", "1m")
         == "paused bulk for 1m\npaused slow for 1m\n"
     )
     sqlq_.ok("queues", "resume", "slow", "bulk", "empty")
@@ -240,7 +240,7 @@ def test_a_wrong_url_is_one_sentence(bare: Command) -> None:
 @on_sqlite
 def test_a_file_that_may_not_be_written_is_one_sentence(bare: Command, engine: Engine) -> None:
     read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
-    said = bare("-d", read_only, "pause", "mail").sentence()
+    said = bare("-d", read_only, "queues", "pause", "mail").sentence()
     assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
 
 
@@ -266,7 +266,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     for unreadable in (
         ("cancel", "x"),
         ("cancel", "1.5"),
-        ("pause",),
+        ("queues", "pause"),
         ("prune", "--finished"),
         ("workers", "x"),
         ("doctor", "--no"),

@@ -36,8 +36,8 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, lookup, retry
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit as admission
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
+from sqlq.worker.attempt.context import JobContext
 from sqlq.worker.ipc.pipe import unpacked
 
 ROOT = Path(__file__).parents[2]
@@ -154,19 +154,19 @@ class Life:
         with self.database.begin() as conn:
             settling.settle(conn, [settlement(unpacked(job), OUTCOMES[outcome])])
 
+    def _job(self, argument: Any) -> JobContext:
+        target = Target(self.database, self.database.schema)
+        return JobContext(Attempt(unpacked(argument), None, float("inf"), target))
+
     def complete(self, argument: Any) -> None:
         """A handler that writes, and completes its job, in a transaction of its own."""
-        running = RunningJob(
-            unpacked(argument), None, float("inf"), CompletionTarget(self.database.schema, keep_finished=True)
-        )
+        running = self._job(argument)
         with running.completing(self._users_engine()) as session:
             session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": running.id})
 
     def checkpoint(self, argument: Any) -> None:
         """A handler that writes a slice, and saves with it how far it has come; then the next one."""
-        running = RunningJob(
-            unpacked(argument), None, float("inf"), CompletionTarget(self.database.schema, keep_finished=True)
-        )
+        running = self._job(argument)
         engine = self._users_engine()
         for n in (1, 2):
             with Session(engine) as session, session.begin():

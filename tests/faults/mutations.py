@@ -331,8 +331,8 @@ GUARDS = [
     Guard("a-named-task-takes-results", None, "return job", "tests/worker/test_named.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
     Guard("growth-is-not-dropped", None, "if False:", FLOWS + "test_steps_that_are_added_without_completing_fail_the_attempt[postgresql]"),
     # complete(), in the handler's own transaction
-    Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
-    Guard("complete-by-the-owner", "if not endings.complete(", "if None is endings.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
+    Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
+    Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
     Guard("complete-without-retention", "if keep_finished else None", "", SUPERVISING + "test_completing_is_the_owners_alone_and_once[sqlite-False]"),
     Guard("complete-waits", "skip_locked=False, options=options", "skip_locked=True, options=options", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
     Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
@@ -346,8 +346,8 @@ GUARDS = [
     Guard("checkpoints-follow-each-other", ", jobs.c.cursor.is_not_distinct_from(mine.c.before)", "", CHECKPOINT + "test_a_checkpoint_does_not_pass_over_a_slice_that_was_rolled_back[sqlite]"),
     Guard("checkpoint-waits", ", skip_locked=False", "", CHECKPOINT + "test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it[postgresql]"),
     Guard("only-who-gets-on-is-patient", "jobs.c.cursor.is_distinct_from(mine.c.after)", "mine.c.after.is_not(None)", CHECKPOINT + "test_only_a_cursor_that_moves_begins_the_counts_anew[sqlite-1-expected0]"),
-    Guard("a-circle-is-bounded", "self.claimed._replace(cursor=text, releases=0)", "self.claimed._replace(cursor=text)", CHECKPOINT + "test_a_snooze_counts_only_where_the_job_does_not_get_on[sqlite-True]"),
-    Guard("no-checkpoint-after-complete", "self.completed", "False", CHECKPOINT + "test_a_checkpoint_after_the_end_is_refused[sqlite]"),
+    Guard("a-circle-is-bounded", "attempt.claimed._replace(cursor=text, releases=0)", "attempt.claimed._replace(cursor=text)", CHECKPOINT + "test_a_snooze_counts_only_where_the_job_does_not_get_on[sqlite-True]"),
+    Guard("no-checkpoint-after-complete", "attempt.completed", "False", CHECKPOINT + "test_a_checkpoint_after_the_end_is_refused[sqlite]"),
     Guard("a-checkpoint-tells-of-a-cancel", None, "return", CHECKPOINT + "test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels[sqlite]"),
     Guard("cursors-are-read-first", None, "pass", CHECKPOINT + "test_a_cursor_that_is_no_json_fails_its_job_alone[sqlite-'{']"),
     Guard("cursors-are-bounded", "size > CURSOR_BYTES", "False", CHECKPOINT + "test_what_is_no_cursor_is_refused_before_anything_is_written[sqlite-size]"),
@@ -355,8 +355,8 @@ GUARDS = [
     Guard("a-cursor-is-no-step", "steps is None", "False", CHECKPOINT + "test_a_job_has_steps_or_checkpoints[sqlite]"),
     Guard("a-step-is-finished-once", "steps.get(self.name) is _DONE", "False", CHECKPOINT + "test_a_job_has_steps_or_checkpoints[postgresql]"),
     # jobs that have to be started in time
-    Guard("too-late-is-not-started", "running.is_too_late", "False", EXPIRES + "test_the_time_goes_on_while_it_waits_for_a_slot[sqlite]"),
-    Guard("what-was-started-does-not-expire", "or self.attempts > 1", "", EXPIRES + "test_what_was_started_in_time_goes_on[sqlite-failed]"),
+    Guard("too-late-is-not-started", "attempt.is_too_late", "False", EXPIRES + "test_the_time_goes_on_while_it_waits_for_a_slot[sqlite]"),
+    Guard("what-was-started-does-not-expire", "or self.claimed.attempts > 1", "", EXPIRES + "test_what_was_started_in_time_goes_on[sqlite-failed]"),
     Guard("what-began-in-time-goes-on", ', "start_by": null()', "", EXPIRES + "test_what_was_started_in_time_goes_on[postgresql-snoozed]"),
     Guard("expiry-takes-what-is-late", ", jobs.c.start_by <= now()", "", EXPIRES + "test_what_nobody_claims_is_cancelled_by_a_chore[sqlite]"),
     # what becomes of a waiting job whose unique key a new one has
@@ -374,7 +374,7 @@ GUARDS = [
     Guard("a-full-sweep-goes-on", None, "pass", DEAD + "test_a_paused_queue_gives_all_its_slots_back_without_a_wait[sqlite-4]"),
     # what may start once, and threads that cannot be started
     Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", ONCE + "test_what_may_start_once_has_failed_when_it_outlasts_the_grace_time[sqlite-is_cancelled-the task says it]"),
-    Guard("what-is-given-back-does-not-start", "running.asked_to_stop or ", "", ONCE + "test_what_was_given_back_before_it_began_does_not_start[sqlite]"),
+    Guard("what-is-given-back-does-not-start", "attempt.asked_to_stop or ", "", ONCE + "test_what_was_given_back_before_it_began_does_not_start[sqlite]"),
     Guard("admissions-begin-when-they-can", None, "pass", "tests/worker/test_short_of_threads.py::test_admissions_begin_once_there_is_a_thread[sqlite]"),
     # the supervisor, and what it knows of a process that died
     Guard("only-what-started-counts", None, "started = set(batch)", SUPERVISING + "test_what_a_dead_worker_had_started_counts_and_the_rest_does_not[sqlite]"),
@@ -609,7 +609,7 @@ GUARDS = [
     Guard("events-are-bounded", None, "if False:", EVENTS + "test_of_too_many_events_the_rest_is_dropped_and_counted"),
     Guard("events-are-free", None, "if False:", EVENTS + "test_where_nothing_listens_and_no_line_is_written_no_event_is_made[sqlite]"),
     Guard("deaths-are-told", None, "pass", EVENTS + "test_jobs_of_a_worker_that_died_are_told_by_the_next[sqlite]"),
-    Guard("events-are-flushed", "not self._events.flush(LOOK_SECONDS)", "False", EVENTS + "test_a_slow_listener_delays_no_job[sqlite]"),
+    Guard("events-are-flushed", "not self._app.events.flush(LOOK_SECONDS)", "False", EVENTS + "test_a_slow_listener_delays_no_job[sqlite]"),
     Guard("no-word-of-what-is-rolled-back", None, "pass", EVENTS + "test_what_is_enqueued_is_told_when_it_is_committed[sqlite]"),
     Guard("a-connection-that-is-dropped-is-rolled-back", None, "pass", HANDLES + "test_a_handle_of_a_connection_that_was_dropped_names_no_other_job[sqlite]"),
     Guard("a-handle-knows-of-its-rollback", "origin.is_undone or is_another", "is_another", HANDLES + "test_a_handle_of_a_rollback_names_no_other_job[pysqlite-Session]"),

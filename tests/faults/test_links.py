@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Outcome
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import Callbacks, Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
@@ -154,9 +153,9 @@ def test_a_child_that_is_stopped_has_no_words_piled_up_for_it(child: Child) -> N
     assert len(child.link._unsent) < 1_000
 
 
-def a_job() -> RunningJob:
-    target = CompletionTarget(None, keep_finished=True)
-    return RunningJob(ClaimedJob(1, 1, "q", "t", "{}", 1, 3), None, float("inf"), target, isolated=True)
+def a_job() -> Attempt:
+    target = Target()
+    return Attempt(ClaimedJob(1, 1, "q", "t", "{}", 1, 3), None, float("inf"), target, isolated=True)
 
 
 @fuzzed(st.lists(messages(said_by_an_isolate), max_size=6))
@@ -180,9 +179,10 @@ def test_what_an_isolate_says_is_an_outcome_or_its_end(said: list[dict[str, Any]
 ISOLATE = """
 import sys
 import sqlq
+from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
 from sqlq.worker.ipc.pipe import Link
-serve(Link.inherited(int(sys.argv[1])), sqlq.App("sqlite://").tasks)
+serve(Link.inherited(int(sys.argv[1])), Target(tasks=sqlq.App("sqlite://").tasks))
 """
 
 

@@ -28,17 +28,17 @@ from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
 ASKS_THE_TIME = {
-    "clock.py",
+    "config/durations.py",
     "cli/health.py",
     "cli/jobs.py",
     "cli/logs.py",
     "cli/output.py",
-    "eager.py",
+    "app/inline.py",
     "events.py",
-    "here.py",
-    "history.py",
-    "retry.py",
-    "worker/attempt/own_row.py",
+    "app/here.py",
+    "model/history.py",
+    "model/retry.py",
+    "worker/attempt/attempt.py",
     "worker/report/meter.py",
 }
 """For a sentence, a file's age, an age on the screen, when a line was written, when an event was, when a job

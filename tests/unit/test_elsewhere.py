@@ -61,9 +61,9 @@ def test_an_attribute_of_another_queue_names_ours(look: Callable[[], Any], said:
             "queue is ' mail': leave out blanks at its ends",
         ),
         (lambda: TASK.new(1).set(queue="a\nb"), EnqueueError, "line breaks and control characters"),
-        (lambda: APP.list(limit="5"), ConfigurationError, "limit is '5': it must be a whole number"),
-        (lambda: APP.list(queue=5), ConfigurationError, "queue is 5: it must be text"),
-        (lambda: APP.admin.flows(limit=0), ConfigurationError, "limit is 0: it must be a whole number"),
+        (lambda: APP.jobs.list(limit="5"), ConfigurationError, "limit is '5': it must be a whole number"),
+        (lambda: APP.jobs.list(queue=5), ConfigurationError, "queue is 5: it must be text"),
+        (lambda: APP.flows.list(limit=0), ConfigurationError, "limit is 0: it must be a whole number"),
         (lambda: APP.tasks.find("send_receipt"), UnknownTaskError, "did you mean shop.send_receipt[?]"),
     ],
 )

@@ -30,13 +30,13 @@ def test_the_names_are_those_promised() -> None:
         "Group",
         "HistoryLine",
         "Job",
+        "JobContext",
         "JobDetails",
         "JobEvent",
         "Limit",
         "NewJob",
         "Progress",
         "Retry",
-        "RunningJob",
         "Schedule",
         "Serial",
         "Snooze",
@@ -70,6 +70,8 @@ def test_each_name_can_be_imported(name: str) -> None:
 def test_other_names_are_refused_as_python_does() -> None:
     with pytest.raises(AttributeError, match="module 'sqlq' has no attribute 'Ap'"):
         _ = sqlq.Ap
+    with pytest.raises(AttributeError, match=r"sqlq\.RunningJob is now sqlq\.JobContext"):
+        _ = sqlq.RunningJob
 
 
 def test_every_error_is_a_sqlq_error() -> None:

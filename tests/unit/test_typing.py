@@ -62,13 +62,13 @@ def called() -> None: ...
 def typed(id: UUID, *, at: datetime | None = None) -> UUID:
     return id
 @app.around
-def traced(running: sqlq.RunningJob) -> Iterator[None]:
+def traced(running: sqlq.JobContext) -> Iterator[None]:
     assert_type(running.id, int)
     yield
 
 
 @app.around
-async def atraced(running: sqlq.RunningJob) -> AsyncIterator[None]:
+async def atraced(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
 
 
@@ -245,7 +245,7 @@ def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], thr
     app.enqueue(job, session=three)  # wrong
     with sqlq.current_job().completing(two) as same:
         assert_type(same, psycopg.Connection[tuple[int]])
-    assert_type(sqlq.current_job().app, sqlq.App)
+    assert_type(sqlq.current_job().app.enqueue(job), sqlq.Job[None])
     app.enqueue(app.named("shop.send").new(7, more={}).set(queue="mail"))
 
 

@@ -47,7 +47,7 @@ def handler_of(kind: str, body: Callable[[], Any]) -> Any:
 
 def noting(told: list[Any], name: str) -> Any:
     @contextmanager
-    def around(running: sqlq.RunningJob) -> Iterator[None]:
+    def around(running: sqlq.JobContext) -> Iterator[None]:
         told.append(f"{name} before")
         yield
         told.append(f"{name} after")
@@ -68,7 +68,7 @@ def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: 
     task = app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, lambda: told.append("handler")))
 
     @app.around
-    def second(running: sqlq.RunningJob) -> Iterator[None]:
+    def second(running: sqlq.JobContext) -> Iterator[None]:
         assert running is sqlq.current_job()
         told.append(f"second before {running.task} {running.attempts}")
         yield
@@ -91,7 +91,7 @@ def test_it_surrounds_each_attempt_in_the_order_registered(app: sqlq.App, kind: 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]) -> None:
     class Tracing:
-        def __init__(self, running: sqlq.RunningJob) -> None:
+        def __init__(self, running: sqlq.JobContext) -> None:
             self.id = running.id
 
         def __enter__(self) -> None:
@@ -101,7 +101,7 @@ def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]
             told.append("class after")
 
     class Calling:
-        def __call__(self, running: sqlq.RunningJob) -> Iterator[None]:
+        def __call__(self, running: sqlq.JobContext) -> Iterator[None]:
             told.append("object")
             yield
 
@@ -120,7 +120,7 @@ def test_every_kind_of_around_is_taken(app: sqlq.App, kind: str, told: list[Any]
 
 def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, told: list[Any]) -> None:
     @app.around
-    async def generator(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    async def generator(running: sqlq.JobContext) -> AsyncIterator[None]:
         await asyncio.sleep(0)
         told.append(threading.current_thread().name)
         yield
@@ -129,13 +129,13 @@ def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, to
 
     @app.around
     @asynccontextmanager
-    async def decorated(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    async def decorated(running: sqlq.JobContext) -> AsyncIterator[None]:
         told.append("decorated")
         yield
 
     @app.around
     class Entered:
-        def __init__(self, running: sqlq.RunningJob) -> None: ...
+        def __init__(self, running: sqlq.JobContext) -> None: ...
 
         async def __aenter__(self) -> None:
             told.append("class")
@@ -153,7 +153,7 @@ def test_an_asynchronous_one_surrounds_async_def_handlers_only(app: sqlq.App, to
 
 def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.App, kind: str) -> None:
     @app.around
-    def setting(running: sqlq.RunningJob) -> Iterator[None]:
+    def setting(running: sqlq.JobContext) -> Iterator[None]:
         assert SETTING.get() == "unset"
         SETTING.set(f"job {running.id}")  # and does not reset it
         yield
@@ -167,7 +167,7 @@ def test_what_it_sets_is_there_for_the_handler_and_not_for_the_next(app: sqlq.Ap
 
 def test_a_coroutine_that_a_def_handler_returns_is_surrounded(app: sqlq.App, told: list[Any]) -> None:
     @app.around
-    def setting(running: sqlq.RunningJob) -> Iterator[None]:
+    def setting(running: sqlq.JobContext) -> Iterator[None]:
         SETTING.set("seen")
         told.append("before")
         yield
@@ -199,7 +199,7 @@ def test_inline_is_surrounded_too(kind: str, told: list[Any]) -> None:
         await app.aenqueue(task.new())
 
     @app.around
-    def translating(running: sqlq.RunningJob) -> Iterator[None]:
+    def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -295,7 +295,7 @@ class BusyError(Exception):
 
 def test_it_changes_the_outcome(app: sqlq.App, kind: str) -> None:
     @app.around
-    def translating(running: sqlq.RunningJob) -> Iterator[None]:
+    def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except BusyError as error:
@@ -318,7 +318,7 @@ def test_what_it_raises_is_the_outcome_with_its_traceback(
     app: sqlq.App, kind: str, when: str, told: list[Any]
 ) -> None:
     @app.around
-    def failing(running: sqlq.RunningJob) -> Iterator[None]:
+    def failing(running: sqlq.JobContext) -> Iterator[None]:
         if when == "before":
             raise BusyError("no context")
         yield
@@ -337,7 +337,7 @@ def test_an_attempt_whose_exception_it_swallows_has_finished_without_a_result(
     app: sqlq.App, kind: str
 ) -> None:
     @app.around
-    def swallowing(running: sqlq.RunningJob) -> Iterator[None]:
+    def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except BusyError:
@@ -355,7 +355,7 @@ def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app
     started = threading.Event()
 
     @app.around
-    def swallowing(running: sqlq.RunningJob) -> Iterator[None]:
+    def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -380,7 +380,7 @@ def test_a_job_made_to_stop_has_not_finished_whatever_swallows_its_exception(app
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: str, told: list[Any]) -> None:
     @app.around
-    async def slow(running: sqlq.RunningJob) -> AsyncIterator[None]:
+    async def slow(running: sqlq.JobContext) -> AsyncIterator[None]:
         if where == "before":
             await asyncio.sleep(60)
         yield
@@ -398,7 +398,7 @@ def test_a_timeout_covers_and_cancels_an_asynchronous_one(app: sqlq.App, where: 
 
 def test_a_timeout_covers_a_synchronous_one(app: sqlq.App) -> None:
     @app.around
-    def slow(running: sqlq.RunningJob) -> Iterator[None]:
+    def slow(running: sqlq.JobContext) -> Iterator[None]:
         yield
         wait_until(lambda: running.cancelled)
 
@@ -434,8 +434,8 @@ def test_where_none_is_registered_nothing_is_called(kind: str) -> None:
 # -- refused -------------------------------------------------------------------------------------------------
 
 
-async def coroutine(running: sqlq.RunningJob) -> None: ...
-async def asynchronous(running: sqlq.RunningJob) -> AsyncIterator[None]:
+async def coroutine(running: sqlq.JobContext) -> None: ...
+async def asynchronous(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
 
 
@@ -443,7 +443,7 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def two(running: sqlq.RunningJob, more: int) -> Iterator[None]:
+def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
     yield
 
 

@@ -20,8 +20,8 @@ from sqlq.config.constants import CURSOR_BYTES, MAX_RELEASES
 from sqlq.model.outcome import ErrorText, Failed, Released, Retried, Settlement
 from sqlq.store.jobs import checkpoint, lease, settle
 from sqlq.testing import inline
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
+from sqlq.worker.attempt.context import JobContext, attempt_of
 from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode
 from tests.servers import async_database_url
 from tests.waiting import wait_until
@@ -64,11 +64,12 @@ def set_row(engine: Engine, changes: str) -> None:
         conn.execute(text(f"UPDATE jobs SET {changes}"))
 
 
-def held(app: sqlq.App, *, cursor: str | None = None) -> RunningJob:
-    """A job as its worker holds it."""
+def held(app: sqlq.App, *, cursor: str | None = None) -> sqlq.JobContext:
+    """A job as its handler sees it."""
     app.enqueue(app.task(name="held")(lambda: None).new())
     (claimed,) = claim(app)
-    return RunningJob(claimed, None, float("inf"), CompletionTarget(app.database.schema, keep_finished=True))
+    attempt = Attempt(claimed, None, float("inf"), Target(app.database, app.database.schema))
+    return JobContext(attempt)
 
 
 # -- each slice once -----------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_in_async_handlers_too(app: sqlq.App, shop: Engine, database_url: str, k
     assert (done.state, done.attempts, done_by(shop)) == ("finished", 2, list(range(SLICES)))
 
 
-def checkpoint_by(caller: Caller, running: sqlq.RunningJob, cursor: Any) -> None:
+def checkpoint_by(caller: Caller, running: sqlq.JobContext, cursor: Any) -> None:
     if caller.mode.is_async:
         caller.do(running.acheckpoint(caller.connection, cursor))
     else:
@@ -326,7 +327,9 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
         done.append(True)
 
     with app.database.begin() as heartbeat:
-        assert list(lease.extend(heartbeat, [running.right], lease_ms=30_000)) == [running.right]
+        assert list(lease.extend(heartbeat, [attempt_of(running).right], lease_ms=30_000)) == [
+            attempt_of(running).right
+        ]
         thread = threading.Thread(target=save)
         thread.start()
         with shop.connect() as look:
@@ -340,7 +343,7 @@ def test_it_waits_for_a_heartbeat_and_a_heartbeat_passes_over_it(app: sqlq.App, 
     with Session(shop) as session, session.begin():
         running.checkpoint(session, 2)
         with app.database.begin() as heartbeat:
-            assert lease.extend(heartbeat, [running.right], lease_ms=30_000) == {}
+            assert lease.extend(heartbeat, [attempt_of(running).right], lease_ms=30_000) == {}
     assert app.jobs.get(running.id).cursor == 2
 
 
@@ -372,11 +375,11 @@ def test_it_travels_with_the_job(app: sqlq.App, shop: Engine, way: str) -> None:
                 conn.execute(text("UPDATE jobs SET lease_expires_at = created_at"))
                 assert len(settle.rescue(conn)) == 1
             case "snooze":
-                settle.settle(conn, [Settlement(*running.right, 1, Released(0, snoozed=True))])
+                settle.settle(conn, [Settlement(*attempt_of(running).right, 1, Released(0, snoozed=True))])
             case "retry":
-                settle.settle(conn, [Settlement(*running.right, 1, Retried(0, error))])
+                settle.settle(conn, [Settlement(*attempt_of(running).right, 1, Retried(0, error))])
             case _:
-                settle.settle(conn, [Settlement(*running.right, 1, Failed("error", error))])
+                settle.settle(conn, [Settlement(*attempt_of(running).right, 1, Failed("error", error))])
     assert app.jobs.get(running.id).cursor == [7]
     if way == "failed retry":
         assert app.jobs.retry([running.id]) == [running.id]
@@ -418,9 +421,9 @@ def test_only_a_cursor_that_moves_begins_the_counts_anew(
     for saved in (1, cursor):
         with Session(shop) as session, session.begin():
             running.checkpoint(session, saved)
-        if saved == 1 and running.claimed.losses == 0:
+        if saved == 1 and attempt_of(running).claimed.losses == 0:
             set_row(shop, "releases = 5, losses = 3")
-            running.claimed = running.claimed._replace(losses=3)
+            attempt_of(running).claimed = attempt_of(running).claimed._replace(losses=3)
     with app.database.read() as conn:
         row = conn.execute(text("SELECT releases, losses FROM jobs")).one()
     assert tuple(row) == expected
@@ -530,13 +533,19 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
     assert app.jobs.get(running.id).cursor == {"sqlq.steps": {"one": True}}
     with app.database.begin() as conn:
         assert (
-            checkpoint.save(conn, running.right, running.claimed.cursor, "7", schema=app.database.schema)
+            checkpoint.save(
+                conn,
+                attempt_of(running).right,
+                attempt_of(running).claimed.cursor,
+                "7",
+                schema=app.database.schema,
+            )
             is False
         )
-    running.claimed = running.claimed._replace(cursor="7")
+    attempt_of(running).claimed = attempt_of(running).claimed._replace(cursor="7")
     with pytest.raises(sqlq.ConfigurationError, match="a job has checkpoints or steps, not both"):
         running.step("two")
-    running.claimed = running.claimed._replace(cursor=None)
+    attempt_of(running).claimed = attempt_of(running).claimed._replace(cursor=None)
     for name in ("", "x" * 256, None):
         with pytest.raises(sqlq.ConfigurationError, match="the name of a step"):
             running.step(name)  # type: ignore[arg-type]

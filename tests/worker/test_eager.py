@@ -97,7 +97,7 @@ def test_what_surrounds_attempts_surrounds_these(eager: sqlq.App) -> None:
 
     @eager.around
     @contextmanager
-    def around(running: sqlq.RunningJob) -> Iterator[None]:
+    def around(running: sqlq.JobContext) -> Iterator[None]:
         said.append("in")
         yield
         said.append("out")

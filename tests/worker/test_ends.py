@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.errors import ConfigurationError
+from sqlq.worker.attempt.context import attempt_of
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 from tests.worker.test_sealed import KEY
@@ -51,7 +52,7 @@ def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.
     @app.task(name="t")
     def task() -> None:
         job = sqlq.current_job()
-        seen.append((job.queue, job.claimed.priority))
+        seen.append((job.queue, attempt_of(job).claimed.priority))
         if len(seen) == 1:
             raise sqlq.Retry("0s", queue="slow", priority=-5)
         raise sqlq.Retry("1h", priority=7)

@@ -183,8 +183,8 @@ def test_also_one_that_no_worker_knows(app: sqlq.App, engine: Engine) -> None:
 
 def test_the_time_goes_on_while_it_waits_for_a_slot(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
     """The worker judges by what was left when it claimed the job, and by its own clock since."""
+    from sqlq.worker.attempt.attempt import Attempt
     from sqlq.worker.attempt.call import execute
-    from sqlq.worker.attempt.context import RunningJob
 
     task = app.task(name="t")(ran.append)
     app.enqueue(task.new(1).set(expires="1h"))
@@ -192,7 +192,7 @@ def test_the_time_goes_on_while_it_waits_for_a_slot(app: sqlq.App, engine: Engin
     assert claimed.late_ms is not None
     assert -3_600_000 <= claimed.late_ms < -3_500_000
     for waited_s, runs in ((3_000, True), (3_700, False)):
-        running = RunningJob(claimed, task, float("inf"))
+        running = Attempt(claimed, task, float("inf"))
         running.claimed_at -= waited_s
         outcome = execute(running)
         assert outcome == (Completed() if runs else Cancelled(REASON))

@@ -14,7 +14,7 @@ import sqlq
 from sqlq.admin.doctor import doctor
 from sqlq.model.job import ClaimedJob
 from sqlq.store.workers import workers
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain.services import HELD_BUSY_SECONDS, Held
 from tests.waiting import wait_until
 
@@ -112,7 +112,7 @@ def test_a_worker_whose_jobs_start_writes_nothing_of_it(app: sqlq.App, engine: E
     for _ in range(3):
         assert held.run() == HELD_BUSY_SECONDS
     assert statements == []
-    found.append(RunningJob(ClaimedJob(7, 1, "q", "t", "{}", 1, 5), None, 0.0))
+    found.append(Attempt(ClaimedJob(7, 1, "q", "t", "{}", 1, 5), None, 0.0))
     for _ in range(3):
         held.run()
     assert len([each for each in statements if each.startswith("UPDATE")]) == 1

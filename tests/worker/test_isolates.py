@@ -16,8 +16,7 @@ from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Retried, SelfCompleted
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executors
 from sqlq.worker.run.isolated import NOT_STARTED_MS, Isolates
@@ -62,18 +61,18 @@ class Spawned:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
         return self.processes[-1]
 
-    def run(self, *, alone: bool = False, releases: int = 0, kind: type[RunningJob] = RunningJob) -> Outcome:
+    def run(self, *, alone: bool = False, releases: int = 0, kind: type[Attempt] = Attempt) -> Outcome:
         running = self.job(releases=releases, kind=kind)
         running.alone = alone
         assert self.isolates.reserve(alone=alone)
         return self.isolates.execute(running)
 
-    def job(self, *, releases: int = 0, kind: type[RunningJob] = RunningJob) -> RunningJob:
+    def job(self, *, releases: int = 0, kind: type[Attempt] = Attempt) -> Attempt:
         return kind(
             ClaimedJob(1, 1, "q", "t", "{}", 1, 3, releases=releases),
             None,
             float("inf"),
-            CompletionTarget(None, keep_finished=True),
+            Target(),
             isolated=True,
         )
 
@@ -161,7 +160,7 @@ def test_a_process_that_hangs_while_it_starts_is_killed_and_its_job_given_back(
 def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: type[Spawned]) -> None:
     some = spawned(ISOLATE.replace("(began=True)", "(began=True), link.receive()"))
 
-    class Begun(RunningJob):
+    class Begun(Attempt):
         def mark_started(self) -> None:
             super().mark_started()
             (isolate,) = some.isolates._all
@@ -187,14 +186,14 @@ def test_a_job_for_which_there_is_no_process_is_not_given_back_for_ever(
 def test_an_isolate_of_which_nothing_can_be_said_costs_no_slot(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raises(running: RunningJob) -> Outcome:
+    def raises(running: Attempt) -> Outcome:
         raise SystemExit
 
     some, ended = spawned(), threading.Event()
     monkeypatch.setattr(some.isolates, "execute", raises)
     outcomes: list[Outcome] = []
 
-    def done(_: RunningJob, outcome: Outcome) -> None:
+    def done(_: Attempt, outcome: Outcome) -> None:
         outcomes.append(outcome)
         ended.set()
 
@@ -209,6 +208,7 @@ COMPLETES = """
 import os, sys, threading, time
 from sqlalchemy import create_engine
 import sqlq
+from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
 from sqlq.worker.ipc.pipe import Link
 
@@ -227,7 +227,7 @@ def completes(end):
     if end != "late":
         threading.Event().wait()
 
-serve(Link.inherited(int(sys.argv[1])), app.tasks)
+serve(Link.inherited(int(sys.argv[1])), Target(app.database, tasks=app.tasks))
 """
 
 
@@ -274,7 +274,7 @@ def test_no_process_goes_on_with_a_job_that_is_given_back(
         worker = app.worker(isolates=spawned.isolates, grace="0s")
         settle = worker._settler.settle
 
-        def noted(job: RunningJob, outcome: Outcome) -> None:
+        def noted(job: Attempt, outcome: Outcome) -> None:
             settled.append(spawned.ended())
             settle(job, outcome)
 
@@ -292,7 +292,7 @@ def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
     class Recorded(Isolates):
         ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
 
-        def execute(self, running: RunningJob) -> Outcome:
+        def execute(self, running: Attempt) -> Outcome:
             self.ran.append((running.task, running.alone))
             return Completed()
 

@@ -21,7 +21,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
 from tests.waiting import wait_until
 
@@ -320,10 +320,10 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     before."""
     app.enqueue(noop.new())
     leases = app.worker()._leases
-    (first,) = (RunningJob(job, noop, 0.0) for job in claim(app))
+    (first,) = (Attempt(job, noop, 0.0) for job in claim(app))
     leases.hold([first])
     settle(app, first.claimed, Retried(0, ERROR))
-    (second,) = (RunningJob(job, noop, 0.0) for job in claim(app))
+    (second,) = (Attempt(job, noop, 0.0) for job in claim(app))
     leases.hold([second])
     leases.drop([first.right])
     expire(engine)
@@ -388,7 +388,7 @@ def test_what_the_supervisor_renewed_is_trusted_longer_and_what_it_did_not_is_lo
     app: sqlq.App, noop: Any, engine: Engine
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
-    kept, lost = (RunningJob(job, None, 5.0) for job in claim(app))
+    kept, lost = (Attempt(job, None, 5.0) for job in claim(app))
     for job in (kept, lost):
         job.claimed_at = 0.0
     leases = app.worker()._leases

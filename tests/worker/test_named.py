@@ -145,7 +145,7 @@ def test_a_handler_enqueues_through_its_jobs_app(app: sqlq.App) -> None:
     app.enqueue(first.new())
     app.worker(drain=True, max_jobs=1).run()
     assert [job.task for job in app.jobs.list(state="available")] == ["other"]
-    found: list[sqlq.App] = []
+    found: list[object] = []
     app.task(name="u")(lambda: found.append(sqlq.current_job().app))
     with sqlq.testing.inline(app):
         app.enqueue(app.tasks["u"].new())

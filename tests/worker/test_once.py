@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Released
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
-from sqlq.worker.attempt.context import RunningJob
 from sqlq.worker.settle.settle import Tally
 from sqlq.worker.worker import Worker
 from tests.waiting import wait_until
@@ -25,11 +25,12 @@ from tests.worker.test_isolates import Spawned
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 DEAF = """
 import sqlq, sys, threading
+from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
 from sqlq.worker.ipc.pipe import Link
 app = sqlq.App("sqlite:///none.db")
 app.task(name="t", isolate=True)(lambda: threading.Event().wait())
-serve(Link.inherited(int(sys.argv[1])), app.tasks)
+serve(Link.inherited(int(sys.argv[1])), Target(tasks=app.tasks))
 """
 
 Handler = Callable[[], Any]
@@ -192,10 +193,10 @@ def test_a_snooze_is_what_the_handler_itself_asked_for(app: sqlq.App) -> None:
     assert seen == [0, 1, 2]
 
 
-def claimed(app: sqlq.App, handler: Handler) -> RunningJob:
+def claimed(app: sqlq.App, handler: Handler) -> Attempt:
     task = app.task(name="t", max_attempts=1)(handler)
     job = ClaimedJob(1, 1, "default", "t", '{"args": []}', 1, 1)
-    return RunningJob(job, task, float("inf"))
+    return Attempt(job, task, float("inf"))
 
 
 @on_sqlite

@@ -18,7 +18,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.worker import claim as claims
 from sqlq.worker import worker
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim import Claimer, Pace
 from sqlq.worker.maintain import services
 from sqlq.worker.run import executor
@@ -124,7 +124,7 @@ def test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it(
     with working(app, concurrency=1) as at_work:
         wait_until(lambda: steps.started == ["running"], what="its slot is taken")
         steps.enqueue("old", "new")
-        old, new = (RunningJob(job, app.tasks["step"], float("inf")) for job in claim(app, limit=2))
+        old, new = (Attempt(job, app.tasks["step"], float("inf")) for job in claim(app, limit=2))
         at_work._executors.offer([old, new])
         old.claimed_at = time.monotonic() - 2
         assert at_work._executors.take_back(time.monotonic() - 1) == [old, new]
@@ -252,7 +252,7 @@ def test_a_job_that_was_given_back_and_claimed_again_is_not_taken_for_lost(
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     leases = app.worker()._leases
-    (first,) = (RunningJob(job, task, 0.0) for job in claim(app))
+    (first,) = (Attempt(job, task, 0.0) for job in claim(app))
     leases.hold([first])
     first.ended = True
     with app.database.begin() as conn:

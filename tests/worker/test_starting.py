@@ -34,8 +34,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.workers import workers
 from sqlq.worker import stop
 from sqlq.worker.attempt import call
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.maintain import services
 from sqlq.worker.run.executor import Executors
 from sqlq.worker.run.isolated import Isolates
@@ -43,13 +42,13 @@ from sqlq.worker.run.lease import Deadlines, Leases
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
 
-TARGET = CompletionTarget(None, keep_finished=True)
+TARGET = Target()
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> RunningJob:
+def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> Attempt:
     claimed = ClaimedJob(id, 1, "q", "t", "{}", 1, 3, timeout_ms=timeout_ms)
-    return RunningJob(claimed, None, float("inf"), TARGET, isolated=isolated)
+    return Attempt(claimed, None, float("inf"), TARGET, isolated=isolated)
 
 
 def finding(app: sqlq.App, check: str) -> Finding:
@@ -696,10 +695,10 @@ def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
     """Whatever it was that it met on the way."""
     monkeypatch.setattr(services, "UNSTARTED_SECONDS", 0.5)
     monkeypatch.setattr(services, "RESCUE_MS", 20)
-    lost: list[RunningJob] = []
+    lost: list[Attempt] = []
     start = Executors._start
 
-    def loses_one(self: Executors, job: RunningJob) -> None:
+    def loses_one(self: Executors, job: Attempt) -> None:
         if not lost:
             lost.append(job)
         else:

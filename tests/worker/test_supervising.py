@@ -26,8 +26,7 @@ from sqlq.store.jobs import claim as claiming
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
-from sqlq.worker.attempt.context import RunningJob
-from sqlq.worker.attempt.own_row import CompletionTarget
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc import process as ipc_process
 from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Supervised
 from sqlq.worker.ipc.parent import facts as child_facts
@@ -493,7 +492,7 @@ class Recorded(Isolates):
         super().__init__(lambda fd: pytest.fail("a process was started"))
         self.ran: list[int] = []
 
-    def execute(self, running: RunningJob) -> Outcome:
+    def execute(self, running: Attempt) -> Outcome:
         self.ran.append(running.id)
         return Completed()
 
@@ -522,7 +521,7 @@ while (message := link.receive()) is not None:
 """
 
 
-class Killable(RunningJob):
+class Killable(Attempt):
     """Keeps what would kill it, as a heartbeat does that is just about to."""
 
     seen: Callable[[], None]
@@ -545,7 +544,7 @@ def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
             ClaimedJob(id, 1, "q", "t", "{}", 1, 3),
             None,
             float("inf"),
-            CompletionTarget(None, keep_finished=True),
+            Target(),
             isolated=True,
         )
 

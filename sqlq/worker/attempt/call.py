@@ -50,7 +50,8 @@ from sqlq.model.task import Task
 from sqlq.payload import headers
 from sqlq.payload.codec import MisfitError
 from sqlq.worker.attempt import steps
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.attempt.context import begin, current_job, leave
 from sqlq.worker.attempt.own_row import completion
 
 log = logging.getLogger("sqlq.worker")
@@ -60,113 +61,113 @@ UNWRITTEN_GROWTH = (
     "steps were added to the flow, but the job was not completed in a transaction with them: add them inside "
     "`with current_job().completing(…)`"
 )
-Starting = Callable[[RunningJob], None]
+Starting = Callable[[Attempt], None]
 """Told that a handler is about to run."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end and returns what it returns."""
 
 
-def _untold(running: RunningJob) -> None:
+def _untold(attempt: Attempt) -> None:
     pass
 
 
-def execute(running: RunningJob, starting: Starting = _untold, run: Run = asyncio.run) -> Outcome:
+def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.run) -> Outcome:
     """Run the handler of a job in this thread and return how the attempt ended. Raises nothing.
 
     `starting` is told at the last moment before the handler. `run` runs a coroutine, for a `def` handler that
     returns one.
     """
     try:
-        if (ended := _prepared(running)) is not None:
+        if (ended := _prepared(attempt)) is not None:
             return ended
-        starting(running)  # guard: box-before-handler
-        return _ended(running, call_handler(running, run))
+        starting(attempt)  # guard: box-before-handler
+        return _ended(attempt, call_handler(attempt, run))
     # SystemExit and KeyboardInterrupt of a handler end its attempt, not the worker
     except BaseException as error:
-        return raised(running, error)
+        return raised(attempt, error)
     finally:
-        running.leave()
+        leave()
 
 
-async def aexecute(running: RunningJob, starting: Starting = _untold) -> Outcome:
+async def aexecute(attempt: Attempt, starting: Starting = _untold) -> Outcome:
     """Run the coroutine of a job on this event loop and return how the attempt ended. Raises nothing."""
     try:
-        if (ended := _prepared(running)) is not None:
+        if (ended := _prepared(attempt)) is not None:
             return ended
-        starting(running)
-        return _ended(running, await acall_handler(running))
+        starting(attempt)
+        return _ended(attempt, await acall_handler(attempt))
     except BaseException as error:
-        return raised(running, error)
+        return raised(attempt, error)
     finally:
-        running.leave()
+        leave()
 
 
-def _prepared(running: RunningJob) -> Outcome | None:
+def _prepared(attempt: Attempt) -> Outcome | None:
     """Read the arguments of a job's handler and begin the attempt; return the outcome of a job that is not
     run here.
 
     Raises `ArgumentsError` for a payload that no handler can be called with, and for a cursor that is none.
     """
-    job, task = running.claimed, running.task_found
-    stops = running.asked_to_stop or running.cancel_requested  # guard: what-is-given-back-does-not-start
+    job, task = attempt.claimed, attempt.task_found
+    stops = attempt.asked_to_stop or attempt.cancel_requested  # guard: what-is-given-back-does-not-start
     if task is None or stops or job.attempts > job.max_attempts:
-        return _not_runnable(running)
-    if job.late_ms is not None and running.is_too_late:
-        return _not_runnable(running)
+        return _not_runnable(attempt)
+    if job.late_ms is not None and attempt.is_too_late:
+        return _not_runnable(attempt)
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
     try:
-        running.arguments = task.arguments(job.payload)
+        attempt.arguments = task.arguments(job.payload)
     except MisfitError as misfit:
         return _misfit(job, str(misfit))  # guard: misfits-are-put-back
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
     if job.cursor is not None:
         steps.decode(job.cursor)  # guard: cursors-are-read-first
-    running.begin()
+    begin(attempt)
     return None
 
 
-def call_handler(running: RunningJob, run: Run = asyncio.run) -> Any:
+def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
     """Call a `def` handler and return its result; what it returns to be awaited is awaited, by `run`.
 
     Handlers, and what surrounds them, are called here and in `acall_handler`, and nowhere else, so that
     workers and `sqlq.testing.inline` agree about what a handler may return. Raises `TypeError` for a
     generator, and what the handler raises.
     """
-    task = running.task_found
+    task = attempt.task_found
     assert task is not None
     if task.surroundings:
         # what an around sets and does not reset is not the next job's; guard: a-context-for-each-attempt
-        return contextvars.copy_context().run(_call_surrounded, running, task, run)
-    return _call(running, task, run)
+        return contextvars.copy_context().run(_call_surrounded, attempt, task, run)
+    return _call(attempt, task, run)
 
 
-async def acall_handler(running: RunningJob) -> Any:
+async def acall_handler(attempt: Attempt) -> Any:
     """Call an `async def` handler and await it. Otherwise as `call_handler`."""
-    task = running.task_found
+    task = attempt.task_found
     assert task is not None
-    running.on_cancel(_canceller())
+    attempt.on_cancel(_canceller())
     try:
         if task.surroundings:
-            return await _acall_surrounded(running, task)
-        return await _acall(running, task)
+            return await _acall_surrounded(attempt, task)
+        return await _acall(attempt, task)
     finally:
-        running.on_cancel(None)
+        attempt.on_cancel(None)
 
 
-def _call(running: RunningJob, task: Task[..., Any], run: Run) -> Any:
-    args, kwargs = running.arguments
+def _call(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
+    args, kwargs = attempt.arguments
     result = task.handler(*args, **kwargs)
     if result is None:
         return None
     if _is_awaitable(result):  # guard: awaitables-are-awaited
-        result = run(_awaited(running, result))
+        result = run(_awaited(attempt, result))
     return _checked(result)
 
 
-async def _acall(running: RunningJob, task: Task[..., Any]) -> Any:
-    args, kwargs = running.arguments
+async def _acall(attempt: Attempt, task: Task[..., Any]) -> Any:
+    args, kwargs = attempt.arguments
     result = await task.handler(*args, **kwargs)
     if result is None:
         return None
@@ -175,41 +176,43 @@ async def _acall(running: RunningJob, task: Task[..., Any]) -> Any:
     return _checked(result)
 
 
-def _call_surrounded(running: RunningJob, task: Task[..., Any], run: Run) -> Any:
+def _call_surrounded(attempt: Attempt, task: Task[..., Any], run: Run) -> Any:
+    job = current_job()
     with ExitStack() as stack:
         for scope in task.surroundings:
-            stack.enter_context(scope.open(running))
-        return _call(running, task, run)
-    return _swallowed(running)
+            stack.enter_context(scope.open(job))
+        return _call(attempt, task, run)
+    return _swallowed(attempt)
 
 
-async def _acall_surrounded(running: RunningJob, task: Task[..., Any]) -> Any:
+async def _acall_surrounded(attempt: Attempt, task: Task[..., Any]) -> Any:
+    job = current_job()
     async with AsyncExitStack() as stack:
         for scope in task.surroundings:
             if scope.is_async:
-                await stack.enter_async_context(scope.open(running))
+                await stack.enter_async_context(scope.open(job))
             else:
-                stack.enter_context(scope.open(running))
-        return await _acall(running, task)
-    return _swallowed(running)
+                stack.enter_context(scope.open(job))
+        return await _acall(attempt, task)
+    return _swallowed(attempt)
 
 
-def _swallowed(running: RunningJob) -> None:
+def _swallowed(attempt: Attempt) -> None:
     """Return the result of an attempt whose exception an around has swallowed: it has finished, unless it was
     made to stop."""
-    running.heeded = running.heeded or running.asked_to_stop  # guard: a-swallowed-stop-is-not-finished
+    attempt.heeded = attempt.heeded or attempt.asked_to_stop  # guard: a-swallowed-stop-is-not-finished
 
 
-async def _awaited(running: RunningJob, awaitable: Any) -> Any:
+async def _awaited(attempt: Attempt, awaitable: Any) -> Any:
     """Wait for what a `def` handler returned, in an asyncio task that a cancel of the job cancels."""
-    running.on_cancel(_canceller())
+    attempt.on_cancel(_canceller())
     try:
         result = await awaitable
         while _is_awaitable(result):
             result = await result
         return result
     finally:
-        running.on_cancel(None)
+        attempt.on_cancel(None)
 
 
 def _is_awaitable(result: Any) -> bool:
@@ -243,71 +246,71 @@ def _canceller() -> Callable[[], object]:
     return cancel
 
 
-def _ended(running: RunningJob, result: Any) -> Outcome:
+def _ended(attempt: Attempt, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
-    if running.completed:
+    if attempt.completed:
         error = ErrorText(
             "sqlq.errors.SqlqError", "complete() was called, but its transaction did not commit"
         )
-        otherwise = late(running) or failed(running.claimed, error, _policy(running))
+        otherwise = late(attempt) or failed(attempt.claimed, error, _policy(attempt))
         return SelfCompleted(otherwise)  # guard: complete-must-commit
-    if running.growth is not None and running.growth.steps:  # guard: growth-is-not-dropped
+    if attempt.growth is not None and attempt.growth.steps:  # guard: growth-is-not-dropped
         error = ErrorText("sqlq.errors.SqlqError", UNWRITTEN_GROWTH)
-        return late(running) or failed(running.claimed, error, _policy(running))
-    if running.heeded:  # guard: stopped-is-not-finished
-        return late(running) or _stopped(running)
-    return late(running) or completion(result, running.claimed, running.task_found)
+        return late(attempt) or failed(attempt.claimed, error, _policy(attempt))
+    if attempt.heeded:  # guard: stopped-is-not-finished
+        return late(attempt) or _stopped(attempt)
+    return late(attempt) or completion(result, attempt.claimed, attempt.task_found)
 
 
-def raised(running: RunningJob, error: BaseException) -> Outcome:
+def raised(attempt: Attempt, error: BaseException) -> Outcome:
     """Return the outcome of a handler that raised, or was cancelled."""
-    running.error = error
+    attempt.error = error
     try:
-        outcome = late(running) or _failed(running, error)
+        outcome = late(attempt) or _failed(attempt, error)
     # what went on would end the slot's thread, and leave the job to a lease that is renewed for ever
     except BaseException as second:  # guard: execute-raises-nothing
         log.exception(
-            "job %d: how its attempt ended cannot be judged", running.id, extra=running.fields("unjudged")
+            "job %d: how its attempt ended cannot be judged", attempt.id, extra=attempt.fields("unjudged")
         )
         unjudged = ExecutionError(
             f"the attempt ended by a {type(error).__qualname__}; judging it raised a "
             f"{type(second).__qualname__}"
         )
-        outcome = failed(running.claimed, describe(unjudged))
-    return SelfCompleted(outcome) if running.completed else outcome
+        outcome = failed(attempt.claimed, describe(unjudged))
+    return SelfCompleted(outcome) if attempt.completed else outcome
 
 
-def _stopped(running: RunningJob) -> Outcome:
+def _stopped(attempt: Attempt) -> Outcome:
     """Return the outcome of a handler that was made to stop: by an operator the job's end, else given
     back."""
-    return Cancelled(BY_OPERATOR) if running.cancel_requested else broken_off(running.claimed)
+    return Cancelled(BY_OPERATOR) if attempt.cancel_requested else broken_off(attempt.claimed)
 
 
-def _failed(running: RunningJob, error: BaseException) -> Outcome:
+def _failed(attempt: Attempt, error: BaseException) -> Outcome:
     try:
-        return _judged(running, error)
+        return _judged(attempt, error)
     # an exception may refuse even to be looked at: its __class__ is code, too
     except BaseException as second:
         seen = ExecutionError(
             f"the handler raised a {type(error).__qualname__}; looking at it raised a "
             f"{type(second).__qualname__}"
         )
-        return _judged(running, seen)  # guard: hostile-exceptions
+        return _judged(attempt, seen)  # guard: hostile-exceptions
 
 
-def _judged(running: RunningJob, error: BaseException) -> Outcome:
-    if isinstance(error, ArgumentsError) and running.started is None:  # guard: bad-payload-fails
+def _judged(attempt: Attempt, error: BaseException) -> Outcome:
+    if isinstance(error, ArgumentsError) and attempt.started is None:  # guard: bad-payload-fails
         return Failed("bad_payload", describe(error))
-    if isinstance(error, SealError) and running.started is None:  # guard: sealed-without-a-key-fails
+    if isinstance(error, SealError) and attempt.started is None:  # guard: sealed-without-a-key-fails
         return Failed("bad_signature", describe(error))
     # a CancelledError that no part of sqlq asked for is the handler's own doing, and an error like others
     if (
-        running.asked_to_stop
-        and (running.cancel_requested or isinstance(error, asyncio.CancelledError))
+        attempt.asked_to_stop
+        and (attempt.cancel_requested or isinstance(error, asyncio.CancelledError))
         and not isinstance(error, Signal)
     ):
-        return _stopped(running)
-    return decide(running.claimed, _in_user_code(error), _policy(running))
+        return _stopped(attempt)
+    return decide(attempt.claimed, _in_user_code(error), _policy(attempt))
 
 
 def _in_user_code(error: BaseException) -> BaseException:
@@ -318,38 +321,38 @@ def _in_user_code(error: BaseException) -> BaseException:
     return error.with_traceback(trace)
 
 
-def _policy(running: RunningJob) -> RetryPolicy:
-    policy = DEFAULT_POLICY if running.task_found is None else running.task_found.retry
-    if running.claimed.backoff is None:
+def _policy(attempt: Attempt) -> RetryPolicy:
+    policy = DEFAULT_POLICY if attempt.task_found is None else attempt.task_found.retry
+    if attempt.claimed.backoff is None:
         return policy
     try:
-        return replace(policy, backoff=backoff.read(running.claimed.backoff))
+        return replace(policy, backoff=backoff.read(attempt.claimed.backoff))
     except ConfigurationError as error:
-        log.warning("job %d: %s; its task's is used", running.id, error, extra=running.fields("backoff"))
+        log.warning("job %d: %s; its task's is used", attempt.id, error, extra=attempt.fields("backoff"))
         return policy
 
 
-def late(running: RunningJob) -> Outcome | None:
+def late(attempt: Attempt) -> Outcome | None:
     """Return the outcome of an attempt past its timeout, whatever the handler made of it meanwhile."""
-    if running.deadline is not None and time.monotonic() > running.deadline:
-        running.timed_out = True
-    if not running.timed_out:
+    if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+        attempt.timed_out = True
+    if not attempt.timed_out:
         return None
-    job = running.claimed
-    ran, allowed = readable(running.seconds() * 1000), readable(running.timeout_ms or 0)
+    job = attempt.claimed
+    ran, allowed = readable(attempt.seconds() * 1000), readable(attempt.timeout_ms or 0)
     error = JobTimeoutError(f"{job.task} ran {ran}, longer than its timeout of {allowed}")
-    running.error = error
-    return decide(job, error, _policy(running))
+    attempt.error = error
+    return decide(job, error, _policy(attempt))
 
 
-def _not_runnable(running: RunningJob) -> Outcome:
+def _not_runnable(attempt: Attempt) -> Outcome:
     """Return the outcome of a job that is not to be run, or not here."""
-    job = running.claimed
-    if running.cancel_requested:  # guard: cancelled-before-it-starts
+    job = attempt.claimed
+    if attempt.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(BY_OPERATOR)
-    if running.asked_to_stop:
+    if attempt.asked_to_stop:
         return given_back(job)
-    if running.is_too_late:  # guard: too-late-is-not-started
+    if attempt.is_too_late:  # guard: too-late-is-not-started
         return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:
         return Failed(

@@ -1,51 +1,71 @@
-"""A job while a handler runs it, and how the handler finds it."""
+"""The job of a handler, as the handler sees it, and `current_job`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from sqlq.config.constants import NOTE_CHARACTERS
+from sqlq.database.caller.session import (
+    AnyAsyncDriverConnection,
+    AnyAsyncSession,
+    AnyDriverConnection,
+    SyncSession,
+    atransaction_in,
+    awaited,
+    transaction_in,
+)
 from sqlq.errors import ConfigurationError, SealError
 from sqlq.model.flow import Growth
-from sqlq.model.job import ClaimedJob, NewJob, Progress
+from sqlq.model.job import JobOrFlow, NewJob, Progress
 from sqlq.model.retry import scrubbed
 from sqlq.payload import headers as headings
 from sqlq.store.flows import flows
 from sqlq.store.flows.flows import Before
-from sqlq.worker.attempt.own_row import Commits, CompletionTarget
+from sqlq.worker.attempt import steps
+from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.attempt.own_row import OwnRow
+from sqlq.worker.attempt.steps import Step
 
 if TYPE_CHECKING:
-    from sqlq.model.task import Task
-    from sqlq.payload.annotations import Arguments
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
 
 log = logging.getLogger("sqlq.worker")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_current: ContextVar[RunningJob | None] = ContextVar("sqlq_current_job", default=None)
+_current: ContextVar[JobContext | None] = ContextVar("sqlq_current_job", default=None)
 
-
-D = TypeVar("D")
+J = TypeVar("J")
+T = TypeVar("T")
+D = TypeVar("D", bound=AnyDriverConnection)
+AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 _RAISES: Any = object()
 
 
 @overload
-def current_job() -> RunningJob: ...
+def current_job() -> JobContext: ...
 
 
 @overload
-def current_job(default: D) -> RunningJob | D: ...
+def current_job(default: T) -> JobContext | T: ...
 
 
 def current_job(default: Any = _RAISES) -> Any:
-    """Return the job that the calling handler runs, and outside a handler the default.
+    """Return the job of the calling handler; outside a handler return the default.
 
     Works in `def` and `async def` handlers and in what they call, also through `asyncio.to_thread`; not in
     threads a handler starts by itself. Raises `ConfigurationError` outside a handler where no default is
@@ -66,157 +86,174 @@ def current_job(default: Any = _RAISES) -> Any:
     return default
 
 
-class RunningJob(Commits):
-    """The job a handler runs.
+class AnyApp(Protocol):
+    """The App of a job: its handlers mostly enqueue. The type of all else is that of `sqlq.App`."""
 
-    `id`, `task`, `queue`, `attempts` (1 in the first attempt) and `max_attempts` say what it is.
-    `lease_token` rises with every claim and can fence external effects; `id` can serve as their idempotency
-    key. `label` and `headers` (read-only) are what was set where it was enqueued. `lifespan` is what
-    `App.lifespan` has yielded in this process. `worker` is the id of the worker that runs it.
+    def enqueue(self, job: JobOrFlow[J], session: Any = None, *, eager: Any = None) -> J:
+        """See `sqlq.App.enqueue`."""
+        ...
+
+    async def aenqueue(self, job: JobOrFlow[J], session: Any = None, *, eager: Any = None) -> J:
+        """See `sqlq.App.aenqueue`."""
+        ...
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+def begin(attempt: Attempt) -> JobContext:
+    """Mark the start of an attempt, in the thread or asyncio task that runs its handler."""
+    attempt.mark_started()
+    job = JobContext(attempt)
+    _current.set(job)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug(
+            "job %d %s (queue %s, attempt %d of %d) starts",
+            *(job.id, job.task, job.queue, job.attempts, job.max_attempts),
+            extra=attempt.fields("begun"),
+        )
+    return job
+
+
+def leave() -> None:
+    """Mark the end of the attempt there: this thread has no job until the next one."""
+    _current.set(None)
+
+
+def attempt_of(job: JobContext) -> Attempt:
+    """Return the worker's own facts of a handler's job: for middleware of sqlq itself."""
+    return job._attempt  # noqa: SLF001 - of this module
+
+
+class JobContext:
+    """The job that a handler runs, as `sqlq.current_job()` returns it and middleware gets it.
+
+    `id` can serve as an idempotency key of external effects. `lease_token` rises with every claim and can
+    fence them.
     """
 
-    # Class attributes, not instance ones: a worker makes ten thousands of jobs a second.
-    worker: str | None = None
-    """The id of its worker, as `app.workers.list()` has it; None where no worker runs it, as in tests."""
-    lifespan: Any = None
-    """What the App's lifespan has yielded in this process; None for an App without one."""
-    deadline: float | None = None
-    timed_out = False
-    arguments: Arguments
-    """What the handler is called with."""
-    heeded = False
-    """Whether the handler has seen that it should stop."""
-    error: BaseException | None = None
-    """What the handler raised, or the timeout it met; None where that happened in another process."""
-    ended = False
-    """Whether the attempt has: its outcome is known, or it was given back without waiting for its
-    handler."""
-    told_lost = False
-    """Whether listeners know that the job has another owner."""
-    trace_id: str | None = None
-    span_id: str | None = None
-    """What names this attempt in a trace, as hexadecimal text; set by what surrounds it, for log lines."""
-    on_start: Callable[[RunningJob], None] | None = None
-    """Told when the handler is about to run, here or in a process of its own."""
-    kill: Callable[[], None] | None = None
-    """Ends the process the handler runs in, where it has one of its own."""
-    _stop: Callable[[], object] | None = None
-    said_written: Progress | None = None
-    """What of that is in the job's row."""
-    keeps_noted = False
-    """Whether the job's row says how long it is kept, where its task does."""
     _warned = False
-    before: Sequence[Before] | None = None
-    """The steps before it, where that is known without asking the database."""
-    on_progress: Callable[[RunningJob], None] | None = None
-    """Told when there is something new to write."""
-    cancel_noted = False
-    """Whether the worker knows that an operator asked for the job's end."""
 
-    def __init__(
-        self,
-        claimed: ClaimedJob,
-        task: Task[..., Any] | None,
-        trusted_until: float,
-        target: CompletionTarget | None = None,
-        *,
-        isolated: bool = False,
-    ) -> None:
-        self.claimed = claimed
-        self.right = (claimed.id, claimed.lease_token)
-        if task is not None and task.elsewhere:
-            task = task.for_queue(claimed.queue)
-        self.task_found = task
-        self.trusted_until = trusted_until
-        """Until when, by this machine's monotonic clock, the lease is certainly ours."""
-        self.target = target
-        self.isolated = isolated
-        """Whether the handler runs in a process of its own."""
-        self.alone = False
-        """Whether its process is to have run nothing before, and runs nothing after it."""
-        self.is_async = task is not None and task.is_async and not isolated
-        timeout_ms = claimed.timeout_ms
-        if timeout_ms is None and task is not None:
-            timeout_ms = task.timeout_ms
-        self.timeout_ms: int | None = timeout_ms or None
-        """How long an attempt may take: what the row says, in which 0 is no limit, or else what the task
-        says."""
-        self.claimed_at = time.monotonic()
-        self.cancel_requested = claimed.cancel_requested_at is not None
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._row = OwnRow(attempt)
+
+    @property
+    def id(self) -> int:
+        return self._attempt.claimed.id
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return self._attempt.claimed.task
+
+    @property
+    def queue(self) -> str:
+        return self._attempt.claimed.queue
 
     @property
     def attempts(self) -> int:
-        return self.claimed.attempts
+        """The number of this attempt; 1 in the first one."""
+        return self._attempt.claimed.attempts
 
     @property
     def max_attempts(self) -> int:
-        return self.claimed.max_attempts
+        return self._attempt.claimed.max_attempts
 
     @property
     def releases(self) -> int:
-        """How often it was given back or snoozed before, which `attempts` does not count. A checkpoint, or
+        """How often the job was released or snoozed, which `attempts` does not count. A checkpoint, or
         `sqlq retry`, begins the number anew."""
-        return self.claimed.releases
+        return self._attempt.claimed.releases
 
     @property
     def lease_token(self) -> int:
-        return self.claimed.lease_token
+        return self._attempt.claimed.lease_token
+
+    @property
+    def worker(self) -> str | None:
+        """The id of the worker in `app.workers.list()`; None where no worker runs the job, as in tests."""
+        return self._attempt.worker
+
+    @property
+    def lifespan(self) -> Any:
+        """The value that the App's lifespan yielded in this process; None for an App without one."""
+        return self._attempt.lifespan
+
+    @property
+    def app(self) -> AnyApp:
+        """The App of the job, for a handler that enqueues more jobs."""
+        task = self._attempt.task_found
+        if task is None or task.app is None:
+            raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
+        app: AnyApp = task.app
+        return app
 
     @property
     def schedule(self) -> str | None:
         """The name of the schedule that enqueued the job; None for one that was enqueued otherwise."""
-        return self.claimed.schedule
+        return self._attempt.claimed.schedule
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The moment of its schedule for which the job was enqueued, in UTC; None for a job of no schedule.
+        """The time of its schedule for which the job was enqueued, in UTC; None for a job of no schedule.
 
-        It is the planned moment, whenever the job runs: late, a second time, or a day after an outage.
+        It is the planned time, whenever the job runs: late, a second time, or a day after an outage.
         """
-        ms = self.claimed.scheduled_ms
+        ms = self._attempt.claimed.scheduled_ms
         return None if ms is None else _EPOCH + timedelta(milliseconds=ms)
 
     @property
     def label(self) -> str | None:
-        # SQLite lets in bytes, which the log could not say
-        return None if self.claimed.label is None else str(self.claimed.label)  # guard: labels-are-text
+        """The label that the job was enqueued with."""
+        return self._attempt.label
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:
-        """What the job's row says, or else its task, without sqlq's own. Raises `ArgumentsError` for headers
-        that SQL has inserted and that are none, so that the attempt fails before it begins."""
-        if self.claimed.headers is None:
-            return headings.NO_HEADERS if self.task_found is None else self.task_found.headers
-        return headings.shown(self.claimed.headers)
+        """The headers of the job, or else of its task, without sqlq's own; read-only. Raises `ArgumentsError`
+        for headers that SQL has inserted and that are none, so that the attempt fails before it begins."""
+        text, task = self._attempt.claimed.headers, self._attempt.task_found
+        if text is None:
+            return headings.NO_HEADERS if task is None else task.headers
+        return headings.shown(text)
 
     @property
-    def carried(self) -> Mapping[str, Any]:
-        """The values of context variables that came with the job."""
-        return headings.carried(self.claimed.headers)
+    def trace_id(self) -> str | None:
+        """The trace of this attempt, as hexadecimal text. Tracing middleware sets it, for log lines."""
+        return self._attempt.trace_id
+
+    @trace_id.setter
+    def trace_id(self, trace_id: str | None) -> None:
+        self._attempt.trace_id = trace_id
+
+    @property
+    def span_id(self) -> str | None:
+        """The span of this attempt in its trace."""
+        return self._attempt.span_id
+
+    @span_id.setter
+    def span_id(self, span_id: str | None) -> None:
+        self._attempt.span_id = span_id
 
     @property
     def cancelled(self) -> bool:
         """Whether the handler should stop: its timeout has passed, its lease was lost, an operator cancelled
-        the job, or the worker is shutting down and the grace time is over. A `def` handler that runs long
-        should look now and then, and return when it is so: having seen this, it has not finished by
-        returning, but is given back (or cancelled, or timed out). An `async def` handler is cancelled, and
-        one in a process of its own is asked, and then killed."""
-        if self.asked_to_stop:
-            self.heeded = True
-        return self.heeded
+        the job, or the worker is shutting down and the grace time is over.
 
-    @property
-    def asked_to_stop(self) -> bool:
-        return self.cancelled_at is not None
+        A `def` handler that runs long should look now and then, and return when it is true. Such a return is
+        not the end of the job: it is released (or cancelled, or timed out). An `async def` handler is
+        cancelled. One in a process of its own is asked, and then killed.
+        """
+        if self._attempt.asked_to_stop:
+            self._attempt.heeded = True
+        return self._attempt.heeded
 
     def progress(self, done: float, of: float | None = None, note: str | None = None) -> None:
-        """Say how far the job has come, for those who look: `done`, `of` so much in all, and a `note` of up
-        to 255 characters.
+        """Report how far the job has come: `done`, `of` so much in all, and a `note` of up to 255 characters.
 
-        Costs next to nothing and waits for nothing, also on an event loop: what was said last is written at
-        most once a second, and when the job ends. It never makes the job fail; what is no number is left out,
-        with a warning in the log. `app.jobs.get(id).progress`, `job_states`, `sqlq show` and `sqlq jobs` show
-        it.
+        Costs next to nothing and waits for nothing, also on an event loop: the last report is written at
+        most once a second, and when the job ends. It never makes the job fail: a value that is no number is
+        left out, with a warning in the log. Shown by `app.jobs.get(id).progress`, `job_states`, `sqlq
+        show` and `sqlq jobs`.
 
         >>> for i, row in enumerate(rows):  # doctest: +SKIP
         ...     sqlq.current_job().progress(i, of=len(rows))
@@ -229,23 +266,17 @@ class RunningJob(Commits):
                 log.warning(
                     "job %d: its progress cannot be shown: %s",
                     *(self.id, scrubbed(str(error), 200)),
-                    extra=self.fields("progress_dropped"),
+                    extra=self._attempt.fields("progress_dropped"),
                 )
             return
-        self.has_said(said)
-
-    def has_said(self, said: Progress) -> None:
-        """Take note of how far the handler has come, here or in a process of its own."""
-        self.said = said
-        if self.on_progress is not None:
-            self.on_progress(self)
+        self._attempt.has_said(said)
 
     # -- its flow --------------------------------------------------------------------------------------------
 
     @property
     def flow_id(self) -> int | None:
         """The flow of which it is a step; None for a job that is in none."""
-        return self.claimed.flow_id
+        return self._attempt.claimed.flow_id
 
     @property
     def flow(self) -> Growth:
@@ -260,110 +291,175 @@ class RunningJob(Commits):
         >>> with job.completing(engine) as session:  # doctest: +SKIP
         ...     job.flow.add(index.map(pages_of(session)))
         """
-        if self.claimed.flow_id is None:
+        attempt, claimed = self._attempt, self._attempt.claimed
+        if claimed.flow_id is None:
             raise ConfigurationError(
                 f"job {self.id} is a step of no flow: enqueue jobs with app.enqueue, or a flow of their own"
             )
-        if self.growth is None:
-            self.growth = Growth(
-                self.claimed.flow_id, NewJob(self.task, self.claimed.payload, self.queue, self.max_attempts)
-            )
-        return self.growth
+        if attempt.growth is None:
+            job = NewJob(self.task, claimed.payload, self.queue, self.max_attempts)
+            attempt.growth = Growth(claimed.flow_id, job)
+        return attempt.growth
 
     @cached_property
     def results(self) -> list[Any]:
-        """What the steps before this one have returned, in the order in which they were named: as their
-        return annotations say, where this App knows their tasks. None for a step that has no result, as one
-        that failed.
+        """The results of the steps before this one, in the order in which they were named. They have the
+        types of the return annotations, where this App knows the tasks. A step without a result, as one that
+        failed, has None.
 
-        Asks the database when it is first looked at. Raises `ConfigurationError` for a job that is in no
+        The first use queries the database. Raises `ConfigurationError` for a job that is in no
         flow, and `SealError` for a result that is not opened.
 
         >>> sqlq.current_job().results  # doctest: +SKIP
         [Receipt(number=12), 3]
         """
-        if self.claimed.flow_id is None:
+        if self._attempt.claimed.flow_id is None:
             raise ConfigurationError(f"job {self.id} is a step of no flow, and comes after no other")
-        steps = self.before
-        if steps is None:
-            with self.app.database.read() as conn:
-                steps = flows.before(conn, {self.id: self.queue}, self._seal).get(self.id, [])
-        return [self._result_of(step) for step in steps]
+        before, target = self._attempt.before, self._attempt.target
+        if before is None:
+            assert target.database is not None
+            with target.database.read() as conn:
+                before = flows.before(conn, {self.id: self.queue}, target.encryption).get(self.id, [])
+        return [self._result_of(step) for step in before]
 
     def _result_of(self, step: Before) -> Any:
         if step.unopened is not None:  # guard: a-result-that-is-not-opened-is-no-none
             raise SealError(f"the result {step.why}")
         if step.result is None:
             return None
-        task = None if step.task is None else self.app.tasks.get(step.task)
+        task = None if step.task is None else self._attempt.target.tasks.get(step.task)
         form = json.loads(step.result)
         if task is None or (conversion := task.result_conversion) is None:
             return form
         return conversion.decode(form, f"the result of job {step.id}")
 
-    # -- for the worker --------------------------------------------------------------------------------------
+    # -- exactly-once effects --------------------------------------------------------------------------------
 
-    @property
-    def is_too_late(self) -> bool:
-        """Whether the time is over in which the job had to be started, and it never was."""
-        late_ms = self.claimed.late_ms
-        if late_ms is None or self.attempts > 1:  # guard: what-was-started-does-not-expire
-            return False
-        return late_ms + 1000 * (time.monotonic() - self.claimed_at) >= 0
+    def complete(self, session: SyncSession, result: Any = None) -> None:
+        """Complete this job in the handler's own transaction, so that its writes and the completion commit
+        together.
 
-    def on_cancel(self, stop: Callable[[], object] | None) -> None:
-        """Say what makes the handler stop; called at once where that was asked for already."""
-        self._stop = stop
-        if stop is not None and self.asked_to_stop:
-            stop()
+        The job then is finished exactly when that transaction commits, whatever becomes of this process or of
+        the reply to its COMMIT: no other attempt can commit as well. Best the last write before the commit,
+        since the job's row is locked from here on. What the handler returns afterwards does not count;
+        `result` is stored instead, by the same rules.
 
-    def cancel(self) -> None:
-        """Ask the handler to stop. A thread cannot be made to; a coroutine is, and a process."""
-        if self.cancelled_at is None:
-            self.cancelled_at = time.monotonic()
-        if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile
-            stop()
+        Raises `LeaseLostError` when the job belongs to another owner by now: let it through, so that the
+        transaction rolls back. Raises `ConfigurationError` in a transaction stricter than READ COMMITTED,
+        where a heartbeat since its snapshot would make it fail. A handler that completes and does not commit
+        has failed, and is tried again.
 
-    def is_trusted(self) -> bool:
-        return time.monotonic() < self.trusted_until
+        >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
+        ...     session.add(Payment(order_id=order_id))
+        ...     sqlq.current_job().complete(session)
+        """
+        self._row.complete(session, result)
 
-    def begin(self) -> None:
-        """Mark the start of the attempt, in the thread or asyncio task that runs it."""
-        self.mark_started()
-        _current.set(self)
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug(
-                "job %d %s (queue %s, attempt %d of %d) starts",
-                *(self.id, self.task, self.queue, self.attempts, self.max_attempts),
-                extra=self.fields("begun"),
+    async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
+        """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
+        await awaited(session, "acomplete", "complete").run_sync(lambda sync: self.complete(sync, result))
+
+    @overload
+    def completing(
+        self, sessions: Engine | sessionmaker[Session], result: Any = None
+    ) -> AbstractContextManager[Session]: ...
+
+    @overload
+    def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
+
+    @contextmanager
+    def completing(self, sessions: Any, result: Any = None) -> Iterator[Any]:
+        """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
+        all of it back. With a driver's connection, in a transaction of its own on that.
+
+        >>> with sqlq.current_job().completing(engine) as session:  # doctest: +SKIP
+        ...     session.add(Payment(order_id=order_id))
+        """
+        before = self._attempt.completed
+        with transaction_in(sessions, "completing", "complete") as session:
+            yield session
+            self._refuse_completed(before, "completing()", "complete()")
+            self.complete(session, result)
+
+    @overload
+    def acompleting(
+        self, sessions: AsyncEngine | async_sessionmaker[AsyncSession], result: Any = None
+    ) -> AbstractAsyncContextManager[AsyncSession]: ...
+
+    @overload
+    def acompleting(self, sessions: AD, result: Any = None) -> AbstractAsyncContextManager[AD]: ...
+
+    @asynccontextmanager
+    async def acompleting(self, sessions: Any, result: Any = None) -> AsyncIterator[Any]:
+        """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
+        before = self._attempt.completed
+        async with atransaction_in(sessions, "completing", "complete") as session:
+            yield session
+            self._refuse_completed(before, "acompleting()", "acomplete()")
+            await self.acomplete(session, result)
+
+    def _refuse_completed(self, before: bool, block: str, call: str) -> None:
+        """Raise `ConfigurationError` where the job was completed in a block that does so at its end."""
+        if self._attempt.completed and not before:  # guard: completed-once-in-a-block
+            raise ConfigurationError(
+                f"job {self.id} was completed in the block of {block}, which completes it at its end: leave "
+                f"{call} out of it"
             )
 
-    def leave(self) -> None:
-        """Mark the end of the attempt there: what this thread does next is of no job."""
-        _current.set(None)
+    # -- slices and steps ------------------------------------------------------------------------------------
 
-    def mark_started(self) -> None:
-        self.started = time.monotonic()
-        if self.timeout_ms is not None:
-            self.deadline = self.started + self.timeout_ms / 1000
-        if self.on_start is not None:
-            self.on_start(self)
+    @property
+    def cursor(self) -> Any:
+        """The cursor of the last checkpoint, of this attempt or an earlier one; None before the first. In a
+        job with steps, the state of these."""
+        return steps.decode(self._row.cursor)
 
-    def labels(self) -> dict[str, object]:
-        """What names this job and attempt in a log line."""
-        names: dict[str, object] = {
-            "job_id": self.id,
-            "task": self.task,
-            "queue": self.queue,
-            "attempt": self.attempts,
-        }
-        if self.trace_id is not None:
-            names |= {"trace_id": self.trace_id, "span_id": self.span_id}
-        return names if self.claimed.label is None else {**names, "label": self.label}
+    def checkpoint(self, session: SyncSession, cursor: Any) -> None:
+        """Save how far this job has come, in the transaction of a slice of its work: the slice's writes and
+        the cursor commit together, or neither does. The next attempt, whatever this one ends of, finds it as
+        `cursor` and goes on there, so that each slice has its effects once.
 
-    def fields(self, event: str) -> dict[str, object]:
-        """What a log line about this job carries."""
-        return {**self.labels(), "event": event}
+        `cursor` is JSON of at most 64 KiB: where the next slice begins. `session` is anything `complete`
+        takes. Best the last write before the commit, since the job's row is locked from here on. It shows
+        that the job gets on: an attempt that ends with `sqlq.Snooze` after it does not count, however many
+        there are. A handler in a thread that an operator wants to end sees that here (`cancelled`).
+
+        Raises `LeaseLostError` when the job belongs to another owner by now, and `ExecutionError` when the
+        transaction of an earlier checkpoint was rolled back, so that a slice would be left out: let both
+        through, so that this transaction rolls back, too. Raises `ArgumentsError` for a cursor that is not
+        JSON, `EnqueueError` for a connection that has no transaction, and `ConfigurationError` after
+        `complete`, in a job with steps, and in a transaction stricter than READ COMMITTED.
+
+        >>> job = sqlq.current_job()  # doctest: +SKIP
+        >>> while ids := next_merchants(after=job.cursor or 0):  # doctest: +SKIP
+        ...     with Session(engine) as session, session.begin():
+        ...         session.add_all(Coupon(merchant_id=id) for id in ids)
+        ...         job.checkpoint(session, ids[-1])
+        """
+        text = steps.encode(cursor)
+        if self._row.cursor is not None and steps.steps_in(self._row.cursor) is not None:
+            raise ConfigurationError(
+                f"job {self.id} has steps: write step.checkpoint(session, cursor) in one of them"
+            )
+        self._row.save(session, text)
+
+    async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
+        """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
+        run = awaited(session, "acheckpoint", "checkpoint")
+        await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
+
+    def step(self, name: str) -> Step:
+        """Return a part of this job by its name, which is done once, whatever number of attempts the job
+        takes: its effects and the word that it is done commit together, by `step.finish(session)` or
+        `step.finishing(engine)`. A long one saves how far it has come by `step.checkpoint(session, cursor)`.
+        A job has steps or checkpoints, not both; raises `ConfigurationError` for both.
+
+        >>> bill = sqlq.current_job().step("bill")  # doctest: +SKIP
+        >>> if not bill.done:  # doctest: +SKIP
+        ...     with bill.finishing(engine) as session:
+        ...         session.add(Bill(order_id=order_id))
+        """
+        return Step(self._row, name)
 
 
 def _progress(done: Any, of: Any, note: Any) -> Progress:

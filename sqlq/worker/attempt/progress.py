@@ -16,7 +16,7 @@ from sqlq.database.database import Database
 from sqlq.database.dialect import Right
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lease, progress
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.gather import Threaded
 
 log = logging.getLogger("sqlq.worker")
@@ -27,13 +27,13 @@ EVERY_SECONDS = 1.0
 class Pace(Threaded):
     """Hands over the jobs that have something new to say, at most once a second."""
 
-    def __init__(self, hand_over: Callable[[Sequence[RunningJob]], None]) -> None:
+    def __init__(self, hand_over: Callable[[Sequence[Attempt]], None]) -> None:
         super().__init__("sqlq-progress")
         self._hand_over = hand_over
-        self._news: dict[Right, RunningJob] = {}
+        self._news: dict[Right, Attempt] = {}
         self._something = threading.Event()
 
-    def note(self, job: RunningJob) -> None:
+    def note(self, job: Attempt) -> None:
         """Note that a job says something new; returns at once."""
         if job.right in self._news:  # it is read after it was taken out there, so this word is, too
             return
@@ -70,12 +70,12 @@ class ProgressWriter(Pace):
         self.in_use = False
         """Whether a job has said anything so far: others cost a settle nothing."""
 
-    def note(self, job: RunningJob) -> None:
+    def note(self, job: Attempt) -> None:
         """Write a job's new word soon; returns at once."""
         self.in_use = True
         super().note(job)
 
-    def flush(self, ended: Iterable[RunningJob]) -> set[Right]:
+    def flush(self, ended: Iterable[Attempt]) -> set[Right]:
         """Write the last word of jobs that have ended, before they are settled; return the rights of those
         that another transaction keeps locked, so that it could not be. Raises what the database does when it
         is away."""
@@ -88,7 +88,7 @@ class ProgressWriter(Pace):
             fates = lease.fates(conn, missing)
         return {right for right in missing if fates[right] is lease.Fate.HELD}
 
-    def _write_new(self, said: Sequence[RunningJob]) -> None:
+    def _write_new(self, said: Sequence[Attempt]) -> None:
         running = [job for job in said if _has_news(job) and not (job.ended or job.completed)]
         try:
             missing = self._write(running)
@@ -99,7 +99,7 @@ class ProgressWriter(Pace):
             if job.right in missing and not job.ended:
                 self.note(job)
 
-    def _write(self, said: Sequence[RunningJob]) -> set[Right]:
+    def _write(self, said: Sequence[Attempt]) -> set[Right]:
         """Write the word of each job, and return the rights that did not match, because they are locked or
         lost."""
         if not said:
@@ -123,5 +123,5 @@ class ProgressWriter(Pace):
         return words.keys() - written
 
 
-def _has_news(job: RunningJob) -> bool:
+def _has_news(job: Attempt) -> bool:
     return job.said is not job.said_written or (job.keeps_ms is not None and not job.keeps_noted)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-    from sqlq.worker.attempt.own_row import Commits
+    from sqlq.worker.attempt.own_row import OwnRow
 
 D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
@@ -93,16 +93,17 @@ class Step:
     checkpoint has saved, None before the first.
     """
 
-    def __init__(self, job: Commits, name: str) -> None:
-        self._job = job
+    def __init__(self, row: OwnRow, name: str) -> None:
+        self._row = row
         self.name = checked_name(name, "the name of a step", ConfigurationError)
         self._said()
 
     def _said(self) -> dict[str, Any]:
-        steps = steps_in(self._job.claimed.cursor)
+        steps = steps_in(self._row.cursor)
         if steps is None:  # guard: a-cursor-is-no-step
             raise ConfigurationError(
-                f"job {self._job.id} has a cursor of its own: a job has checkpoints or steps, not both"
+                f"job {self._row.attempt.id} has a cursor of its own: a job has checkpoints or steps, not "
+                "both"
             )
         return steps
 
@@ -116,7 +117,7 @@ class Step:
         return found[0] if isinstance(found, list) and found else None
 
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
-        """Save how far the step has come, in the transaction of a slice. As `RunningJob.checkpoint`."""
+        """Save how far the step has come, in the transaction of a slice. As `JobContext.checkpoint`."""
         encode(cursor)
         self._save(session, [cursor])
 
@@ -127,7 +128,7 @@ class Step:
 
     def finish(self, session: SyncSession) -> None:
         """Say in the transaction of its last write that the step is done: it is when that commits, for every
-        attempt of the job. As `RunningJob.checkpoint`."""
+        attempt of the job. As `JobContext.checkpoint`."""
         self._save(session, _DONE)
 
     async def afinish(self, session: AnyAsyncSession) -> None:
@@ -138,9 +139,9 @@ class Step:
         steps = self._said()
         if steps.get(self.name) is _DONE:  # guard: a-step-is-finished-once
             raise ConfigurationError(
-                f"the step {self.name!r} of job {self._job.id} is done: ask step.done before its work"
+                f"the step {self.name!r} of job {self._row.attempt.id} is done: ask step.done before its work"
             )
-        self._job.save(session, _text({STEPS: {**steps, self.name: said}}))
+        self._row.save(session, _text({STEPS: {**steps, self.name: said}}))
 
     @overload
     def finishing(self, sessions: Engine | sessionmaker[Session]) -> AbstractContextManager[Session]: ...

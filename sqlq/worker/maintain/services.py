@@ -26,7 +26,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import expire, prune, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 
 log = logging.getLogger("sqlq.worker")
 
@@ -358,7 +358,7 @@ class Held:
     doing = "noting which jobs have not started"
 
     def __init__(
-        self, database: Database, worker: str, held: Callable[[float], Collection[RunningJob] | None]
+        self, database: Database, worker: str, held: Callable[[float], Collection[Attempt] | None]
     ) -> None:
         """`held` returns what was claimed before a moment and has not started, None where nothing is held."""
         self._database = database

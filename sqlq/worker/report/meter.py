@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed, Outcome
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 
 BOUNDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -121,7 +121,7 @@ class Meter:
             for queue, number in Counter(str(job.queue) for job in jobs).items():
                 self._numbers.count(CLAIMED, queue, by=number)
 
-    def ended(self, name: str, job: RunningJob, outcome: Outcome | None, seconds: float) -> None:
+    def ended(self, name: str, job: Attempt, outcome: Outcome | None, seconds: float) -> None:
         """Count an attempt whose outcome is written, or that is of no account: how long it waited, ran, and
         was then written."""
         labels = str(job.task), str(job.queue)

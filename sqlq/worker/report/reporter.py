@@ -28,7 +28,7 @@ from sqlq.model.outcome import (
 from sqlq.model.retry import remote_error
 from sqlq.store.jobs.expire import Expired
 from sqlq.store.jobs.settle import Rescued
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.report.meter import Meter
 
 NEVER_BEGAN: Final = ("bad_payload", "bad_signature", "unknown_task")
@@ -206,11 +206,11 @@ class Teller:
         """Say whether a listener wants to know of each start."""
         return self._events.wants("started")
 
-    def started(self, job: RunningJob) -> None:
+    def started(self, job: Attempt) -> None:
         """Tell that the handler of a job is about to run."""
         self._events.tell(_event("started", job))
 
-    def lost(self, job: RunningJob, why: str) -> None:
+    def lost(self, job: Attempt, why: str) -> None:
         """Tell listeners once that a job has another owner by now, so that this attempt counts for
         nothing."""
         if not job.told_lost:
@@ -220,7 +220,7 @@ class Teller:
             if self._events.wants("lost"):
                 self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
 
-    def ended(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
+    def ended(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
         """Tell how an attempt ended, now that it is written."""
         name = NAMES[type(outcome)]
         if isinstance(outcome, Released) and outcome.snoozed:
@@ -254,7 +254,7 @@ class Teller:
         if self._meter is not None:
             self._meter.flush()
 
-    def _logs_finished(self, job: RunningJob, seconds: float) -> bool:
+    def _logs_finished(self, job: Attempt, seconds: float) -> bool:
         """Write the line of a finished job without a record; return False where it needs one, or is none."""
         if not wants("finished") or job.claimed.label is not None:
             return False
@@ -314,14 +314,14 @@ def rescued_event(job: Rescued, why: str) -> JobEvent:
     )
 
 
-def _event(name: str, job: RunningJob, **more: Any) -> JobEvent:
+def _event(name: str, job: Attempt, **more: Any) -> JobEvent:
     return JobEvent(
         name=name,
         id=job.id,
         task=job.task,
         queue=job.queue,
-        attempt=job.attempts,
-        max_attempts=job.max_attempts,
+        attempt=job.claimed.attempts,
+        max_attempts=job.claimed.max_attempts,
         label=job.label,
         trace_id=job.trace_id,
         span_id=job.span_id,

@@ -20,14 +20,14 @@ from typing import Any
 
 from sqlq.model.outcome import Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
-from sqlq.worker.attempt.context import RunningJob
 from sqlq.worker.run.isolated import Isolates
 from sqlq.worker.run.lease import Leases
 
 log = logging.getLogger("sqlq.worker")
 
-Done = Callable[[RunningJob, Outcome], None]
+Done = Callable[[Attempt, Outcome], None]
 
 NOT_STARTED_MS = 1_000
 """How long a job waits that could not be started: what was short, threads or memory, is seldom there at
@@ -54,14 +54,14 @@ class Executors:
         self._done = done
         self._isolates = isolates
         self._lock = threading.Lock()
-        self._ready: deque[RunningJob] = deque()
-        self._for_isolates: deque[RunningJob] = deque()
+        self._ready: deque[Attempt] = deque()
+        self._for_isolates: deque[Attempt] = deque()
         """Ready, too, but each needs a process of its own, and only so many of those start at a time."""
-        self._running: set[RunningJob] = set()
+        self._running: set[Attempt] = set()
         self._idle = threading.Condition(self._lock)
         self._room = threading.Event()
         self._low_water = -1
-        self._handed_over: SimpleQueue[RunningJob | None] = SimpleQueue()
+        self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,7 +75,7 @@ class Executors:
             isolates.on_room = self.start_ready
             isolates.on_began = starting
 
-    def offer(self, jobs: Sequence[RunningJob]) -> None:
+    def offer(self, jobs: Sequence[Attempt]) -> None:
         """Take jobs to run; they start as slots are free, in this order."""
         with self._lock:
             for job in jobs:
@@ -119,7 +119,7 @@ class Executors:
         self._starting = False
         self._room.set()
 
-    def take_back(self, claimed_before: float = float("inf")) -> list[RunningJob]:
+    def take_back(self, claimed_before: float = float("inf")) -> list[Attempt]:
         """Return the jobs that have not started, where the first of them was claimed before a moment; they
         will not start any more. Those behind it go, too: they would start before it."""
         with self._lock:
@@ -131,7 +131,7 @@ class Executors:
 
     def take_back_isolated(
         self, claimed_before: float = float("inf"), *, but: int = 0, more_before: float = float("inf")
-    ) -> list[RunningJob]:
+    ) -> list[Attempt]:
         """Return those claimed before a moment that wait for a process of their own, and, where more than
         `but` do, the last ones that were claimed before another moment."""
         taken = []
@@ -143,18 +143,18 @@ class Executors:
                 taken.append(waiting.pop())
         return taken
 
-    def give_up(self, job: RunningJob) -> None:
+    def give_up(self, job: Attempt) -> None:
         """Free the slot of a job that never started, and see to it that it does not start later."""
         job.trusted_until = float("-inf")
         self.unstarted += 1
         self._ended(job)
 
-    def waits(self, job: RunningJob) -> bool:
+    def waits(self, job: Attempt) -> bool:
         """Say whether a job waits for a slot, or for a process of its own."""
         with self._lock:
             return job in self._ready or job in self._for_isolates
 
-    def running(self) -> list[RunningJob]:
+    def running(self) -> list[Attempt]:
         with self._lock:
             return list(self._running)
 
@@ -163,7 +163,7 @@ class Executors:
         with self._idle:
             return self._idle.wait_for(lambda: not self._running, seconds)
 
-    def _take(self) -> RunningJob | None:
+    def _take(self) -> Attempt | None:
         """Take the next job into a slot, if there is one that may start now."""
         if not (self._starting and self._may_start()):  # guard: unwritten-outcomes-are-bounded
             return None
@@ -180,7 +180,7 @@ class Executors:
         self._running.add(job)
         return job
 
-    def _start(self, job: RunningJob) -> None:
+    def _start(self, job: Attempt) -> None:
         """Hand a job over to where it runs; one that cannot be, for want of threads, files or memory, is
         given back, and its slot is free again."""
         try:
@@ -217,7 +217,7 @@ class Executors:
             else:
                 self._threads.append(thread)
 
-    def _ended(self, job: RunningJob) -> None:
+    def _ended(self, job: Attempt) -> None:
         """Free the slot of a job."""
         with self._lock:
             self._running.discard(job)
@@ -229,7 +229,7 @@ class Executors:
         if self._waiting() <= self._low_water:
             self._room.set()
 
-    def _next(self, ended: RunningJob, on_loop: bool) -> RunningJob | None:
+    def _next(self, ended: Attempt, on_loop: bool) -> Attempt | None:
         """Free the slot of a job that ended and take the next one, if it runs where this one ran."""
         with self._lock:
             self._running.discard(ended)
@@ -248,7 +248,7 @@ class Executors:
                 self._done(job, self._attempt(job))
                 job = self._next(job, on_loop=False)
 
-    def _attempt(self, job: RunningJob) -> Outcome:
+    def _attempt(self, job: Attempt) -> Outcome:
         isolates = self._isolates if job.isolated else None
         if not job.is_trusted():  # guard: start-on-a-trusted-lease
             if isolates is not None:
@@ -321,17 +321,17 @@ class Executors:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _spawn(self, job: RunningJob) -> None:
+    def _spawn(self, job: Attempt) -> None:
         self._spawn_in(contextvars.copy_context(), job)
 
-    def _spawn_in(self, context: contextvars.Context, job: RunningJob) -> None:
+    def _spawn_in(self, context: contextvars.Context, job: Attempt) -> None:
         """Run a job in an asyncio task of its own, which a cancel of the job cancels, and in a copy of the
         context, so that what its handler sets there is not the next job's."""
         run = self._run_on_loop(context, job)
         # guard: a-context-for-each-coroutine
         self._tasks.add(asyncio.get_running_loop().create_task(run, context=context.copy()))
 
-    async def _run_on_loop(self, context: contextvars.Context, job: RunningJob) -> None:
+    async def _run_on_loop(self, context: contextvars.Context, job: Attempt) -> None:
         # one task for a job, and no callback at its end: each more would take a turn of the loop
         outcome = await aexecute(job, self._tell) if job.is_trusted() else given_back(job.claimed)
         self._done(job, outcome)
@@ -367,7 +367,7 @@ class GivesBack:
         self,
         executors: Executors,
         leases: Leases,
-        settle: Callable[[RunningJob, Outcome], None],
+        settle: Callable[[Attempt, Outcome], None],
         *,
         slots: int,
         drain: bool,

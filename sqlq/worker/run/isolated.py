@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -29,11 +30,9 @@ from sqlq.model.job import Progress
 from sqlq.model.middleware import Scope
 from sqlq.model.outcome import Cancelled, ErrorText, Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, failed, given_back, wait_after_loss_ms
-from sqlq.model.task import Registry
+from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import BY_OPERATOR, aexecute, execute, late
-from sqlq.worker.attempt.context import RunningJob
 from sqlq.worker.attempt.lifespan import entered
-from sqlq.worker.attempt.own_row import CompletionTarget
 from sqlq.worker.attempt.progress import Pace
 from sqlq.worker.ipc.pipe import Link, Message, packed, unpacked
 
@@ -63,7 +62,7 @@ class Isolate:
         except BaseException:  # files may be what is short
             self.link.close()
             raise
-        self.running: RunningJob | None = None
+        self.running: Attempt | None = None
         self.jobs = 0
         """How many it has been given."""
         self.leaves_since: float | None = None
@@ -119,7 +118,7 @@ class Isolates:
         self._closed = False
         self.on_room: Callable[[], None] = lambda: None
         """Called when another job may get a process."""
-        self.on_began: Callable[[RunningJob], None] = lambda job: None
+        self.on_began: Callable[[Attempt], None] = lambda job: None
         """Called when a handler is about to run in its process."""
         for _ in range(warm):
             self._idle.append(self._start())
@@ -141,7 +140,7 @@ class Isolates:
         with self._lock:
             self._reserved -= 1
 
-    def execute(self, running: RunningJob) -> Outcome:
+    def execute(self, running: Attempt) -> Outcome:
         """Run a job in a process of its own and return how the attempt ended, the end of that process
         included."""
         try:
@@ -192,10 +191,9 @@ class Isolates:
             return SelfCompleted(late(running) or outcome.otherwise)
         return late(running) or outcome
 
-    def _attempt(self, isolate: Isolate, running: RunningJob) -> Outcome | None:
+    def _attempt(self, isolate: Isolate, running: Attempt) -> Outcome | None:
         """Have the isolate run a job, and return what it says of it; None when it died."""
         target = running.target
-        assert target is not None
         isolate.link.send(
             job=packed(running.claimed),
             worker=running.worker,
@@ -234,7 +232,7 @@ class Isolates:
             except OSError as error:
                 log.debug("no process can be started to spare: %s", error)
 
-    def _take(self, running: RunningJob) -> Isolate | None:
+    def _take(self, running: Attempt) -> Isolate | None:
         with self._lock:
             self._reserved = max(0, self._reserved - 1)
             if self._closed:
@@ -269,12 +267,12 @@ class Isolates:
             elif time.monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
                 isolate.process.kill()
 
-    def _kill(self, isolate: Isolate, running: RunningJob) -> None:
+    def _kill(self, isolate: Isolate, running: Attempt) -> None:
         with self._lock:  # by now it may run the next job
             if isolate.running is running:  # guard: kill-spares-the-next
                 isolate.process.kill()
 
-    def _kill_hanging(self, isolate: Isolate, running: RunningJob) -> None:
+    def _kill_hanging(self, isolate: Isolate, running: Attempt) -> None:
         if running.started is None:  # guard: what-has-begun-does-not-hang
             self._kill(isolate, running)
 
@@ -283,7 +281,7 @@ class Isolates:
         self._all.add(isolate)
         return isolate
 
-    def _died(self, running: RunningJob, isolate: Isolate) -> Outcome:
+    def _died(self, running: Attempt, isolate: Isolate) -> Outcome:
         isolate.process.kill()  # it closed its link, and is not to run on unheard
         status = isolate.process.wait()
         isolate.link.close()
@@ -305,7 +303,7 @@ class Isolates:
         # before it died it may have completed its job; guard: the-dead-may-have-completed
         return SelfCompleted(self._broken_off(running, how, closed=closed))
 
-    def _broken_off(self, running: RunningJob, how: str, *, closed: bool) -> Outcome:
+    def _broken_off(self, running: Attempt, how: str, *, closed: bool) -> Outcome:
         if (outcome := late(running)) is not None:
             return outcome
         if running.cancel_requested:
@@ -352,11 +350,11 @@ class Isolates:
 # -- in the isolate ------------------------------------------------------------------------------------------
 
 
-def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoReturn:
+def serve(link: Link, target: Target, lifespan: Scope | None = None) -> NoReturn:
     """Run jobs that come over the link, one at a time, in the App's lifespan, until it ends with the worker
     at its other side, or says that it is time to leave."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    current: list[RunningJob] = []
+    current: list[Attempt] = []
     to_stop: set[Right] = set()
 
     def stop() -> None:
@@ -374,7 +372,7 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
                 messages.put(message)
         os._exit(128 + signal.SIGTERM)  # nothing runs on unwatched
 
-    def say(jobs: Sequence[RunningJob]) -> None:
+    def say(jobs: Sequence[Attempt]) -> None:
         for running in jobs:
             if not running.ended:
                 link.send(progress=packed(running.said), right=running.right)
@@ -387,12 +385,8 @@ def serve(link: Link, tasks: Registry, lifespan: Scope | None = None) -> NoRetur
         link.send(up=True)
         while "job" in (message := messages.get()):
             job = unpacked(message["job"])
-            running = RunningJob(
-                job,
-                tasks.get(job.task),
-                float("inf"),
-                CompletionTarget(message["schema"], message["keep_finished"]),
-            )
+            target = replace(target, schema=message["schema"], keep_finished=message["keep_finished"])
+            running = Attempt(job, target.tasks.get(job.task), float("inf"), target)
             running.claimed_at, running.worker = message["claimed_at"], message["worker"]
             running.lifespan = value
             running.on_progress = pace.note

@@ -21,7 +21,7 @@ from sqlq.database.database import Database
 from sqlq.database.dialect import Right
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.gather import Threaded
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.outage import AWAY, Outage
@@ -66,7 +66,7 @@ class Leases(Threaded):
         self._lock = threading.Lock()
         # By right, not by id: a job that was put back may be claimed again here before its last attempt is
         # dropped.
-        self._held: dict[Right, RunningJob] = {}
+        self._held: dict[Right, Attempt] = {}
         self._unwritten: set[Right] = set()
         """What was started here, but its outcome could not be written."""
         self._renewed_for_us_at = _UNSUPERVISED
@@ -91,14 +91,14 @@ class Leases(Threaded):
             with self._lock:
                 self._claims_ended += 1
 
-    def hold(self, claimed: Iterable[RunningJob]) -> None:
+    def hold(self, claimed: Iterable[Attempt]) -> None:
         claimed = list(claimed)
         with self._lock:
             for job in claimed:
                 self._held[job.right] = job
         self._deadlines.watch(claimed)
 
-    def starting(self, job: RunningJob) -> None:
+    def starting(self, job: Attempt) -> None:
         """Note that a handler is about to run: should this process die now, it may be this job's doing. Once
         more for one that runs in a process of its own, when it has begun there."""
         if self._box is not None:
@@ -121,7 +121,7 @@ class Leases(Threaded):
             self._unwritten.add(right)
         self.drop([right])
 
-    def unstarted(self, claimed_before: float) -> list[RunningJob] | None:
+    def unstarted(self, claimed_before: float) -> list[Attempt] | None:
         """Return what was claimed before a moment and has neither started nor ended; None where nothing is
         held."""
         with self._lock:
@@ -220,7 +220,7 @@ class Leases(Threaded):
             renewed = lease.extend(conn, held, lease_ms=self._lease_ms) if held else {}
         self._note(held, renewed, sent_at)
 
-    def _note(self, held: Mapping[Right, RunningJob], renewed: Mapping[Right, bool], sent_at: float) -> None:
+    def _note(self, held: Mapping[Right, Attempt], renewed: Mapping[Right, bool], sent_at: float) -> None:
         for right, cancel_requested in renewed.items():
             job = held.get(right)
             if job is None:
@@ -240,7 +240,7 @@ class Leases(Threaded):
         for job in held:
             self._cancel(job)
 
-    def _cancel(self, job: RunningJob) -> None:
+    def _cancel(self, job: Attempt) -> None:
         if not job.cancel_noted:  # guard: cancel-is-noted
             job.cancel_requested = job.cancel_noted = True
             log.warning(
@@ -250,7 +250,7 @@ class Leases(Threaded):
             )
             self._deadlines.ask_to_stop(job)
 
-    def _look_at(self, missing: Sequence[Right], held: Mapping[Right, RunningJob]) -> None:
+    def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
         """A row that was not renewed is locked by another transaction (not known), settled by us just now, or
         lost."""
         dropped = {right for right in missing if not held[right].is_kept(self._keep_finished)}
@@ -281,16 +281,16 @@ BEAT_SECONDS = 1.0
 class Deadlines(Threaded):
     """Watches the jobs that have a timeout, and those that were asked to stop, until their handlers end."""
 
-    def __init__(self, stuck: Callable[[RunningJob], None], beat: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, stuck: Callable[[Attempt], None], beat: Callable[[], None] = lambda: None) -> None:
         """`stuck` is told of a handler past its timeout that nothing can stop; `beat` is called at least each
         second while this thread can run, and so timeouts are kept."""
         super().__init__("sqlq-deadlines")
         self._stuck = stuck
         self._beat = beat
-        self._watched: dict[Right, RunningJob] = {}
+        self._watched: dict[Right, Attempt] = {}
         self._changes = 0
 
-    def watch(self, jobs: Iterable[RunningJob]) -> None:
+    def watch(self, jobs: Iterable[Attempt]) -> None:
         """Watch those of these jobs that have a timeout."""
         timed = {job.right: job for job in jobs if job.timeout_ms is not None}
         if timed:
@@ -299,7 +299,7 @@ class Deadlines(Threaded):
                 self._changes += 1
                 self._changed.notify()
 
-    def ask_to_stop(self, job: RunningJob) -> None:
+    def ask_to_stop(self, job: Attempt) -> None:
         """Ask a handler to stop, and see to it if it does not."""
         job.cancel()
         with self._changed:
@@ -332,7 +332,7 @@ class Deadlines(Threaded):
                     wait = next_look - time.monotonic()
                     self._changed.wait(max(0.0, min(wait, BEAT_SECONDS)))
 
-    def _look_at(self, watched: list[RunningJob]) -> float:
+    def _look_at(self, watched: list[Attempt]) -> float:
         """See to what is due; return when to look again."""
         moment, next_look = time.monotonic(), float("inf")
         for job in watched:
@@ -356,7 +356,7 @@ class Deadlines(Threaded):
                 self._overdue(job)
         return next_look
 
-    def _overdue(self, job: RunningJob) -> None:
+    def _overdue(self, job: Attempt) -> None:
         kill = job.kill
         if kill is not None:
             kill()

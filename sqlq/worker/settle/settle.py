@@ -32,7 +32,7 @@ from sqlq.model.outcome import (
 )
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from sqlq.worker.attempt.context import RunningJob
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.gather import Gatherer
 from sqlq.worker.report.reporter import NAMES, Teller
@@ -71,7 +71,7 @@ _COUNTED: dict[type[Any], str] = {
     Released: "released",
     Cancelled: "cancelled",
 }
-Item = tuple[RunningJob, Outcome, float]
+Item = tuple[Attempt, Outcome, float]
 
 
 class Settler(Gatherer[Item]):
@@ -110,7 +110,7 @@ class Settler(Gatherer[Item]):
         self._refused: str | None = None
         self.tally = Tally()
 
-    def settle(self, job: RunningJob, outcome: Outcome) -> None:
+    def settle(self, job: Attempt, outcome: Outcome) -> None:
         """Take an outcome to write; returns at once."""
         self._items.put((job, outcome, job.seconds()))
 
@@ -176,7 +176,7 @@ class Settler(Gatherer[Item]):
         if pending:
             self._abandoned.wait(LOCKED_ROW_SECONDS)
 
-    def _keeps(self, job: RunningJob) -> bool:
+    def _keeps(self, job: Attempt) -> bool:
         """Whether the row of a job is kept when it has finished: also one that is dropped at the next turn,
         while somebody waits for its result."""
         if job.is_kept(self._keep_finished):
@@ -267,7 +267,7 @@ class Settler(Gatherer[Item]):
         if followed:
             self._wake_for_follow_ups()
 
-    def _lost(self, job: RunningJob, outcome: Outcome) -> None:
+    def _lost(self, job: Attempt, outcome: Outcome) -> None:
         self.tally.lost += 1
         log.error(
             "job %d: the lease was lost before %s ended; its outcome (%s) does not count",
@@ -312,7 +312,7 @@ class Settler(Gatherer[Item]):
                 del pending[right]
                 self._leases.let_go(right)
 
-    def _settlement(self, job: RunningJob, outcome: Outcome, seconds: float) -> Settlement:
+    def _settlement(self, job: Attempt, outcome: Outcome, seconds: float) -> Settlement:
         """Return what there is to write of an attempt that ended with this outcome, after so many seconds."""
         seal = self._database.seal
         if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
@@ -322,9 +322,9 @@ class Settler(Gatherer[Item]):
         if type(outcome) is Retried and outcome.queue is not None and seal is not None:
             log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
             outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
-        return settlement(job.claimed, outcome, Course(*job.moments(seconds), *self._worker), seal=seal)
+        return settlement(job.claimed, outcome, Course(*job.times(seconds), *self._worker), seal=seal)
 
-    def _settled(self, job: RunningJob, outcome: Outcome, seconds: float) -> None:
+    def _settled(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
         if isinstance(outcome, (Retried, Released)):
             self._due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)

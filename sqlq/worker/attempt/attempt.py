@@ -1,0 +1,253 @@
+"""One attempt at one job: the facts that the worker keeps of it. Handlers see a `JobContext` instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from sqlq.database.database import Database
+from sqlq.database.dialect import Right
+from sqlq.errors import ConfigurationError
+from sqlq.model.flow import AnyFlow, Growth, Plan
+from sqlq.model.job import ClaimedJob, Progress
+from sqlq.payload.encryption import Seal
+from sqlq.store.flows.flows import Before
+from sqlq.store.jobs.progress import Note
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from sqlq.model.task import Task
+    from sqlq.payload.annotations import Arguments
+
+
+def _no_plan(flow: AnyFlow) -> Plan:
+    raise ConfigurationError("no App plans this flow")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The place of a job: its database, the tasks of its App, and how that App plans the steps of flows."""
+
+    database: Database | None = None
+    """None for a job without a row: it runs inline, or eagerly."""
+    schema: str | None = None
+    keep_finished: bool = True
+    tasks: Mapping[str, Task[..., Any]] = field(default_factory=dict)
+    plan: Callable[[AnyFlow], Plan] = _no_plan
+
+    @property
+    def encryption(self) -> Seal | None:
+        return None if self.database is None else self.database.seal
+
+
+NOWHERE = Target()
+
+
+class Attempt:
+    """An attempt at a claimed job, from the claim until its outcome is written."""
+
+    # Defaults are class attributes: a worker makes ten thousands of attempts a second.
+    worker: str | None = None
+    """The id of its worker; None where no worker runs it, as in tests."""
+    lifespan: Any = None
+    """The value that the App's lifespan yielded in this process."""
+    arguments: Arguments
+    """The arguments of the handler."""
+    started: float | None = None
+    deadline: float | None = None
+    timed_out = False
+    alone = False
+    """Whether its process runs no other job, before or after."""
+    cancelled_at: float | None = None
+    cancel_noted = False
+    """Whether the worker knows that an operator cancels the job."""
+    heeded = False
+    """Whether the handler has read that it should stop."""
+    error: BaseException | None = None
+    """The exception of the handler, or of its timeout; None where another process raised it."""
+    completed = False
+    """Whether the handler called `complete()`."""
+    ended = False
+    """Whether the outcome is known, or the job was released without waiting for its handler."""
+    told_lost = False
+    """Whether listeners know that the job has another owner."""
+    trace_id: str | None = None
+    span_id: str | None = None
+    """The names of this attempt in a trace, as hexadecimal text."""
+    said: Progress | None = None
+    """The last progress that the handler reported."""
+    said_written: Progress | None = None
+    """The last progress in the job's row."""
+    keeps_noted = False
+    """Whether the job's row has the retention of its task."""
+    growth: Growth | None = None
+    """The steps that the handler adds to its flow."""
+    before: Sequence[Before] | None = None
+    """The steps before it, where they are known without a query."""
+    on_start: Callable[[Attempt], None] | None = None
+    """Called when the handler is about to run, here or in a process of its own."""
+    on_progress: Callable[[Attempt], None] | None = None
+    """Called when there is progress to write."""
+    on_saved: Callable[[Connection, str], None] | None = None
+    """Called with each new cursor, as JSON, and the connection whose transaction has it."""
+    kill: Callable[[], None] | None = None
+    """Ends the process of the handler, where it has one of its own."""
+    _stop: Callable[[], object] | None = None
+
+    def __init__(
+        self,
+        claimed: ClaimedJob,
+        task: Task[..., Any] | None,
+        trusted_until: float,
+        target: Target = NOWHERE,
+        *,
+        isolated: bool = False,
+    ) -> None:
+        """`isolated` for a handler that runs in a process of its own."""
+        self.claimed = claimed
+        self.right: Right = (claimed.id, claimed.lease_token)
+        """Id and lease token: they entitle to write to the job's row."""
+        if task is not None and task.elsewhere:
+            task = task.for_queue(claimed.queue)
+        self.task_found = task
+        self.trusted_until = trusted_until
+        """Until when, by this machine's monotonic clock, the lease is certainly ours."""
+        self.target = target
+        self.isolated = isolated
+        self.is_async = task is not None and task.is_async and not isolated
+        """Whether it runs on this process's event loop."""
+        timeout_ms = claimed.timeout_ms
+        if timeout_ms is None and task is not None:
+            timeout_ms = task.timeout_ms
+        self.timeout_ms: int | None = timeout_ms or None
+        """The longest that an attempt may take. In a row 0 is no limit, and None leaves it to the task."""
+        self.claimed_at = time.monotonic()
+        self.cancel_requested = claimed.cancel_requested_at is not None
+        """Whether an operator cancels the job."""
+
+    @property
+    def id(self) -> int:
+        return self.claimed.id
+
+    @property
+    def task(self) -> str:
+        return self.claimed.task
+
+    @property
+    def queue(self) -> str:
+        return self.claimed.queue
+
+    @property
+    def label(self) -> str | None:
+        # SQLite lets in bytes, which the log could not say
+        return None if self.claimed.label is None else str(self.claimed.label)  # guard: labels-are-text
+
+    # -- its row ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_row(self) -> bool:
+        """False for a job that runs inline, or eagerly."""
+        return self.target.database is not None
+
+    @property
+    def keeps_ms(self) -> int | None:
+        """The retention of the task, where the row has none."""
+        if self.claimed.retention_ms is not None or self.task_found is None:
+            return None
+        return self.task_found.retention_ms
+
+    def is_kept(self, finished: bool) -> bool:
+        """Whether the row is kept when it has finished: as `finished` jobs are, unless the row or the task
+        has a retention. A step's row is always kept, since others may still ask how it ended."""
+        own_ms = self.claimed.retention_ms
+        if own_ms is None and self.task_found is not None:
+            own_ms = self.task_found.retention_ms
+        # guard: steps-are-kept
+        return self.claimed.flow_id is not None or (finished if own_ms is None else own_ms > 0)
+
+    def note(self) -> Note:
+        """Return the progress and the retention, as they are written to the row."""
+        if self.said is None:
+            return Note(*self.right, None, None, None, self.keeps_ms)
+        return Note(*self.right, self.said.done, self.said.of, self.said.note, self.keeps_ms)
+
+    def has_said(self, said: Progress) -> None:
+        """Take progress that the handler reports, here or in a process of its own."""
+        self.said = said
+        if self.on_progress is not None:
+            self.on_progress(self)
+
+    # -- its end ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether the job had to start by now, and never did."""
+        late_ms = self.claimed.late_ms
+        if late_ms is None or self.claimed.attempts > 1:  # guard: what-was-started-does-not-expire
+            return False
+        return late_ms + 1000 * (time.monotonic() - self.claimed_at) >= 0
+
+    @property
+    def asked_to_stop(self) -> bool:
+        return self.cancelled_at is not None
+
+    def on_cancel(self, stop: Callable[[], object] | None) -> None:
+        """Set the function that stops the handler; it is called at once where the handler is to stop."""
+        self._stop = stop
+        if stop is not None and self.asked_to_stop:
+            stop()
+
+    def cancel(self) -> None:
+        """Ask the handler to stop. A coroutine or a process can be made to, a thread cannot."""
+        if self.cancelled_at is None:
+            self.cancelled_at = time.monotonic()
+        if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile
+            stop()
+
+    def is_trusted(self) -> bool:
+        return time.monotonic() < self.trusted_until
+
+    # -- times, and log lines --------------------------------------------------------------------------------
+
+    def mark_started(self) -> None:
+        self.started = time.monotonic()
+        if self.timeout_ms is not None:
+            self.deadline = self.started + self.timeout_ms / 1000
+        if self.on_start is not None:
+            self.on_start(self)
+
+    def seconds(self) -> float:
+        return 0.0 if self.started is None else time.monotonic() - self.started
+
+    @property
+    def is_first_claim(self) -> bool:
+        """Whether no worker had claimed the job before: its history is this attempt."""
+        return self.claimed.lease_token <= 1
+
+    def times(self, seconds: float) -> tuple[datetime, datetime | None, datetime]:
+        """Return when an attempt of so many seconds was claimed, started and ended. Changes of this machine's
+        clock meanwhile do no harm."""
+        now, clock = datetime.now(UTC), time.monotonic()
+        started = None if self.started is None else now - timedelta(seconds=clock - self.started)
+        ended = now if started is None else started + timedelta(seconds=seconds)
+        return now - timedelta(seconds=clock - self.claimed_at), started, ended
+
+    def labels(self) -> dict[str, object]:
+        """Return the fields that name this job and attempt in a log line."""
+        names: dict[str, object] = {
+            "job_id": self.id,
+            "task": self.task,
+            "queue": self.queue,
+            "attempt": self.claimed.attempts,
+        }
+        if self.trace_id is not None:
+            names |= {"trace_id": self.trace_id, "span_id": self.span_id}
+        return names if self.claimed.label is None else {**names, "label": self.label}
+
+    def fields(self, event: str) -> dict[str, object]:
+        """Return the fields of a log line about this job."""
+        return {**self.labels(), "event": event}
