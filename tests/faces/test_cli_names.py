@@ -24,7 +24,7 @@ def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
     assert bare.ok("enqueue", "-a", "shop:app", "shop.where", "-d", "sqlite:///a.db").startswith(
         "enqueued job 1"
     )
-    assert "shop.where" not in bare.ok("schedules", "-d", "sqlite:///a.db", "show", "x")
+    assert "paused bulk" in bare.ok("queues", "-d", "sqlite:///a.db", "pause", "bulk")
     assert bare.ok("jobs", "--state", "failed", "-d", "sqlite:///a.db") == "no failed jobs\n"
     assert (
         bare.ok("-d", "sqlite:///a.db", "jobs", "--state", "failed", "-d", "sqlite:///a.db")
