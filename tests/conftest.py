@@ -48,31 +48,43 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-SAME_ON_BOTH = ("faces/", "faults/", "worker/")
+SAME_ON_BOTH = (
+    *("faces/", "faults/", "worker/"),
+    *(
+        f"conformance/test_{what}.py"
+        for what in ("admin_looks", "admin_queues", "enqueue_refused", "records", "replay", "schedules")
+    ),
+)
 ON_EACH = (
-    *(f"worker/test_{what}.py" for what in ("complete", "dead_hosts", "flow", "flows", "leases", "limits")),
     *(
         f"worker/test_{what}.py"
-        for what in ("limits_and", "newest_first", "outage", "place", "rates", "serial", "sql_rows")
+        for what in ("complete", "leases", "limits", "newest_first", "place", "sql_rows")
     ),
     *(f"faults/test_{what}.py" for what in ("blinks", "hostile_data", "small_guards", "state_machine")),
 )
-"""Folders of tests of what is above the database, many of which start processes, but for files that are about
-what each kind of database does: the statements below have tests of their own on each kind. `poe test-all`
-runs them all on both, the scorecard's command those of faults."""
+"""Tests of what is above the database run on one kind of it, but for files about what each kind does: the
+statements below have tests of their own on each kind. `poe test-all` runs them all on both, the scorecard's
+command those of faults."""
 ALL = "SQLQ_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have one of several alike tests run, chosen by their name, unless one is asked for by name or
-    SQLQ_TEST_ALL is set: those of what is above the database are alike on both kinds of it, and those marked
-    `variants` with all their parameters."""
+    """Leave out what repeats, unless a test is asked for by name or SQLQ_TEST_ALL is set.
+
+    Of tests that are alike one runs, chosen by their name: tests of the layers above the database are alike
+    on both kinds of it, and those marked `variants` with all their parameters. Tests marked `stress` run when
+    their folder or file is asked for.
+    """
     if os.environ.get(ALL) or any("::" in argument for argument in config.args):
         return
+    left_out: set[pytest.Item] = set()
+    folder = Path(__file__).parent
+    asked_for = [config.invocation_params.dir.joinpath(argument).resolve() for argument in config.args]
+    if any(folder.is_relative_to(path) for path in asked_for):
+        left_out.update(item for item in items if item.get_closest_marker("stress") is not None)
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
         alike.setdefault(_but_for_what_is_alike(item), []).append(item)
-    left_out: set[pytest.Item] = set()
     for name, found in alike.items():
         chosen = sorted(found, key=lambda item: item.nodeid)[zlib.crc32(name.encode()) % len(found)]
         left_out.update(item for item in found if item is not chosen)

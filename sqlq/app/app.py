@@ -373,8 +373,8 @@ class App(Declares):
         return self._connected.enqueuer.statement(self._code.additions.to([job])[0], paramstyle)
 
     def _runs_eagerly(self, eager: Eager | None) -> Eager:
-        """Return whether a call with this `eager` runs its jobs at once, or when their transaction commits. The
-        App's own default does not count on a test's database, where jobs are there to be looked at."""
+        """Return whether a call with this `eager` runs its jobs at once, or when their transaction commits.
+        On a test's database the App's own default does not count: jobs are there to be looked at."""
         default = False if self._test_addresses else self._eager
         return self._stand_in is None and (default if eager is None else checked_eager(eager))
 

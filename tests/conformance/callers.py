@@ -36,14 +36,37 @@ ASYNC_DRIVERS: dict[str, dict[str, tuple[type[Any], ...]]] = {
     },
     "sqlite": {"aiosqlite": (AsyncSession, async_scoped_session, AsyncConnection)},
 }
-WAYS = [
-    pytest.param(database, (driver, kind), id=f"{driver}-{kind.__name__}")
-    for databases in (DRIVERS, ASYNC_DRIVERS)
-    for database, drivers in databases.items()
-    for driver, kinds in drivers.items()
-    for kind in kinds
-]
-every_way = pytest.mark.parametrize(("database_url", "way"), WAYS, indirect=["database_url"])
+COMMON = (
+    *("psycopg-Session", "psycopg2-Connection", "pysqlite-scoped_session"),
+    *("asyncpg-AsyncSession", "psycopg_async-AsyncConnection", "aiosqlite-async_scoped_session"),
+)
+"""Ways with each driver and each kind of session in one of them."""
+
+
+def ways(*, in_all: bool = False) -> pytest.MarkDecorator:
+    """Give a test each way to have a session as `way`, with the database that goes with it.
+
+    A feature runs on the common ways and on one other, the tests of the caller's transaction itself `in_all`.
+    """
+    every = {
+        f"{driver}-{kind.__name__}": (database, (driver, kind))
+        for databases in (DRIVERS, ASYNC_DRIVERS)
+        for database, drivers in databases.items()
+        for driver, kinds in drivers.items()
+        for kind in kinds
+    }
+    return pytest.mark.parametrize(
+        ("database_url", "way"),
+        [
+            pytest.param(*values, id=name, marks=() if in_all or name in COMMON else pytest.mark.variants)
+            for name, values in every.items()
+        ],
+        indirect=["database_url"],
+    )
+
+
+common_ways = ways()
+every_way = ways(in_all=True)
 
 Way = tuple[str, type[Any]]
 

@@ -100,12 +100,23 @@ if sys.version_info >= (3, 12):
     }
 
 
-def modes(wanted: Callable[[str, Mode], bool] = lambda name, mode: True) -> pytest.MarkDecorator:
-    """Give a test each of these modes as `mode`, with the database that goes with it."""
+COMMON = ("psycopg", "asyncpg", "sqlite3", "aiosqlite")
+
+
+def modes(
+    wanted: Callable[[str, Mode], bool] = lambda name, mode: True, *, in_all: bool = False
+) -> pytest.MarkDecorator:
+    """Give a test each of these modes as `mode`, with the database that goes with it.
+
+    A feature runs on the common modes and on one other: the modes differ in the primitives of sqlq's
+    `DriverConnection` only. The tests of these primitives run `in_all`.
+    """
     return pytest.mark.parametrize(
         ("database_url", "mode"),
         [
-            pytest.param(database, mode, id=name)
+            pytest.param(
+                database, mode, id=name, marks=() if in_all or name in COMMON else pytest.mark.variants
+            )
             for database, known in MODES.items()
             for name, mode in known.items()
             if wanted(name, mode)
@@ -114,9 +125,15 @@ def modes(wanted: Callable[[str, Mode], bool] = lambda name, mode: True) -> pyte
     )
 
 
-every_mode = modes()
-automatic = modes(lambda name, mode: mode.begins is not None)
+def _is_automatic(name: str, mode: Mode) -> bool:
+    return mode.begins is not None
+
+
+common_modes = modes()
+every_mode = modes(in_all=True)
+automatic = modes(_is_automatic)
 """Where each statement outside a transaction is a transaction by itself."""
+every_automatic = modes(_is_automatic, in_all=True)
 
 
 class Caller:

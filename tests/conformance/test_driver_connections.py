@@ -25,7 +25,15 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
 from sqlq.enqueue import notify
-from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode, modes
+from tests.conformance.driver_callers import (
+    Caller,
+    Mode,
+    automatic,
+    common_modes,
+    every_automatic,
+    every_mode,
+    modes,
+)
 from tests.conftest import sqlite_url
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -106,7 +114,7 @@ def test_a_rollback_takes_both_back(
             assert committed(watch) == ([], [])
 
 
-@every_mode
+@common_modes
 def test_a_connection_that_is_closed_leaves_neither(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -148,7 +156,7 @@ def test_a_savepoint_keeps_or_undoes_both(
                 assert committed(watch) == ([10], [])
 
 
-@every_mode
+@common_modes
 def test_an_error_of_the_callers_takes_both_back(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -218,7 +226,7 @@ def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
         assert stored() == through_sqlalchemy
 
 
-@every_mode
+@common_modes
 def test_many_jobs_keep_their_order(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -235,7 +243,7 @@ def test_many_jobs_keep_their_order(
 # -- what is left as it was ----------------------------------------------------------------------------------
 
 
-@every_mode
+@common_modes
 def test_a_refused_job_leaves_the_transaction_usable(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -252,7 +260,7 @@ def test_a_refused_job_leaves_the_transaction_usable(
         assert committed(watch) == ([1, 2], [])
 
 
-@every_mode
+@common_modes
 def test_missing_tables_are_told_of_and_leave_the_transaction_usable(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -365,7 +373,7 @@ def test_in_autocommit_a_job_is_a_transaction_of_its_own(
         assert committed(watch)[0] == [1]
 
 
-@automatic
+@every_automatic
 def test_in_autocommit_a_batch_is_written_whole_or_not_at_all(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -711,7 +719,7 @@ def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> No
         running.complete(caller.connection, result)
 
 
-@every_mode
+@common_modes
 def test_a_handlers_writes_and_its_completion_commit_together(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -739,7 +747,7 @@ def test_a_handlers_writes_and_its_completion_commit_together(
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]
 
 
-@every_mode
+@common_modes
 def test_what_follows_a_job_commits_with_its_completion(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -789,7 +797,9 @@ def test_completing_makes_a_transaction_of_its_own(
     assert committed(watch) == ([2], [])
 
 
-@modes(lambda name, mode: not name.endswith("pep249"))  # always in one, of which nobody can tell who began it
+@modes(
+    lambda name, mode: not name.endswith("pep249"), in_all=True
+)  # always in one, of which nobody can tell who began it
 def test_completing_in_a_transaction_that_is_open_is_refused(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -824,7 +834,7 @@ def test_completing_alone_is_refused(app: sqlq.App, watch: Engine, database_url:
     assert "no transaction is open on this connection, and its driver begins none" in done.message
 
 
-@every_mode
+@common_modes
 def test_a_zombie_cannot_complete(app: sqlq.App, watch: Engine, database_url: str, mode: Mode) -> None:
     def pay() -> None:
         running = sqlq.current_job()

@@ -36,7 +36,7 @@ import sqlq
 from sqlq import State
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
-from tests.conformance.callers import Caller, Way, every_way
+from tests.conformance.callers import Caller, Way, common_ways, every_way
 from tests.conftest import sqlite_url
 from tests.servers import PostgreSQL, async_database_url
 
@@ -103,7 +103,7 @@ def test_a_rollback_leaves_nothing(
         assert len(committed(watch)) == 1
 
 
-@every_way
+@common_ways
 def test_a_close_leaves_nothing(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -132,7 +132,7 @@ def test_savepoints_keep_or_undo_their_own_jobs(
         assert committed(watch) == [first.id, last.id]
 
 
-@every_way
+@common_ways
 def test_an_outer_rollback_undoes_released_savepoints(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -143,7 +143,7 @@ def test_an_outer_rollback_undoes_released_savepoints(
         assert committed(watch) == []
 
 
-@every_way
+@common_ways
 def test_the_business_write_and_the_job_share_their_fate(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -542,7 +542,7 @@ def test_a_job_has_its_tasks_options(app: sqlq.App, send: sqlq.Task[..., None], 
     assert found["available_at"] == found["created_at"]
 
 
-@every_way
+@common_ways
 def test_set_counts_before_the_task(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -556,7 +556,7 @@ def test_set_counts_before_the_task(
     assert json.loads(found["payload"]) == {"args": ["ä\"'%s :x €😀"]}
 
 
-@every_way
+@common_ways
 def test_delays_count_by_the_databases_clock(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -591,7 +591,7 @@ def test_delays_count_by_the_databases_clock(
         )
 
 
-@every_way
+@common_ways
 def test_results_are_in_the_order_given(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -611,7 +611,7 @@ def test_results_are_in_the_order_given(
     assert plain == sorted(plain)
 
 
-@every_way
+@common_ways
 @pytest.mark.parametrize("delay", ["0s", "1h"])
 def test_jobs_that_differ_in_their_arguments_only(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way, delay: str

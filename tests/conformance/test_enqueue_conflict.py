@@ -18,7 +18,7 @@ from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
 from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
-from tests.conformance.driver_callers import Caller, Mode, every_mode
+from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faults import guard
 from tests.waiting import wait_until
 
@@ -183,7 +183,7 @@ def test_of_several_in_a_batch_the_last_counts(
     assert payloads == {"old": 5, "b": 4, "a": 6, "c": 7, None: 2}
 
 
-@every_mode
+@common_modes
 def test_on_drivers_connections(
     app: sqlq.App, index: sqlq.Task[..., None], database_url: str, mode: Mode
 ) -> None:

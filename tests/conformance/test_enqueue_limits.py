@@ -15,8 +15,8 @@ import sqlq
 from sqlq.store.jobs import expire
 from sqlq.testing import tick
 from tests.conformance import callers, driver_callers
-from tests.conformance.callers import Way, every_way
-from tests.conformance.driver_callers import Mode, every_mode
+from tests.conformance.callers import Way, common_ways
+from tests.conformance.driver_callers import Mode, common_modes
 
 JOBS = "SELECT limit_key, blocked_by, due_at IS NOT NULL FROM jobs ORDER BY id"
 WAKES = "SELECT limit_key, max_running, rate, period_ms, in_order, holds FROM sqlq_wakes ORDER BY id"
@@ -44,7 +44,7 @@ def committed(engine: Engine, query: str) -> list[Any]:
         return [tuple(row) for row in conn.execute(text(query))]
 
 
-@every_way
+@common_ways
 def test_by_every_session(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
@@ -64,7 +64,7 @@ def test_by_every_session(
     assert sorted(committed(watch, WAKES), key=str) == sorted(wakes, key=str)
 
 
-@every_mode
+@common_modes
 def test_by_every_driver(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_name_without_any_limit_is_refused(app: sqlq.App) -> None:
         app.enqueue(free.new().set(limit="api"))
 
 
-@every_mode
+@common_modes
 def test_a_flow_by_every_driver(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:

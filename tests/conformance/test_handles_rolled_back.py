@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.errors import JobNotFoundError
 from tests.conformance import driver_callers
-from tests.conformance.callers import Caller, Way, every_way
+from tests.conformance.callers import Caller, Way, common_ways
 from tests.conformance.test_django_connections import connection as _connection
 from tests.waiting import wait_until
 
@@ -79,7 +79,7 @@ def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any
     return stranger
 
 
-@every_way
+@common_ways
 def test_a_handle_of_a_rollback_names_no_other_job(
     app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_handle_of_a_rollback_names_no_other_job(
         serves(app, stranger, 200)
 
 
-@every_way
+@common_ways
 def test_a_handle_of_a_savepoint_goes_with_it_alone(
     app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_handle_of_a_savepoint_goes_with_it_alone(
         serves(app, late, 8)
 
 
-@driver_callers.every_mode
+@driver_callers.common_modes
 def test_a_handle_of_a_drivers_rollback_names_no_other_job(
     app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, mode: driver_callers.Mode
 ) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 import sqlq
 import sqlq.testing
 from sqlq.store.jobs import unique
-from tests.conformance.driver_callers import Caller, Mode, every_mode
+from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -111,7 +111,7 @@ def test_keys_last_in_a_callers_transaction(app: sqlq.App, engine: Engine, charg
         session.execute(text("SELECT 1"))  # the transaction is usable
 
 
-@every_mode
+@common_modes
 def test_keys_last_on_a_drivers_connection(app: sqlq.App, charge: Any, database_url: str, mode: Mode) -> None:
     first = app.enqueue(once(charge))
     work(app)

@@ -18,7 +18,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
-from tests.conformance.callers import Caller, Way, every_way
+from tests.conformance.callers import Caller, Way, common_ways
 from tests.servers import async_database_url
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -83,7 +83,7 @@ class TestEveryWay:
         with Caller(database_url, way) as caller:
             yield caller
 
-    @every_way
+    @common_ways
     def test_a_job_runs_after_the_commit_and_not_before(self, shop: Shop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.execute("INSERT INTO orders (id) VALUES (1)")
@@ -104,7 +104,7 @@ class TestEveryWay:
             caller.commit()
             assert shop.done == ["in the next transaction"]
 
-    @every_way
+    @common_ways
     def test_after_a_rollback_nothing_runs(self, shop: Shop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("rolled back"))
@@ -116,7 +116,7 @@ class TestEveryWay:
         assert shop.done == ["committed"]
         assert [job.state for job in ran.jobs] == ["finished"]
 
-    @every_way
+    @common_ways
     def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
         def enqueue(name: str) -> None:
             caller.enqueue(shop.app, shop.note.new(name))
@@ -138,7 +138,7 @@ class TestEveryWay:
             caller.commit()
         assert shop.done == ["a", "b, released", "d, released", "g"]
 
-    @every_way
+    @common_ways
     def test_a_savepoint_from_before_the_first_job(self, shop: Shop, caller: Caller) -> None:
         with inline(shop.app, at="commit"):
             with caller.savepoint() as savepoint:
@@ -149,7 +149,7 @@ class TestEveryWay:
             caller.commit()
         assert shop.done == ["released"]
 
-    @every_way
+    @common_ways
     def test_what_is_still_open_when_the_block_ends_does_not_run(self, shop: Shop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("open"))
@@ -159,7 +159,7 @@ class TestEveryWay:
         dialect = caller.engine.dialect
         assert not {"do_commit", "do_commit_twophase"} & vars(dialect).keys()
 
-    @every_way
+    @common_ways
     def test_a_job_that_fails_reaches_the_test_when_the_block_ends(self, shop: Shop, caller: Caller) -> None:
         ran: list[InlineJob] = []
 

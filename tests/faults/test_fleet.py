@@ -24,6 +24,8 @@ from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 PROCESSES = 6
 LOOK, CLAIM = "AS listens,", "FOR UPDATE SKIP LOCKED) AS ready"
 ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) \w+ \[(\d+)\] (\S*) LOG:  (\w+)", re.MULTILINE)

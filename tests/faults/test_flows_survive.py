@@ -15,6 +15,8 @@ from tests.faults.processes import WorkerProcess
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 FLOWS, WIDTH = 8, 3
 LATE_SECONDS = 60
 """Far more than a sweep takes to come, on a machine that is busy with other things."""

@@ -19,6 +19,8 @@ from tests.faults.follow_ups import count_followed
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 MODULE = """
 import os, signal
 import sqlq

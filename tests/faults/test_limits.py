@@ -21,6 +21,8 @@ from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 RUNNING, ACCOUNTS = 4, 3
 MODULE = f"""
 import os, time, threading

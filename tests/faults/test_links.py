@@ -28,6 +28,8 @@ from sqlq.worker.supervise.dispatch import Host
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-import pytest
-
-from tests.faults.mutations import GUARDS, ROOT, Guard, marks, mutant
+from tests.faults.mutations import GUARDS, ROOT, marks, mutant
 
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
@@ -34,8 +32,14 @@ def test_every_mark_is_in_the_list_once() -> None:
     assert [mark for mark, places in found.items() if len(places) != 1] == []
 
 
-@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: f"{guard.mark}-{guard.killed_by.split('::')[-1]}")
-def test_every_guard_can_be_taken_away_and_the_test_that_misses_it_exists(guard: Guard) -> None:
-    mutant(guard, marks()[guard.mark][0])
-    file, *_, function = guard.killed_by.split("::")
-    assert defines(file, function.partition("[")[0])
+def test_every_guard_can_be_taken_away_and_the_test_that_misses_it_exists() -> None:
+    wrong: list[str] = []
+    for guard in GUARDS:
+        try:
+            mutant(guard, marks()[guard.mark][0])
+        except ValueError as error:
+            wrong.append(str(error))
+        file, *_, function = guard.killed_by.split("::")
+        if not defines(file, function.partition("[")[0]):
+            wrong.append(f"there is no {guard.killed_by}")
+    assert wrong == []

@@ -24,6 +24,8 @@ from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 MODULE = '''
 import os, sqlq
 app = sqlq.App()

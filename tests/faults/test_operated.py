@@ -27,6 +27,8 @@ from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 SECRET = "4111-1111"
 WAITERS = 4
 """So many wait for each job: of a round, 200 at once."""

@@ -15,6 +15,8 @@ from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 MODULE = '''
 import os, threading, time
 import sqlq

@@ -17,6 +17,8 @@ from sqlq.payload.encryption import HEAD, new_key
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 SHOP = """
 import os
 import signal

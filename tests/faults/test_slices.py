@@ -20,6 +20,8 @@ from tests.faults.processes import ROOT, WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 SLICE = 10
 
 

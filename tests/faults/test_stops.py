@@ -29,6 +29,8 @@ from tests.faults.processes import worker_process
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 GRACE_SECONDS = 1.0
 SOON_SECONDS = 5.0
 BUSY_SECONDS = 5.0

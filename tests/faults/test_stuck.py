@@ -22,6 +22,8 @@ from sqlq.model.job import JobDetails
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 MODULE = """
 import ctypes, os, threading, sqlq
 

@@ -26,6 +26,8 @@ from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 MODULE = '''
 import asyncio, atexit, os, signal, threading, time, sqlq
 from sqlalchemy import create_engine, text

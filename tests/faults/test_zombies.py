@@ -35,6 +35,8 @@ from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.stress
+
 WAYS = {
     "success": "return 'by the zombie'",
     "complete": "have_effect()",

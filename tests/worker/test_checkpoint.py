@@ -22,7 +22,7 @@ from sqlq.store.jobs import checkpoint, lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
-from tests.conformance.driver_callers import Caller, Mode, automatic, every_mode
+from tests.conformance.driver_callers import Caller, Mode, automatic, common_modes
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
@@ -137,7 +137,7 @@ def checkpoint_by(caller: Caller, running: sqlq.JobContext, cursor: Any) -> None
         running.checkpoint(caller.connection, cursor)
 
 
-@every_mode
+@common_modes
 def test_on_drivers_connections_too(app: sqlq.App, shop: Engine, database_url: str, mode: Mode) -> None:
     def give() -> None:
         job = sqlq.current_job()

@@ -340,8 +340,8 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
     for names, all in (([], False), (["c"], True)):
         with pytest.raises(ConfigurationError, match="by name, or all of them, and not both"):
             app.workers.restart(*names, all=all)
-    with pytest.raises(ConfigurationError, match="the text 'mail'"):
-        app.workers.pause(*"mail")
+    with pytest.raises(ConfigurationError, match=r"the worker's name is \['mail'\]: it must be text"):
+        app.workers.pause(["mail"])  # type: ignore[arg-type]
 
 
 def test_who_looks_sends_no_statement_for_it(app: sqlq.App) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import sqlq
 from sqlq.app.inline import REMEMBERED
 from sqlq.testing import assert_enqueued, drain, on_database
-from tests.conformance.callers import Caller, Way, every_way
+from tests.conformance.callers import Caller, Way, common_ways
 from tests.conformance.driver_callers import Caller as DriverCaller
 from tests.conformance.driver_callers import Mode, modes
 from tests.servers import async_database_url
@@ -80,7 +80,7 @@ class TestEveryWay:
         with Caller(database_url, way) as caller:
             yield caller
 
-    @every_way
+    @common_ways
     def test_a_job_runs_after_the_commit_and_nothing_is_written(self, shop: Shop, caller: Caller) -> None:
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         first = caller.enqueue(shop.app, shop.count.new("first"))
@@ -96,7 +96,7 @@ class TestEveryWay:
         caller.commit()
         assert shop.done[2:] == ["in the next transaction"]
 
-    @every_way
+    @common_ways
     def test_a_rollback_runs_nothing(self, shop: Shop, caller: Caller) -> None:
         job = caller.enqueue(shop.app, shop.note.new("rolled back"))
         caller.rollback()
@@ -105,7 +105,7 @@ class TestEveryWay:
         assert shop.done == ["committed"]
         assert shop.app._connected.results.seen_here(job.id) is None
 
-    @every_way
+    @common_ways
     def test_a_savepoint_takes_its_jobs_along(self, shop: Shop, caller: Caller) -> None:
         caller.enqueue(shop.app, shop.note.new("a"))
         with caller.savepoint() as outer:
@@ -118,7 +118,7 @@ class TestEveryWay:
         caller.commit()
         assert shop.done == ["a", "d"]
 
-    @every_way
+    @common_ways
     def test_what_a_job_raises_is_logged_and_leaves_the_commit_alone(
         self, shop: Shop, caller: Caller, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -19,7 +19,7 @@ from sqlq.schema.types import POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.jobs import expire as jobs_expire
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Expire
-from tests.conformance.driver_callers import Caller, Mode, every_mode
+from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faces.command import Command
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
@@ -106,7 +106,7 @@ def test_it_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., 
     assert {job.start_by - due(job) for job in alike if job.start_by} == {5 * seconds}
 
 
-@every_mode
+@common_modes
 def test_on_drivers_connections(
     app: sqlq.App, task: sqlq.Task[..., None], database_url: str, mode: Mode
 ) -> None:

@@ -22,7 +22,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.config import constants
 from sqlq.results import waiter as waiting
 from sqlq.store.jobs import results
 from sqlq.worker.ipc.parent import Callbacks, Supervised
@@ -410,7 +409,7 @@ def worker_listens(app: sqlq.App, heard: list[int]) -> bool:
 @pytest.mark.usefixtures("no_looks")
 def test_a_settle_wakes_who_waits(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
-    monkeypatch.setattr(constants, "ASK_SECONDS", 3_600.0)  # it says so once
+    monkeypatch.setattr(waiting, "ASK_SECONDS", 3_600.0)  # it says so once
     held, go = held_task(app)
     with working(app):
         if app.database.dialect.notifies:
@@ -482,7 +481,7 @@ def test_what_was_asked_long_ago_is_forgotten(app: sqlq.App, monkeypatch: pytest
 @pytest.mark.usefixtures("no_looks")
 def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asked_for(monkeypatch)
-    monkeypatch.setattr(constants, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "ASK_SECONDS", 0.05)
     held, go = held_task(app)
     job = app.enqueue(held.new())
     waiter = in_a_thread(lambda: app.result(job, timeout="50s"))
