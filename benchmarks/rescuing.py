@@ -20,9 +20,9 @@ from sqlalchemy import event
 import sqlq
 from sqlq.config.constants import LEASE_MS
 from sqlq.store.jobs.settle import Rescued
-from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import Rescue
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 
 QUIET_SECONDS = 10.0
 """After so long without a job rescued it is over: longer than the rhythm of the chore."""
@@ -52,7 +52,7 @@ def main(url: str) -> None:
     app = sqlq.App(url)
     database = app.database.for_loops
     database.require_tables()
-    teller, turns, changed = Teller(), 0, threading.Event()
+    teller, turns, changed = Reporter(), 0, threading.Event()
 
     def tell(rescued: Iterable[Rescued], why: str) -> None:
         nonlocal turns
@@ -62,7 +62,7 @@ def main(url: str) -> None:
 
     with _timed(database.engine) as seconds:
         rescue = Rescue(database, LEASE_MS, tell, lambda: None)
-        chores = Chores([rescue])
+        chores = ServiceLoop([rescue])
         first_at = time.time()
         chores.start()
         while changed.wait(QUIET_SECONDS):

@@ -19,13 +19,14 @@ from itertools import count
 
 import sqlq
 from benchmarks import work
-from sqlq.config.constants import HEARTBEAT_MS, LEASE_MS, RESCUE_MS
+from sqlq.config.constants import HEARTBEAT_MS, LEASE_MS
 from sqlq.database.database import Database
 from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look, workers
 from sqlq.worker.claim import Claimer
-from sqlq.worker.wait.poller import NEVER, Lookout
+from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
 
 SLOTS = 10
@@ -53,7 +54,14 @@ class Host:
                 queues=None,
                 concurrency=SLOTS,
             )
-        self.lookout = Lookout(database, None, self._go, looked=self.looked.set, rescue_ms=RESCUE_MS)
+        facts = Facts(self.id, "", None, None, None, None, SLOTS, LEASE_MS, None, drain=False)
+        self.lookout = Poller(
+            *(database, facts, self._go),
+            last_look=LastLook(Unsupervised()),
+            looked=lambda look, at: self.looked.set(),
+            awaited=lambda ids: None,
+            workers=tuple,
+        )
         self.lookout.start()
 
     def _go(self, *, again: bool) -> float:

@@ -93,9 +93,9 @@ class Declares:
         handler raises only these exceptions are followed by another attempt; after those in `fail_on` none
         follows, nor after a timeout where `JobTimeoutError` is among them. `on_success` and
         `on_failure` are tasks of which a job is enqueued when one of this task has finished, or failed for
-        good: in the same transaction, with a `sqlq.Ended` as its argument. `retention` says how long its jobs
-        are kept after they have finished or failed, None for ever; `expires` how long after they are due they
-        may be started; `headers` are those of its jobs where they do not say otherwise. What the task does
+        good: in the same transaction, with a `sqlq.JobResult` as its argument. `retention` is how
+        long its jobs are kept after they have ended, None for ever; `expires` how long after they are due
+        they may be started; `headers` are those of its jobs unless they have their own. What the task does
         not say is as the App's `queues` and `defaults` have it. `limit` is a `sqlq.Limit` or `sqlq.Serial`,
         or the name of one that `limit` has declared. `aliases` are names the task had before: jobs that wait
         under one of them run, too. `around` lists what surrounds attempts of this task inside what

@@ -11,7 +11,7 @@ from sqlq.cli.looks import show_heading, show_wrapped
 from sqlq.cli.output import counted, plain, span
 
 if TYPE_CHECKING:
-    from sqlq.model.history import HistoryLine
+    from sqlq.model.history import AttemptRecord
     from sqlq.model.job import JobDetails
 
 WORDS = {"put_back": "put back by an operator", "claimed": "claimed, and not started yet"}
@@ -49,7 +49,7 @@ def _is_worth_showing(job: JobDetails) -> bool:
     return lines > 1 or (lines == 1 and job.state in ("blocked", "scheduled", "available"))
 
 
-def _said(line: HistoryLine) -> str:
+def _said(line: AttemptRecord) -> str:
     """Say what came of an attempt, in one line; a worker may have written anything."""
     word = WORDS.get(line.outcome, line.outcome)
     if line.outcome == "released":
@@ -62,7 +62,7 @@ def _said(line: HistoryLine) -> str:
     return ": ".join(said)
 
 
-def _course(line: HistoryLine, hosts: dict[str, str]) -> list[str]:
+def _course(line: AttemptRecord, hosts: dict[str, str]) -> list[str]:
     from sqlq.config.durations import written
 
     said = []

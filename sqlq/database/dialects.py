@@ -1,8 +1,4 @@
-"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
-
-Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
-`store.endings`.
-"""
+"""The databases that there are, and which of them a connection leads to."""
 
 from __future__ import annotations
 
@@ -25,11 +21,12 @@ def is_refused(error: BaseException) -> bool:
     return any(dialect.refuses(error) for dialect in DIALECTS.values())
 
 
-def _dialect(conn: Connection) -> Dialect:
+def dialect_of(conn: Connection) -> Dialect:
+    """Return the dialect of the database that a connection leads to."""
     return DIALECTS[conn.dialect.name]
 
 
 def stricter_isolation(conn: Connection) -> str | None:
     """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has
     one snapshot for all its statements; None where that does not matter."""
-    return _dialect(conn).stricter_isolation(conn)
+    return dialect_of(conn).stricter_isolation(conn)

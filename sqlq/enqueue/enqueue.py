@@ -134,7 +134,7 @@ class Enqueuer:
                 return insert(conn, schema)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
-                _say_why(said, dialects.DIALECTS[conn.dialect.name], conn.engine.url)
+                _say_why(said, dialects.dialect_of(conn), conn.engine.url)
             raise
 
     def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import checked_name, checked_priority, checked_queue
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
-from sqlq.model.job_result import Ended
+from sqlq.model.job_result import JobResult
 from sqlq.model.outcome import Completed, Failed, Outcome, Settlement
 from sqlq.payload.encryption import Seal
 from sqlq.payload.headers import decode
@@ -111,13 +111,13 @@ def _following(job: Ending, outcome: Outcome, seal: Seal | None) -> NewJob | Non
     match outcome:
         case Completed():
             text, column = job.on_success, "on_success"
-            ended = Ended(job.id, *names, "completed", job.attempts, label=label)
+            ended = JobResult(job.id, *names, "completed", job.attempts, label=label)
         case Failed("bad_signature"):  # guard: nothing-follows-a-bad-seal
             return None
         case Failed(reason, error):
             text, column = job.on_failure, "on_failure"
             said = error.exception, error.message
-            ended = Ended(job.id, *names, "failed", job.attempts, reason, *said, label)
+            ended = JobResult(job.id, *names, "failed", job.attempts, reason, *said, label)
         case _:
             return None
     if text is None or (follower := Follower.from_text(text, column)) is None:
@@ -155,7 +155,7 @@ def as_trusted(job: ClaimedJob, seal: Seal | None) -> ClaimedJob:
 
 
 def settlement(
-    job: ClaimedJob, outcome: Outcome, course: Course | None = None, *, seal: Seal | None = None
+    job: ClaimedJob, outcome: Outcome, course: AttemptTimes | None = None, *, seal: Seal | None = None
 ) -> Settlement:
     """Return what there is to write of an attempt that ended with this outcome, with what follows its job if
     that ends with it; its result, and what follows, sealed where there is a seal."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-LineOutcome: TypeAlias = Literal[
+AttemptOutcome: TypeAlias = Literal[
     "finished",
     "cancelled",
     "failed",
@@ -30,7 +30,7 @@ Note: TypeAlias = Literal["released", "snoozed", "put_back"]
 NOTES: Final[tuple[str, ...]] = get_args(Note)
 
 
-class Course(NamedTuple):
+class AttemptTimes(NamedTuple):
     """When an attempt was claimed, started and ended, and by whom, as far as that is known to who writes its
     line."""
 
@@ -48,12 +48,12 @@ class Course(NamedTuple):
         return max(0, (self.started_at - self.claimed_at) // _MILLISECOND)
 
 
-UNKNOWN: Final = Course()
+UNKNOWN: Final = AttemptTimes()
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryLine:
+class AttemptRecord:
     """One line of a job's history: an attempt, or a word of an operator's.
 
     `outcome` is what came of the attempt: `finished`, `cancelled`, `failed` (also where another attempt
@@ -71,7 +71,7 @@ class HistoryLine:
     ['failed', 'lost', 'snoozed', 'finished']
     """
 
-    outcome: LineOutcome
+    outcome: AttemptOutcome
     attempt: int | None = None
     claimed_at: datetime | None = None
     started_at: datetime | None = None
@@ -83,7 +83,9 @@ class HistoryLine:
     message: str | None = None
 
 
-def written(attempts: int | None, said: Mapping[str, Any], course: Course, at: datetime | None = None) -> str:
+def written(
+    attempts: int | None, said: Mapping[str, Any], course: AttemptTimes, at: datetime | None = None
+) -> str:
     """Return a line as the row has it: one JSON object, without what is not known."""
     ended = at or course.ended_at or datetime.now(UTC)
     line: dict[str, Any] = {} if attempts is None else {"attempt": attempts}
@@ -99,7 +101,7 @@ def written(attempts: int | None, said: Mapping[str, Any], course: Course, at: d
     return json.dumps(line, ensure_ascii=False)
 
 
-def note(attempts: int | None, note: Note, course: Course = UNKNOWN, reason: str | None = None) -> str:
+def note(attempts: int | None, note: Note, course: AttemptTimes = UNKNOWN, reason: str | None = None) -> str:
     """Return the line of an attempt that did not count, or of an operator, as the row has it."""
     return written(attempts, {"note": note} if reason is None else {"note": note, "reason": reason}, course)
 
@@ -110,14 +112,14 @@ def is_error(record: Mapping[str, Any]) -> bool:
     return record.get("note") not in NOTES
 
 
-def read(record: Mapping[str, Any]) -> HistoryLine:
+def read(record: Mapping[str, Any]) -> AttemptRecord:
     """Return the line that a record stands for, which another program may have written: what is not of its
     kind is left out."""
     outcome: Any = record.get("note")
     if is_error(record):
         outcome = "lost" if record.get("reason") == "worker_lost" else "failed"
     attempt = record.get("attempt")
-    return HistoryLine(
+    return AttemptRecord(
         outcome,
         attempt if isinstance(attempt, int) else None,
         claimed_at=_moment(record.get("claimed_at")),
@@ -131,7 +133,7 @@ def read(record: Mapping[str, Any]) -> HistoryLine:
     )
 
 
-def lines(records: Sequence[Mapping[str, Any]], last: HistoryLine | None) -> tuple[HistoryLine, ...]:
+def lines(records: Sequence[Mapping[str, Any]], last: AttemptRecord | None) -> tuple[AttemptRecord, ...]:
     """Return the history of a job whose row has these records, and says this of its last attempt."""
     found = map(read, records)
     return (*found,) if last is None else (*found, last)

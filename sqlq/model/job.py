@@ -40,7 +40,7 @@ from sqlq.model.checks import (
 )
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
-from sqlq.model.history import HistoryLine
+from sqlq.model.history import AttemptRecord
 from sqlq.model.job_result import Follows
 from sqlq.payload import headers as headings
 from sqlq.payload.codec import HasArguments
@@ -415,7 +415,7 @@ class JobDetails(HasArguments):
     """The job of which it is a replay."""
     replayed_as: int | None = None
     """The newest job that is a replay of this one, of an ended job."""
-    history: tuple[HistoryLine, ...] = ()
+    history: tuple[AttemptRecord, ...] = ()
     """Its attempts from the first to the last, with what came of each; the one that goes on included."""
     sealed: str | None = None
     """How its payload is sealed, as in `encrypted with key 3f9a2c41`; None for a plain one."""

@@ -11,7 +11,7 @@ FailureReason: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobResult:
     """How a job ended: the one argument of the task that follows it.
 
     `outcome` is `completed` or `failed`, `attempts` the number of attempts it took. Of a failed job `reason`
@@ -21,7 +21,7 @@ class Ended:
     attempts, `app.result(ended.id)` what it returned.
 
     >>> @app.task  # doctest: +SKIP
-    ... def alarm(ended: sqlq.Ended) -> None:
+    ... def alarm(ended: sqlq.JobResult) -> None:
     ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
     """
 
@@ -45,5 +45,5 @@ class TakesEnding(Protocol[E_contra]):
     def new(self, ended: E_contra, /) -> Any: ...
 
 
-Follows: TypeAlias = TakesEnding[Ended] | TakesEnding[dict[str, Any]]
-"""A task that may follow the end of a job: its handler takes an `Ended`, or that as a dict."""
+Follows: TypeAlias = TakesEnding[JobResult] | TakesEnding[dict[str, Any]]
+"""A task that may follow the end of a job: its handler takes a `JobResult`, or that as a dict."""

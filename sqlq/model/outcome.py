@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
 from sqlq.model.job_result import FailureReason
 from sqlq.payload.encryption import Seal
@@ -107,7 +107,7 @@ class Settlement:
     """What follows the job that ends so, to be enqueued with it."""
     limit_key: str | None = None
     """The limit whose slot it gives back, and in whose line it waits where it is put back."""
-    course: Course | None = None
+    course: AttemptTimes | None = None
     """What its line in the job's history says; None for a first attempt that finished, which has none."""
 
     @property

@@ -18,7 +18,7 @@ from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds, rea
 from sqlq.errors import ConfigurationError, ExecutionError, JobTimeoutError, SealError, WorkerLostError
 from sqlq.model.backoff import Backoff, exponential
 from sqlq.model.checks import checked_priority, checked_queue
-from sqlq.model.history import UNKNOWN, Course, written
+from sqlq.model.history import UNKNOWN, AttemptTimes, written
 from sqlq.model.job import ClaimedJob
 from sqlq.model.job_result import FailureReason
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
@@ -291,7 +291,7 @@ def scrubbed(value: str, limit: int) -> str:
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # guard: texts-are-scrubbed
 
 
-def error_record(attempts: int, reason: str, error: ErrorText, course: Course | None = None) -> str:
+def error_record(attempts: int, reason: str, error: ErrorText, course: AttemptTimes | None = None) -> str:
     """Return the JSON object that stays with a job for an attempt that failed.
 
     Its `at` is by this machine's clock unless its course says when it ended: it is read by people and decides

@@ -29,7 +29,7 @@ from sqlq.model.checks import (
 from sqlq.model.flow import Group, Result, Step, results_in
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import KEPT, Kept, NewJob
-from sqlq.model.job_result import Ended, Follows
+from sqlq.model.job_result import Follows, JobResult
 from sqlq.model.limit import AnyLimit
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
 from sqlq.model.retry import RetryPolicy
@@ -228,15 +228,15 @@ class Task(Generic[P, R]):
         if (misfit := self.misfit([None], {})) is not None:
             raise error(
                 f"{option} is {misfit}: its handler is called with how the job ended, as in def "
-                "alarm(ended: sqlq.Ended)"
+                "alarm(ended: sqlq.JobResult)"
             )
         name = next(iter(self._signature.parameters))
         # read anew when it is called: annotations may name what comes later
         hint = hints_of(self.handler).get(name, Any)
-        if hint is not Ended and not takes_object(hint, asdict(_AN_ENDING)):  # guard: a-follow-up-fits
+        if hint is not JobResult and not takes_object(hint, asdict(_AN_ENDING)):  # guard: a-follow-up-fits
             raise error(
                 f"{option} is {self.name}, whose {name} is annotated as {_shown(hint)}: its handler is "
-                "called with how the job ended, as in def alarm(ended: sqlq.Ended)"
+                "called with how the job ended, as in def alarm(ended: sqlq.JobResult)"
             )
         return Follower(self.name, self.queue, self.priority).as_text()
 
@@ -336,7 +336,7 @@ class Task(Generic[P, R]):
         return conversion_of(self.returns)
 
 
-_AN_ENDING = Ended(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
+_AN_ENDING = JobResult(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
 
 
 def _shown(hint: Any) -> str:

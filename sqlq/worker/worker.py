@@ -22,7 +22,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from sqlq.config.constants import RESCUE_MS
 from sqlq.database.dialect import Right
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
@@ -31,27 +30,28 @@ from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
 from sqlq.schema import version
+from sqlq.store.workers.look import Look
 from sqlq.store.workers.workers import WORKING
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import Background
 from sqlq.worker.claim import Claimer, Intake
-from sqlq.worker.ipc.parent import Callbacks, Unsupervised, facts
+from sqlq.worker.ipc.parent import Callbacks, Facts, Unsupervised
 from sqlq.worker.maintain.control import Control, Entry
-from sqlq.worker.maintain.maintenance import Duties
+from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.scheduler import Follow
 from sqlq.worker.maintain.services import Held, SchemaWatch, Unstarted, Vacuum
 from sqlq.worker.options import AppParts, WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executors, GivesBack
 from sqlq.worker.run.isolated import Isolates
 from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.settle.after import Admissions, Answers, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
 from sqlq.worker.stop import Bounds, Grace, Lifespans
-from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, Lookout, Watched
+from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, LastLook, Poller
 from sqlq.worker.wait.wake import wake_for
 
 log = logging.getLogger("sqlq.worker")
@@ -87,12 +87,12 @@ class Worker(Background):
         self._options = options
         self._supervision = supervision or Unsupervised()
         self._meter = self._supervision.meter(app.tasks)
-        self._teller = teller = Teller(app.events, self._meter)
+        self._reporter = reporter = Reporter(app.events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
         self._retiring: str | None = None
         self._left, self._ending = threading.Event(), threading.Lock()
-        self._watched = Watched(self._supervision)
-        self._wake = wake_for(database, self._watched.at)
+        self._last_look = LastLook(self._supervision)
+        self._wake = wake_for(database, self._last_look.at)
         self._keep_finished = keep_finished = options.retention_ms != 0
         self._deadlines = Deadlines(self._stuck, self._supervision.beat)
         schema = version.Watch()
@@ -106,7 +106,7 @@ class Worker(Background):
             self._entry.sign_of_life,
             options.lease_ms,
             keep_finished,
-            teller,
+            reporter,
             deadlines=self._deadlines,
             box=self._supervision.box,
         )
@@ -122,7 +122,7 @@ class Worker(Background):
         self._settler = Settler(
             database,
             self._leases,
-            teller,
+            reporter,
             self._progress,
             self._answers,
             worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
@@ -175,43 +175,32 @@ class Worker(Background):
             *(database, app.schedules, app.tasks),
             self._supervision.began_at or time.monotonic(),
         )
-        self._control.chores = self._chores = Duties(
-            *(database, options.lease_ms, options.retention_ms),
+        self._control.maintenance = self._maintenance = Maintenance(
+            *(database, options),
             [
                 *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
                 SchemaWatch(database, schema, self._stop_behind),
                 Vacuum(database, lambda: self._executors.ended),
                 Unstarted(database, self.id, self._gives_back.forgotten),
                 Held(database, self.id, self._leases.unstarted),
-                *self._control.duties,
+                self._control,
             ],
-            rescued=teller.rescued,
-            expired=teller.expired,
-            freed=self._wake.call,
-            ticked=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
-            looked_at=self._watched.own_leases_at,
-            leases_looked_at=self._watched.leases_at,
-            is_ticking=not options.drain,
-            others_do=self._watched.supervisor_looks,
+            reporter=reporter,
+            freed=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
+            pauses_ended=self._control.pauses_ended,
+            last_look=self._last_look,
         )
-        self._lookout = (
+        self._poller = (
             None
             if database.dialect.sees_commits
-            else Lookout(
-                database,
-                options.queues,
-                self._sent,
-                looked=self._watched.has_looked,
-                found=self._chores.heed,
-                ticks=self._chores.expect_tick,
-                asked=self._answers.asked,
-                rescue_ms=min(RESCUE_MS, options.lease_ms / 4),
-                stands_by=self._watched.stands_by,
+            else Poller(
+                *(database, options, self._sent),
+                last_look=self._last_look,
+                looked=self._looked,
+                awaited=self._answers.asked,
                 workers=lambda: [self.id],
-                wanted=self._control.heed,
             )
         )
-        self._watched.lookout = self._lookout
         self._claimed = 0
         self._left_behind: SchemaVersionError | None = None
 
@@ -281,17 +270,17 @@ class Worker(Background):
         self._bounds.begin()
         codec.read_quickly()
         if self._app.events.wants("started"):
-            self._intake.on_start = self._teller.started
-        self._watched.begin()
+            self._intake.on_start = self._reporter.started
+        self._last_look.begin()
         self._wake.start()
-        if self._lookout is not None:
-            self._lookout.start()
+        if self._poller is not None:
+            self._poller.start()
         self._leases.start()
         self._deadlines.start()
         self._settler.start()
         self._admissions.start()
-        self._chores.start()
-        self._supervision.ready(**facts(self.id, self._database, self._options))
+        self._maintenance.start()
+        self._supervision.ready(Facts.of(self.id, self._database, self._options))
         self._control.ready()
         self._is_ready.set()
         try:
@@ -364,6 +353,10 @@ class Worker(Background):
         error = None if event.error is None else remote_error(event.error)
         self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
 
+    def _looked(self, look: Look, at: float) -> None:
+        self._control.heed(look.wanted)
+        self._maintenance.looked(look, at)
+
     def _sent(self, *, again: bool) -> float:
         if not again:
             self._wake.hinted()
@@ -431,7 +424,7 @@ class Worker(Background):
                     self._retire("nothing is available", replace=False)
                     return
                 # What a chore, or the thread that admits, has freed since the claim, the next claim sees.
-                self._chores.await_turn()  # guard: drain-awaits-chores
+                self._maintenance.await_turn()  # guard: drain-awaits-chores
                 is_last = not self._admissions.look_now()  # guard: drain-claims-once-more
                 if is_last:
                     quiet = False
@@ -546,11 +539,11 @@ class Worker(Background):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        self._chores.end()
+        self._maintenance.end()
         self._executors.start_no_more()
         self._wake.stop()
-        if self._lookout is not None:
-            self._lookout.stop(self._grace.last_statement())
+        if self._poller is not None:
+            self._poller.stop(self._grace.last_statement())
         self._gives_back.ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
@@ -566,7 +559,7 @@ class Worker(Background):
         for part in (self._settler, self._unblocker, self._admissions, self._answers, self._progress):
             part.abandon(self._grace.last_statement())
         # a connection that comes back after its pool was closed would stay open
-        self._chores.join(self._grace.last_statement())
+        self._maintenance.join(self._grace.last_statement())
         self._leases.abandon(self._grace.last_statement())
         self._deadlines.abandon()
         self._tell_the_last()

@@ -270,7 +270,9 @@ def test_missing_tables_are_told_of_and_leave_the_transaction_usable(
         caller.begin()
         caller.order(1)
         for _ in range(2):
-            with pytest.raises(sqlq.SchemaVersionError, match="does not hold sqlq's tables yet: create them"):
+            with pytest.raises(
+                sqlq.errors.SchemaVersionError, match="does not hold sqlq's tables yet: create them"
+            ):
                 caller.enqueue(app, send.new(1))
         caller.order(2)
         caller.commit()
@@ -550,7 +552,7 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None],
                     source.backup(conn)
                 assert in_memory.enqueue(task.new(), session=conn).created
             else:
-                with pytest.raises(sqlq.SchemaVersionError, match="does not hold sqlq's tables yet"):
+                with pytest.raises(sqlq.errors.SchemaVersionError, match="does not hold sqlq's tables yet"):
                     in_memory.enqueue(task.new(), session=conn)
 
 
@@ -734,10 +736,10 @@ def test_a_handlers_writes_and_its_completion_commit_together(
                 caller.order(1)
             caller.rollback() if running.attempts == 1 else caller.commit()
 
-    followed: list[sqlq.Ended] = []
+    followed: list[sqlq.JobResult] = []
 
     @app.task(name="follows")
-    def follows(ended: sqlq.Ended) -> None:
+    def follows(ended: sqlq.JobResult) -> None:
         followed.append(ended)
 
     done = run_one(app, pay, on_success=follows)
@@ -751,10 +753,10 @@ def test_a_handlers_writes_and_its_completion_commit_together(
 def test_what_follows_a_job_commits_with_its_completion(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
-    heard: list[sqlq.Ended] = []
+    heard: list[sqlq.JobResult] = []
 
     @app.task(name="thank")
-    def thank(ended: sqlq.Ended) -> None:
+    def thank(ended: sqlq.JobResult) -> None:
         heard.append(ended)
 
     def pay() -> None:
@@ -764,7 +766,7 @@ def test_what_follows_a_job_commits_with_its_completion(
             caller.rollback() if sqlq.current_job().attempts == 1 else caller.commit()
 
     done = run_one(app, pay, on_success=thank)
-    assert heard == [sqlq.Ended(done.id, "t", "default", "completed", 2)]
+    assert heard == [sqlq.JobResult(done.id, "t", "default", "completed", 2)]
 
 
 @every_mode

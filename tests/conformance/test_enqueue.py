@@ -690,13 +690,13 @@ def test_an_unmigrated_database_leaves_the_transaction_usable(
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         for _ in range(2):
             with pytest.raises(
-                sqlq.SchemaVersionError,
+                sqlq.errors.SchemaVersionError,
                 match="does not hold sqlq's tables yet: create them with `sqlq migrate -d ",
             ):
                 caller.enqueue(app, task.new())
         caller.execute("INSERT INTO orders (id) VALUES (2)")
         caller.commit()
-    with pytest.raises(sqlq.SchemaVersionError):
+    with pytest.raises(sqlq.errors.SchemaVersionError):
         app.enqueue(task.new())
     with engine.connect() as conn:
         assert conn.scalar(text("SELECT count(*) FROM orders")) == 2
@@ -713,7 +713,7 @@ def test_a_missing_file_is_not_made(tmp_path: Path, beside: bool, database_url: 
     app = sqlq.App(engine=create_engine(url)) if beside else sqlq.App(url)
     task = app.task(name="shop.send")(print)
     with pytest.raises(
-        sqlq.ConfigurationError,
+        sqlq.errors.ConfigurationError,
         match=r"there is no database file (.*missing.db): create it with sqlq migrate -d sqlite:///\1",
     ):
         app.enqueue(task.new())

@@ -280,7 +280,7 @@ def test_a_session_on_an_unsupported_database_is_refused(app: sqlq.App) -> None:
     task = app.task(name="shop.send")(print)
     with (
         engine.connect() as conn,
-        pytest.raises(sqlq.UnsupportedDatabaseError, match="this session is connected to mysql"),
+        pytest.raises(sqlq.errors.UnsupportedDatabaseError, match="this session is connected to mysql"),
     ):
         app.enqueue(task.new(), session=conn)
     engine.dispose()

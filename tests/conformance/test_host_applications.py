@@ -221,7 +221,7 @@ class Blog:
         self.Export: Any = Export
 
         @app.task(name="blog.give_up")
-        def give_up(ended: sqlq.Ended) -> None:
+        def give_up(ended: sqlq.JobResult) -> None:
             db.session.get_one(Export, ended.id).state = "failed"
             db.session.commit()
 

@@ -211,7 +211,7 @@ def test_a_job_is_found_by_its_key(app: sqlq.App, charge: Any) -> None:
     for queue, key in (("default", "live"), ("default", "none"), ("mail", "order-7")):
         with pytest.raises(sqlq.JobNotFoundError, match=f"^no job holds the unique key '{key}' in the queue"):
             app.jobs.get_by_key(queue, key)
-    with pytest.raises(sqlq.ConfigurationError, match="the key is 7: it must be text"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="the key is 7: it must be text"):
         app.jobs.get_by_key("default", 7)  # type: ignore[arg-type]
 
 

@@ -497,9 +497,9 @@ def test_a_schedule_is_added_in_the_callers_transaction(app: sqlq.App, engine: E
         conn.rollback()
     assert app.schedules.get("daily").state == "active"
     app.schedules.remove("daily")
-    with pytest.raises(sqlq.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
+    with pytest.raises(sqlq.errors.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
         app.schedules.get("dayly")
-    with pytest.raises(sqlq.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
+    with pytest.raises(sqlq.errors.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
         app.schedules.pause("dayly")
 
 

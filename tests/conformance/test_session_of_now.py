@@ -171,7 +171,7 @@ def test_what_leads_all_threads_to_one_session_is_refused(database_url: str, sho
     driver = connection.driver_connection
     for wrong in (Session(shop), shop, shop.connect(), driver, Session, 7):
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"App\(session=…\) is .*: give a scoped_session, or"
+            sqlq.errors.ConfigurationError, match=r"App\(session=…\) is .*: give a scoped_session, or"
         ):
             sqlq.App(database_url, session=wrong)  # type: ignore[arg-type]  # what is refused here
     connection.close()

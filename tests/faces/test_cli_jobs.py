@@ -314,7 +314,7 @@ def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: 
 
 def test_show_says_what_follows(desk: Desk, engine: Engine) -> None:
     @desk.app.task(name="shop.alarm", queue="ops")
-    def alarm(ended: sqlq.Ended) -> None: ...
+    def alarm(ended: sqlq.JobResult) -> None: ...
 
     followed = desk.enqueue(on_success=None, on_failure=alarm)
     said = desk("show", str(followed))

@@ -70,7 +70,7 @@ def test_what_runs_in_order_stays_so(app: sqlq.App) -> None:
 
     app.enqueue(book.new())
     admit.look(app.database)
-    with pytest.raises(sqlq.ConfigurationError, match="run in order, one at a time"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="run in order, one at a time"):
         app.limits.set("account", running=2)
     assert app.limits.set("account", rate="5/1s").says == "in order, held by failures, 5/1s"
 

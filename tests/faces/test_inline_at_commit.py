@@ -428,7 +428,7 @@ class TestAsync:
                 await shop.app.aenqueue(on_loop.new(1), session=session)
                 assert not loops
             assert loops == [asyncio.get_running_loop()]
-            with pytest.raises(sqlq.ConfigurationError, match="outside a handler"):
+            with pytest.raises(sqlq.errors.ConfigurationError, match="outside a handler"):
                 sqlq.current_job()
             async with AsyncSession(engine) as session:  # and what is enqueued on the sync face of one
                 await session.run_sync(lambda sync: shop.app.enqueue(shop.anote.new("b"), session=sync))
@@ -552,7 +552,7 @@ def test_what_cannot_be_waited_for_is_refused_as_by_the_real_thing(shop: Shop) -
 
 def test_another_moment_is_not_known(shop: Shop) -> None:
     with (
-        pytest.raises(sqlq.ConfigurationError, match=r'at is "enqueue" or "commit"'),
+        pytest.raises(sqlq.errors.ConfigurationError, match=r'at is "enqueue" or "commit"'),
         inline(
             shop.app,
             at="flush",  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ def test_a_replay_is_in_the_trace_of_who_asks_for_it(traced: Traced) -> None:
     """However many jobs, and attempts; and so is what follows a job that was replayed."""
 
     @traced.app.task(name="follows")
-    def follows(ended: sqlq.Ended) -> None:
+    def follows(ended: sqlq.JobResult) -> None:
         pass
 
     @traced.app.task(name="t", max_attempts=2, backoff="0s", on_success=follows)

@@ -166,7 +166,7 @@ def test_a_job_that_lost_its_worker_is_an_issue(app: sqlq.App, sent: list[Event]
         queue="q",
         attempt=2,
         reason="worker_lost",
-        exception=sqlq.WorkerLostError("worker w died"),
+        exception=sqlq.errors.WorkerLostError("worker w died"),
     )
     app._code.events.tell(lost)
     assert app._code.events.flush(10)

@@ -193,7 +193,7 @@ class TestInline:
             (first.id, False, "running"),
             (again.id, False, "running"),
         ]
-        with pytest.raises(sqlq.ConfigurationError, match="outside a handler"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="outside a handler"):
             sqlq.current_job()
 
     def test_refusals_are_those_of_the_real_thing(self, shop: Shop) -> None:
@@ -201,7 +201,7 @@ class TestInline:
         def other() -> None: ...
 
         with inline(shop.app):
-            with pytest.raises(sqlq.UnknownTaskError, match="no task is named 'other'"):
+            with pytest.raises(sqlq.errors.UnknownTaskError, match="no task is named 'other'"):
                 shop.app.enqueue(other.new())
             with pytest.raises(sqlq.EnqueueError, match=r"task\.new"):
                 shop.app.enqueue(None)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ class TestInline:
     def test_afterwards_jobs_are_enqueued_again(self, shop: Shop, tmp_path: Path) -> None:
         with inline(shop.app):
             pass
-        with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
             shop.app.enqueue(shop.note.new("x"))
 
 
@@ -381,9 +381,9 @@ class TestAsserting:
 
     def test_arguments_that_fit_no_call_are_the_tests_mistake(self, shop: Shop) -> None:
         shop.app.enqueue(shop.note.new("a"))
-        with pytest.raises(sqlq.ArgumentsError, match="too many positional"):
+        with pytest.raises(sqlq.errors.ArgumentsError, match="too many positional"):
             assert_not_enqueued(shop.note, args=["a", 1, 2])
-        with pytest.raises(sqlq.ArgumentsError, match="give a list"):
+        with pytest.raises(sqlq.errors.ArgumentsError, match="give a list"):
             assert_not_enqueued(shop.note, args="a")
 
     def test_ended_jobs_were_enqueued_too(self, shop: Shop) -> None:
@@ -429,7 +429,7 @@ class TestAsserting:
 
     def test_without_an_app_or_session_it_says_what_to_do(self, app: sqlq.App, engine: Engine) -> None:
         shop = Shop(app)
-        with pytest.raises(sqlq.ConfigurationError, match="fixture sqlq_app"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="fixture sqlq_app"):
             assert_enqueued(shop.note)
         assert_not_enqueued(shop.note, app=app)
         with Session(engine) as session:
@@ -437,14 +437,14 @@ class TestAsserting:
 
 
 def test_what_follows_a_job_runs_inline_too(app: sqlq.App) -> None:
-    heard: list[sqlq.Ended] = []
+    heard: list[sqlq.JobResult] = []
 
     @app.task(name="thank")
-    async def thank(ended: sqlq.Ended) -> None:
+    async def thank(ended: sqlq.JobResult) -> None:
         heard.append(ended)
 
     @app.task(name="alarm", on_success=thank)
-    def alarm(ended: sqlq.Ended) -> None:
+    def alarm(ended: sqlq.JobResult) -> None:
         heard.append(ended)
 
     @app.task(name="pay", on_success=thank, on_failure=alarm, max_attempts=2)

@@ -138,9 +138,9 @@ def test_what_cannot_be_used_is_refused_at_once_and_changes_nothing(
 ) -> None:
     own = shop.app._connected.address
     with on_database(shop.app, **place) as app:
-        with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="both a url and an engine"):
             app.use("sqlite:///x.db", engine=create_engine("sqlite:///x.db"))
-        with pytest.raises(sqlq.UnsupportedDatabaseError, match="mysql"):
+        with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match="mysql"):
             app.use("mysql://h/d")
     assert shop.app._connected.address == own
 
@@ -176,7 +176,7 @@ def test_blocks_that_are_left_in_another_order(shop: Shop, place: dict[str, Any]
 def test_a_block_that_fails_to_begin_leaves_the_app_where_it_was(shop: Shop, tmp_path: Path) -> None:
     own = shop.app._connected.address
     with (
-        pytest.raises(sqlq.ConfigurationError, match="there is no directory"),
+        pytest.raises(sqlq.errors.ConfigurationError, match="there is no directory"),
         on_database(shop.app, sqlite_url(tmp_path / "no" / "folder.db")),
     ):
         pass
@@ -199,7 +199,7 @@ def test_no_url_is_not_the_apps_own(shop: Shop, monkeypatch: pytest.MonkeyPatch,
     """What `os.environ.get` gives where the variable is not set."""
     monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
     with (
-        pytest.raises(sqlq.ConfigurationError, match="the test database's URL is None"),
+        pytest.raises(sqlq.errors.ConfigurationError, match="the test database's URL is None"),
         on_database(shop.app, None),  # type: ignore[arg-type]
     ):
         do_everything(shop)
@@ -213,7 +213,9 @@ class TestWhatWasMadeBefore:
         shop.app.use(place["url"], schema=place.get("schema"))
         with on_database(shop.app, **place):
             for worker in workers:
-                with pytest.raises(sqlq.ConfigurationError, match="a test database is open, and this worker"):
+                with pytest.raises(
+                    sqlq.errors.ConfigurationError, match="a test database is open, and this worker"
+                ):
                     worker.run()
             do_everything(shop)
         assert shop.done == []
@@ -233,7 +235,7 @@ class TestWhatWasMadeBefore:
         with on_database(app, **place):
             for kept in (database, database.for_loops, database.for_claims):
                 for use in uses:
-                    with pytest.raises(sqlq.ConfigurationError, match="a test database is open"):
+                    with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
                         use(kept)
             for change in (
                 lambda: jobs.cancel(queue="default"),
@@ -241,7 +243,7 @@ class TestWhatWasMadeBefore:
                 lambda: enqueue([shop.note.new("x")]),
                 lambda: enqueue([shop.note.new("x").set(unique_key="x")]),
             ):
-                with pytest.raises(sqlq.ConfigurationError, match="a test database is open"):
+                with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
                     change()
 
     def test_afterwards_they_work_again(self, shop: Shop, place: dict[str, Any], database_url: str) -> None:
@@ -313,7 +315,9 @@ class TestDrain:
         """An application factory may well make a second App, on the real database."""
         second = Shop(sqlq.App(database_url))
         with on_database(shop.app, **place):
-            with pytest.raises(sqlq.ConfigurationError, match=r"drain\(\) would run the jobs of .*sqlq"):
+            with pytest.raises(
+                sqlq.errors.ConfigurationError, match=r"drain\(\) would run the jobs of .*sqlq"
+            ):
                 drain(second.app)
             with on_database(second.app, **place):
                 second.app.enqueue(second.note.new("test"))

@@ -115,9 +115,9 @@ def test_what_needs_a_connection_of_its_own_says_what_to_do(memory: Engine) -> N
         shop.app.worker().run,
         lambda: assert_enqueued(shop.note, app=shop.app),
     ):
-        with pytest.raises(sqlq.ConfigurationError, match=IN_MEMORY):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=IN_MEMORY):
             use()
-    with pytest.raises(sqlq.ConfigurationError, match=r'sqlq\.testing\.inline\(app, at="commit"\)'):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r'sqlq\.testing\.inline\(app, at="commit"\)'):
         drain(shop.app)
     with inline(shop.app, at="commit"), Session(memory) as session:
         shop.app.enqueue(shop.note.new("as said"), session=session)
@@ -130,7 +130,8 @@ def test_missing_tables_are_not_to_be_migrated_there(memory: Engine) -> None:
     with Session(memory) as session:
         for _ in range(2):
             with pytest.raises(
-                sqlq.SchemaVersionError, match=r"make them with sqlq\.testing\.create_tables\(connection\)"
+                sqlq.errors.SchemaVersionError,
+                match=r"make them with sqlq\.testing\.create_tables\(connection\)",
             ) as raised:
                 shop.app.enqueue(shop.note.new("x"), session=session)
             assert "sqlq migrate" not in str(raised.value)
@@ -220,7 +221,7 @@ class TestCreateTables:
     def test_tables_of_somebody_else_stand_in_the_way(self, empty: Engine) -> None:
         with empty.begin() as conn:
             conn.execute(text("CREATE TABLE jobs (id int)"))
-            with pytest.raises(sqlq.ConfigurationError, match="holds jobs already, not made by sqlq"):
+            with pytest.raises(sqlq.errors.ConfigurationError, match="holds jobs already, not made by sqlq"):
                 create_tables(conn)
             conn.execute(text("INSERT INTO jobs VALUES (1)"))
 
@@ -231,7 +232,7 @@ class TestCreateTables:
                 wrong: list[Any] = [conn, AsyncSession(engine)]
                 for each in wrong:
                     with pytest.raises(
-                        sqlq.ConfigurationError, match=r"await connection\.run_sync\(create_tables\)"
+                        sqlq.errors.ConfigurationError, match=r"await connection\.run_sync\(create_tables\)"
                     ):
                         create_tables(each)
                 await conn.run_sync(create_tables)

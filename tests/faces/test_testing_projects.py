@@ -181,7 +181,7 @@ def test_made_from_the_environment(sqlq_app):
     place_and_run_an_order()
 
 def test_made_before(sqlq_app):
-    with pytest.raises(sqlq.ConfigurationError, match="a test database is open"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
         shop.worker.run()
     place_and_run_an_order()
 """,

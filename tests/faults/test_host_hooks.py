@@ -82,7 +82,7 @@ def test_one_refused_outcome_keeps_no_other_waiting(database_url: str, beside: b
 def test_a_locked_table_is_a_sentence_of_migrations(app: sqlq.App, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("SELECT count(*) FROM jobs"))
-        with pytest.raises(sqlq.ConfigurationError, match="are in use: stop the workers"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="are in use: stop the workers"):
             migrate.downgrade(app.database.engine, None, "base")
 
 

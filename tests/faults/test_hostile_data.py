@@ -154,7 +154,7 @@ def test_what_would_not_arrive_equal_is_refused_at_the_enqueue(app: sqlq.App) ->
     task: Any = app.task(name="t")(lambda value: None)
     for value in REFUSED:
         for args, kwargs in (((value,), {}), (([{"deep": value}],), {}), ((), {"value": value})):
-            with pytest.raises(sqlq.ArgumentsError, match=r"^t: (args\[0\]|value|the arguments)"):
+            with pytest.raises(sqlq.errors.ArgumentsError, match=r"^t: (args\[0\]|value|the arguments)"):
                 task.new(*args, **kwargs)
     assert app.jobs.list() == []
 
@@ -253,7 +253,7 @@ FAILING: dict[str, Callable[[], Any]] = {
     "unicode": raising(UnicodeDecodeError("utf-8", b"\xff" * 1_000_000, 0, 1, "bad")),
     "os": raising(OSError(2, "\udcff\0")),
     "sqlq's own": raising(sqlq.LeaseLostError("not really")),
-    "arguments error": raising(sqlq.ArgumentsError("by the handler")),
+    "arguments error": raising(sqlq.errors.ArgumentsError("by the handler")),
     "stop": raising(StopIteration("7")),
     "syntax": lambda: compile("\0(", "\ud800", "exec"),
 }

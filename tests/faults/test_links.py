@@ -24,7 +24,7 @@ from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.run.isolated import Isolates
-from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
@@ -133,8 +133,8 @@ def test_no_word_ends_a_supervisor(child: Child) -> None:
     def fuzz(said: list[dict[str, Any]]) -> None:
         supervisor = Supervisor([sys.executable, "-c", ""], options)
         supervisor._children = [child]
-        kept: Any = SimpleNamespace(keep=lambda *what: None, tally=supervisor._keeper.tally)
-        supervisor._keeper = kept
+        kept: Any = SimpleNamespace(keep=lambda *what: None, tally=supervisor._heartbeat.tally)
+        supervisor._heartbeat = kept
         for message in said:
             supervisor._heard(child, message)
             assert supervisor._next_event() is None
@@ -148,10 +148,10 @@ def test_a_child_that_is_stopped_has_no_words_piled_up_for_it(child: Child) -> N
     """Hints come as often as anybody wants, and it reads none."""
     child.worker = "w"
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
-    host = Host(lambda: [child], keeper)
+    host = Dispatcher(lambda: [child], keeper)
     for _ in range(50_000):
         child.send()
-        host._asked(None)
+        host._awaited(None)
     assert len(child.link._unsent) < 1_000
 
 

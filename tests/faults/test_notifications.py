@@ -24,7 +24,7 @@ from sqlq.database.notifications import ANY_JOB, Hearing, named_in
 from sqlq.store.jobs.results import WAITS
 from sqlq.store.workers import notify
 from sqlq.worker.settle.after import MOST_REMEMBERED, Answers
-from sqlq.worker.wait.poller import Lookout
+from sqlq.worker.wait.poller import Poller
 from tests.faces.command import Command
 from tests.waiting import wait_until
 from tests.worker.test_leases import working
@@ -271,13 +271,13 @@ def test_what_comes_in_one_transaction_is_read_before_the_next_look(
 ) -> None:
     """libpq would keep all of it until the look is answered."""
     dry: list[bool] = []
-    look = Lookout._look
+    look = Poller._look
 
-    def looks(self: Lookout, conn: Any) -> Any:
+    def looks(self: Poller, conn: Any) -> Any:
         dry.append(self._hearing.is_dry)
         return look(self, conn)
 
-    monkeypatch.setattr(Lookout, "_look", looks)
+    monkeypatch.setattr(Poller, "_look", looks)
     monkeypatch.setattr("sqlq.worker.wait.poller.LOOKOUT_SECONDS", 0.02)
     monkeypatch.setattr(notifications, "LONGEST_SECONDS", 0.0005)
     ran = threading.Event()

@@ -30,7 +30,7 @@ app = sqlq.App()
 
 
 @app.task
-def heard(ended: sqlq.Ended) -> str:
+def heard(ended: sqlq.JobResult) -> str:
     return ended.task
 
 

@@ -28,7 +28,7 @@ from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
 from sqlq.schema.types import SQLITE_NOW
 from sqlq.store.jobs import claim, settle
-from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import Sweep
 from tests.faults import effects, guard
 from tests.faults.processes import WorkerProcess, worker_process
@@ -312,7 +312,7 @@ def test_a_worker_of_the_same_name_in_the_same_process_is_somebody_else(
         monkeypatch.setattr(worker._claimer, "_owner", "the same name")
     beat = zombie._leases.beat
     monkeypatch.setattr(zombie._leases, "beat", lambda: woken.wait(60) and beat())
-    monkeypatch.setattr(zombie, "_chores", Chores([Sweep(app.database)]))  # but it rescues nothing
+    monkeypatch.setattr(zombie, "_maintenance", ServiceLoop([Sweep(app.database)]))  # but it rescues nothing
     monkeypatch.setattr(zombie._claimer, "demand", lambda *_, **__: len(ways) if not zombie._claimed else 0)
     thread = threading.Thread(target=zombie.run)
     thread.start()

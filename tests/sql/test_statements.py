@@ -23,7 +23,7 @@ from sqlq.database import dialects
 from sqlq.database.database import Database
 from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob, State
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
 from sqlq.store.jobs import checkpoint, claim, expire, lease, prune, replay, settle
@@ -104,7 +104,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "complete": settle_with(Completed("1")),
     "complete_later": lambda conn, held: settle.settle(
         conn,
-        [Settlement(j.id, j.lease_token, j.attempts, Completed("1"), course=Course()) for j in held],
+        [Settlement(j.id, j.lease_token, j.attempts, Completed("1"), course=AttemptTimes()) for j in held],
     ),
     "complete_followed": lambda conn, held: settle.settle(
         conn, [settlement(job._replace(on_success=FOLLOWER), Completed("1")) for job in held]

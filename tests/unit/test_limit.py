@@ -35,7 +35,7 @@ def test_a_key_may_look_into_an_argument(app: sqlq.App) -> None:
     def bill(order: dict[str, Any], **more: Any) -> None: ...
 
     assert bill.new({"customer": 7}).limit_key == "7"
-    with pytest.raises(sqlq.ArgumentsError, match="the key of its limit cannot be made from"):
+    with pytest.raises(sqlq.errors.ArgumentsError, match="the key of its limit cannot be made from"):
         bill.new({})
 
 
@@ -53,7 +53,7 @@ def test_a_function_that_makes_no_key_is_said(app: sqlq.App) -> None:
     @app.task(name="bill", limit=Limit(nothing, running=1))
     def bill(customer: int) -> None: ...
 
-    with pytest.raises(sqlq.ArgumentsError, match="bill: the key of its limit is None"):
+    with pytest.raises(sqlq.errors.ArgumentsError, match="bill: the key of its limit is None"):
         bill.new(7)
 
 
@@ -61,7 +61,9 @@ def test_a_key_too_long_is_said(app: sqlq.App) -> None:
     @app.task(name="bill", limit=Limit("c:{customer}", running=1))
     def bill(customer: str) -> None: ...
 
-    with pytest.raises(sqlq.ArgumentsError, match="the key of its limit has 302 characters: at most 255"):
+    with pytest.raises(
+        sqlq.errors.ArgumentsError, match="the key of its limit has 302 characters: at most 255"
+    ):
         bill.new("x" * 300)
 
 
@@ -101,7 +103,7 @@ def test_a_key_takes_no_result(app: sqlq.App) -> None:
 
     flow = sqlq.Flow()
     first = flow.add(bill.new(1))
-    with pytest.raises(sqlq.ArgumentsError, match="result of step 1"):
+    with pytest.raises(sqlq.errors.ArgumentsError, match="result of step 1"):
         bill.new(first.result)
 
 
@@ -127,7 +129,7 @@ def test_braces_are_written_twice(app: sqlq.App) -> None:
 def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
     app: sqlq.App, key: str, sentence: str
 ) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
 
         @app.task(name="bill", limit=Limit(key, running=1))
         def bill(customer: int) -> None: ...
@@ -151,16 +153,16 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, sentence: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         make()
 
 
 def test_two_limits_of_one_key_that_differ_are_refused(app: sqlq.App) -> None:
     first = app.limit("stripe", running=5)
     assert app.limit("stripe", running=5) == first
-    with pytest.raises(sqlq.ConfigurationError, match="two limits of the key 'stripe' differ"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="two limits of the key 'stripe' differ"):
         app.limit("stripe", running=6)
-    with pytest.raises(sqlq.ConfigurationError, match="two limits of the key 'stripe' differ"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="two limits of the key 'stripe' differ"):
 
         @app.task(name="call", limit=Serial("stripe"))
         def call() -> None: ...
@@ -168,7 +170,7 @@ def test_two_limits_of_one_key_that_differ_are_refused(app: sqlq.App) -> None:
 
 def test_a_name_that_nobody_has_declared_is_refused(app: sqlq.App) -> None:
     app.limit("api", running=5)
-    with pytest.raises(sqlq.ConfigurationError, match=r"limit is 'aip'.*declared are api"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"limit is 'aip'.*declared are api"):
 
         @app.task(name="call", limit="aip")
         def call() -> None: ...

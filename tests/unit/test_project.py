@@ -75,7 +75,7 @@ WRONG = {
 def test_what_it_may_not_say(here: Path, tmp_path: Path, text: str) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(sqlq.ConfigurationError) as raised:
+    with pytest.raises(sqlq.errors.ConfigurationError) as raised:
         database_url()
     assert WRONG[text] in str(raised.value)
     assert str(file) in str(raised.value)

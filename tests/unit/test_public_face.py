@@ -18,32 +18,38 @@ ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
 
 
 def test_the_names_are_those_promised() -> None:
-    assert set(sqlq.__all__) == ERRORS | {
+    assert set(sqlq.__all__) == {
         "App",
+        "AttemptRecord",
         "Cancel",
-        "Chain",
-        "Ended",
+        "EnqueueError",
         "EnqueuedFlow",
         "Flow",
         "FlowDetails",
-        "FlowStatus",
-        "Group",
-        "HistoryLine",
         "Job",
+        "JobCancelledError",
         "JobContext",
         "JobDetails",
         "JobEvent",
+        "JobFailedError",
+        "JobNotFoundError",
+        "JobResult",
+        "JobTimeoutError",
+        "LeaseLostError",
         "Limit",
         "NewJob",
+        "NoResultError",
         "Progress",
         "Retry",
         "Schedule",
         "Serial",
         "Snooze",
+        "SqlqError",
         "State",
         "Step",
         "StepDetails",
         "Task",
+        "WaitTimeoutError",
         "chain",
         "configure_sqlite",
         "current_job",
@@ -72,6 +78,9 @@ def test_other_names_are_refused_as_python_does() -> None:
         _ = sqlq.Ap
     with pytest.raises(AttributeError, match=r"sqlq\.RunningJob is now sqlq\.JobContext"):
         _ = sqlq.RunningJob
+    with pytest.raises(AttributeError, match=r"sqlq\.SealError is now sqlq\.errors\.SealError"):
+        _ = sqlq.SealError
+    assert all(getattr(sqlq.errors, name) for name in ERRORS)
 
 
 def test_every_error_is_a_sqlq_error() -> None:

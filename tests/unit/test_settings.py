@@ -62,7 +62,8 @@ def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
     for wrong in ("sqlite:///y.db", "postgresql+psycopg2://h/d"):
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"the URL to listen at is .*, so it has the form postgresql://"
+            sqlq.errors.ConfigurationError,
+            match=r"the URL to listen at is .*, so it has the form postgresql://",
         ):
             sqlq.App("postgresql://h/d", listen_url=wrong)
 
@@ -88,14 +89,14 @@ def test_the_ends_of_waits_that_tcp_knows_are_the_users_where_given(monkeypatch:
 @pytest.mark.parametrize("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
 def test_what_is_no_url_is_refused(given: Any) -> None:
     with pytest.raises(
-        sqlq.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
+        sqlq.errors.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
     ):
         sqlq.App(given)
 
 
 def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_path: Path) -> None:
     given: list[Any] = [create_engine(f"sqlite:///{tmp_path}/x.db")]
-    with pytest.raises(sqlq.ConfigurationError, match="not Engine; an engine is given as engine="):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="not Engine; an engine is given as engine="):
         sqlq.App(*given)
 
 
@@ -110,7 +111,7 @@ def test_an_engine_in_the_place_of_the_url_is_refused_with_its_place_named(tmp_p
     ],
 )
 def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
-    with pytest.raises(sqlq.UnsupportedDatabaseError, match=reason) as refusal:
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=reason) as refusal:
         sqlq.App(given)
     assert "secret" not in str(refusal.value)
 
@@ -141,7 +142,7 @@ def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given:
             lambda app=app: app.database.engine.connect(),
         ):
             with pytest.raises(
-                sqlq.ConfigurationError,
+                sqlq.errors.ConfigurationError,
                 match=r"in memory is seen by one connection only, .* name a file, as in sqlite:///sqlq\.db",
             ):
                 use()
@@ -149,10 +150,10 @@ def test_a_database_in_memory_is_taken_until_a_connection_to_it_is_needed(given:
 
 def test_an_engine_is_judged_when_it_is_given() -> None:
     with pytest.raises(
-        sqlq.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
+        sqlq.errors.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
     ):
         sqlq.App(engine="sqlite:///a.db")  # type: ignore[arg-type]
-    with pytest.raises(sqlq.ConfigurationError, match="both a url and an engine"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="both a url and an engine"):
         sqlq.App("sqlite:///a.db", engine=create_engine("sqlite:///a.db"))
 
 
@@ -192,7 +193,7 @@ def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
     ]
     told += [repr(beside._connected.address), command("status", url), command("status", make_url(given))]
     told += [str(Context(database_url=given)), *Context(database_url=given).options(needs_app=False)]
-    with pytest.raises(sqlq.UnsupportedDatabaseError) as raised:
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError) as raised:
         database_url(f"mysql://{spelling}")
     told.append(str(raised.value))
     assert not [said for said in told if "SEKRET" in said]
@@ -215,15 +216,17 @@ def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> No
     assert schema_name() == "queue_1"
     assert schema_name("other") == "other"
     for wrong in ("Queue", "a-b", "1a", "", 'a"b', "x" * 42, "a.b"):
-        with pytest.raises(sqlq.ConfigurationError, match="a schema is named by lower-case letters"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="a schema is named by lower-case letters"):
             schema_name(wrong)
 
 
 def test_a_wrong_schema_is_named_by_what_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=r"^schema is 'A B': a schema is named by lower-case"):
+    with pytest.raises(
+        sqlq.errors.ConfigurationError, match=r"^schema is 'A B': a schema is named by lower-case"
+    ):
         sqlq.App("postgresql://localhost/shop", schema="A B")
     monkeypatch.setenv("SQLQ_SCHEMA", "A B")
-    with pytest.raises(sqlq.ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
         sqlq.App("postgresql://localhost/shop")
 
 
@@ -237,7 +240,7 @@ def test_a_schema_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
         lambda: app.use(where, schema="queue"),
         lambda: on_database(app, where, schema="queue").__enter__(),
     ):
-        with pytest.raises(sqlq.ConfigurationError, match=no_schemas):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=no_schemas):
             ask()
     assert app._connected.address.schema == "queue"
     with on_database(app, where):  # the schema is the App's own database's
@@ -252,7 +255,7 @@ def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
     app = sqlq.App()  # it may be told of its database later
     for ask in (lambda: app.jobs.list(), app.migrate, app.worker):  # noqa: PLW0108 - `jobs` is opened in it
         with pytest.raises(
-            sqlq.ConfigurationError,
+            sqlq.errors.ConfigurationError,
             match=r"^SQLQ_SCHEMA is 'queue', but SQLite has no schemas \(sqlite:///sqlq.db\): unset it",
         ):
             ask()
@@ -324,7 +327,7 @@ def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
         (lambda: app.use("mysql://h/d", session=lambda: None), "sqlq runs on PostgreSQL and SQLite"),
     ]
     for refused, why in tries:
-        with pytest.raises(sqlq.ConfigurationError, match=why):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=why):
             refused()
         assert (app._connected.address, app._session) == (before, None)
 
@@ -338,11 +341,11 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
         lambda: app.use(url=None, schema="queue"),
     ):
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"
+            sqlq.errors.ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"
         ):
             refused()
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of_the_environment.db")
-    with pytest.raises(sqlq.ConfigurationError, match="the database URL is None"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="the database URL is None"):
         sqlq.App(None)
     assert sqlq.App()._connected.address.url == make_url("sqlite:///of_the_environment.db")
     engine = create_engine("sqlite:///shop.db")
@@ -362,7 +365,7 @@ def test_eager_is_no_text(wrong: Any) -> None:
         lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
     ):
         with pytest.raises(
-            sqlq.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "
+            sqlq.errors.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True, "
         ):
             refused()
 

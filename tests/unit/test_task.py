@@ -652,7 +652,7 @@ class TestDirectCalls:
             "shop.pay was called as a function, which runs it here and now: enqueue it with "
             "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
         )
-        with pytest.raises(sqlq.ConfigurationError, match=re.escape(said)):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=re.escape(said)):
             task()
         assert task.handler() == 7
 
@@ -673,12 +673,14 @@ class TestDirectCalls:
             job = app.enqueue(outer.new())
             assert (task(), sqlq.testing.drain(app).completed) == (7, 1)
             assert app.result(job) == 8
-        with pytest.raises(sqlq.ConfigurationError, match=r"shop\.pay was called"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=r"shop\.pay was called"):
             task()
 
     @pytest.mark.parametrize("wrong", ["no", True, None, ""])
     def test_what_else_may_not_be_said(self, wrong: Any) -> None:
-        with pytest.raises(sqlq.ConfigurationError, match=r'direct_calls is .*: it is "allow", "warn"'):
+        with pytest.raises(
+            sqlq.errors.ConfigurationError, match=r'direct_calls is .*: it is "allow", "warn"'
+        ):
             sqlq.App(direct_calls=wrong)
 
 
@@ -691,5 +693,7 @@ def test_the_running_job_or_a_default() -> None:
     assert seen[0] is None
     assert seen[1].task == "t"
     assert sqlq.current_job("nothing") == "nothing"
-    with pytest.raises(sqlq.ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"):
+    with pytest.raises(
+        sqlq.errors.ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"
+    ):
         sqlq.current_job()

@@ -461,9 +461,9 @@ def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
 )
 def test_what_cannot_surround_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.around(given)
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.task(name="t", around=[given])(lambda: None)
     assert not app.tasks
 
@@ -479,12 +479,12 @@ def test_what_cannot_surround_is_refused(given: Any, sentence: str) -> None:
 )
 def test_what_cannot_surround_a_task_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.task(name="t", around=given)(lambda: None)
 
 
 def test_one_that_is_registered_already_is_refused() -> None:
     app = sqlq.App("sqlite://")
     assert app.around(asynchronous) is asynchronous
-    with pytest.raises(sqlq.ConfigurationError, match=r"asynchronous a second time: register it once"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"asynchronous a second time: register it once"):
         app.around(asynchronous)

@@ -107,13 +107,13 @@ def test_a_worker_to_which_nothing_comes_ends(app: sqlq.App) -> None:
 def test_a_worker_is_not_idle_before_its_first_look(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, where the threads of a worker take long to start."""
     worker = app.worker(max_idle="100ms")
-    start = worker._chores.start
+    start = worker._maintenance.start
 
     def late() -> None:
         time.sleep(0.3)  # noqa: TID251 - plays a start that takes long
         start()
 
-    monkeypatch.setattr(worker._chores, "start", late)
+    monkeypatch.setattr(worker._maintenance, "start", late)
     app.enqueue(app.task(name="t")(lambda: None).new())
     assert worker.run().completed == 1
 
@@ -204,7 +204,7 @@ def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
         supervisor._next_event()
         assert (supervisor._stopping_since is not None) is stops
     assert said == [{"stop": True}, {"stop": True}]
-    supervisor._keeper.close()
+    supervisor._heartbeat.close()
 
 
 # -- in a thread ---------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def test_a_checkpoint_after_the_end_is_refused(app: sqlq.App, shop: Engine) -> N
         job = sqlq.current_job()
         with Session(shop) as session, session.begin():
             job.complete(session)
-            with pytest.raises(sqlq.ConfigurationError) as refused:
+            with pytest.raises(sqlq.errors.ConfigurationError) as refused:
                 job.checkpoint(session, 1)
             seen.append(str(refused.value))
             session.execute(insert(given).values(n=1))
@@ -288,7 +288,7 @@ def test_what_is_no_cursor_is_refused_before_anything_is_written(
 ) -> None:
     running = held(app)
     with Session(shop) as session, session.begin():
-        with pytest.raises(sqlq.ArgumentsError, match=says):
+        with pytest.raises(sqlq.errors.ArgumentsError, match=says):
             running.checkpoint(session, cursor)
         session.execute(insert(given).values(n=1))
     assert (done_by(shop), app.jobs.get(running.id).cursor) == ([1], None)
@@ -302,7 +302,10 @@ def test_what_takes_no_checkpoint_is_refused(app: sqlq.App, shop: Engine) -> Non
     automatic.dispose()
     with pytest.raises(sqlq.EnqueueError, match="session is a NoneType"):
         running.checkpoint(None, 1)  # type: ignore[arg-type]
-    with Session(shop) as session, pytest.raises(sqlq.ConfigurationError, match="use checkpoint for that"):
+    with (
+        Session(shop) as session,
+        pytest.raises(sqlq.errors.ConfigurationError, match="use checkpoint for that"),
+    ):
         asyncio.run(running.acheckpoint(session, 1))  # type: ignore[arg-type]
     assert app.jobs.get(running.id).cursor is None
 
@@ -311,7 +314,7 @@ def test_what_takes_no_checkpoint_is_refused(app: sqlq.App, shop: Engine) -> Non
 def test_a_stricter_isolation_level_is_refused(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     strict = shop.connect().execution_options(isolation_level="REPEATABLE READ")
-    with strict as conn, conn.begin(), pytest.raises(sqlq.ConfigurationError) as refused:
+    with strict as conn, conn.begin(), pytest.raises(sqlq.errors.ConfigurationError) as refused:
         running.checkpoint(conn, 1)
     assert str(refused.value).startswith("checkpoint() was called in a transaction at REPEATABLE READ")
 
@@ -523,11 +526,13 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     with Session(shop) as session, session.begin():
         running.step("one").checkpoint(session, 1)
-        with pytest.raises(sqlq.ConfigurationError, match=r"has steps: write step.checkpoint\(session"):
+        with pytest.raises(
+            sqlq.errors.ConfigurationError, match=r"has steps: write step.checkpoint\(session"
+        ):
             running.checkpoint(session, 2)
         running.step("one").finish(session)
         with pytest.raises(
-            sqlq.ConfigurationError, match=r"the step 'one' of job \d+ is done: ask step.done"
+            sqlq.errors.ConfigurationError, match=r"the step 'one' of job \d+ is done: ask step.done"
         ):
             running.step("one").finish(session)
     assert app.jobs.get(running.id).cursor == {"sqlq.steps": {"one": True}}
@@ -543,11 +548,11 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine) -> None:
             is False
         )
     attempt_of(running).claimed = attempt_of(running).claimed._replace(cursor="7")
-    with pytest.raises(sqlq.ConfigurationError, match="a job has checkpoints or steps, not both"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="a job has checkpoints or steps, not both"):
         running.step("two")
     attempt_of(running).claimed = attempt_of(running).claimed._replace(cursor=None)
     for name in ("", "x" * 256, None):
-        with pytest.raises(sqlq.ConfigurationError, match="the name of a step"):
+        with pytest.raises(sqlq.errors.ConfigurationError, match="the name of a step"):
             running.step(name)  # type: ignore[arg-type]
 
 

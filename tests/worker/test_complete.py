@@ -132,7 +132,7 @@ def test_on_an_engine_that_begins_by_itself_effects_and_what_follows_commit_toge
     plain = create_engine(database_url, poolclass=NullPool)
 
     @app.task(name="receipt")
-    def receipt(ended: sqlq.Ended) -> None:
+    def receipt(ended: sqlq.JobResult) -> None:
         pass
 
     @app.task(name="pay", max_attempts=2, backoff="0s")

@@ -113,9 +113,9 @@ def test_a_request_counts_once_and_the_newest_of_all_counts(app: sqlq.App) -> No
         wait_until(lambda: worker._control.is_paused)
         worker.resume()
         wait_until(lambda: is_idle(app))
-        looked = worker._watched.looked_at
+        looked = worker._last_look.at()
         app.workers._database.run(lambda conn: workers.hint_at_cancels(conn, [worker.id]))
-        wait_until(lambda: worker._control._cancels_at is not None and worker._watched.looked_at >= looked)
+        wait_until(lambda: worker._control._cancels_at is not None and worker._last_look.at() >= looked)
         assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
 
 

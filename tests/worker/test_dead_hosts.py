@@ -21,7 +21,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise import heartbeat
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0
@@ -212,8 +212,8 @@ def owners(sent: list[str]) -> int:
 
 
 @pytest.fixture
-def keeping(app: sqlq.App) -> LeaseKeeper:
-    made = LeaseKeeper(LEASE_MS)
+def keeping(app: sqlq.App) -> Heartbeat:
+    made = Heartbeat(LEASE_MS)
     made._database = app.database
     return made
 
@@ -224,7 +224,7 @@ def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
 
 
 def test_what_a_dead_process_held_is_given_back_in_batches(
-    app: sqlq.App, engine: Engine, keeping: LeaseKeeper
+    app: sqlq.App, engine: Engine, keeping: Heartbeat
 ) -> None:
     task = app.task(name="t")(lambda: None)
     number = 2 * services.RESCUE_BATCH + 1
@@ -241,7 +241,7 @@ def test_what_a_dead_process_held_is_given_back_in_batches(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_row_that_is_locked_has_not_all_others_read_again(
-    app: sqlq.App, engine: Engine, keeping: LeaseKeeper
+    app: sqlq.App, engine: Engine, keeping: Heartbeat
 ) -> None:
     """The supervisor tries again every 50 ms, for as long as a lease."""
     task = app.task(name="t")(lambda: None)
@@ -258,7 +258,7 @@ def test_a_row_that_is_locked_has_not_all_others_read_again(
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])
 def test_what_never_began_gives_its_slot_back_whoever_gives_it_back(
-    app: sqlq.App, engine: Engine, keeping: LeaseKeeper, by: str
+    app: sqlq.App, engine: Engine, keeping: Heartbeat, by: str
 ) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     first, _ = app.enqueue_many([task.new(), task.new()])

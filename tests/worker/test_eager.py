@@ -39,7 +39,7 @@ def test_a_job_runs_before_enqueue_returns(eager: sqlq.App) -> None:
     several = eager.enqueue_many([t.new(date(2030, 1, 31), n) for n in range(3)])
     assert [row[1] for row in seen[1:]] == [0, 1, 2]
     assert len({job.id, *(each.id for each in several)}) == 4
-    with pytest.raises(sqlq.ConfigurationError, match="outside a handler"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="outside a handler"):
         sqlq.current_job()
 
 
@@ -193,7 +193,7 @@ def test_what_follows_a_job_runs_too(eager: sqlq.App) -> None:
     followed: list[str] = []
 
     @eager.task(name="after")
-    def after(ended: sqlq.Ended) -> None:
+    def after(ended: sqlq.JobResult) -> None:
         followed.append(ended.task)
 
     eager.enqueue(eager.task(name="good", on_success=after)(lambda: None).new())
@@ -209,7 +209,7 @@ def test_mistakes_are_refused_before_anything_runs(eager: sqlq.App) -> None:
     wrong: Any = t
     with pytest.raises(sqlq.EnqueueError, match="not a Task"):
         eager.enqueue_many([t.new(), wrong])
-    with pytest.raises(sqlq.UnknownTaskError, match="no task is named 'elsewhere'"):
+    with pytest.raises(sqlq.errors.UnknownTaskError, match="no task is named 'elsewhere'"):
         eager.enqueue_many([t.new(), eager.named("elsewhere").new()])
     assert ran == []
 
@@ -245,7 +245,7 @@ def test_a_call_says_more_than_the_app_and_the_app_more_than_the_environment(
                 app.enqueue(t.new(1), eager=call)
                 assert (ran == [1]) is result
     monkeypatch.setenv("SQLQ_EAGER", "perhaps")
-    with pytest.raises(sqlq.ConfigurationError, match="SQLQ_EAGER is 'perhaps': it is 1, 0 or commit"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="SQLQ_EAGER is 'perhaps': it is 1, 0 or commit"):
         sqlq.App()
 
 

@@ -148,7 +148,7 @@ class TestDrivers:
         caller.begin()
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         refused = r"nobody tells of a commit on a connection of \w+: enqueue with eager=True, where the job "
-        with pytest.raises(sqlq.ConfigurationError, match=refused):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=refused):
             caller.enqueue(shop.app, shop.note.new("a").set(unique_key="k"))
         caller.rollback()
         assert shop.done == []
@@ -342,16 +342,18 @@ def test_where_it_is_said(
 @pytest.mark.parametrize("wrong", ["no", "1", 1, "Commit", ""])
 def test_what_it_may_not_be(wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = f'eager is {wrong!r}: it is True, False, or "commit"'
-    with pytest.raises(sqlq.ConfigurationError) as raised:
+    with pytest.raises(sqlq.errors.ConfigurationError) as raised:
         sqlq.App(eager=wrong)
     assert said in str(raised.value)
     app = sqlq.App()
-    with pytest.raises(sqlq.ConfigurationError) as raised:
+    with pytest.raises(sqlq.errors.ConfigurationError) as raised:
         app.enqueue(app.task(name="t")(lambda: None).new(), eager=wrong)
     assert said in str(raised.value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\neager = "perhaps"\n')
-    with pytest.raises(sqlq.ConfigurationError, match=r"eager in .*pyproject.toml is 'perhaps': it is True"):
+    with pytest.raises(
+        sqlq.errors.ConfigurationError, match=r"eager in .*pyproject.toml is 'perhaps': it is True"
+    ):
         sqlq.App()
 
 

@@ -24,7 +24,7 @@ import sqlq
 from sqlq import JobEvent, events
 from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 
@@ -202,7 +202,7 @@ def test_a_job_rescued_from_another_worker(app: sqlq.App, max_attempts: int, exp
     assert event.worker
     if expected == "failed":
         assert event.reason == "worker_lost"
-        assert isinstance(event.exception, sqlq.WorkerLostError)
+        assert isinstance(event.exception, sqlq.errors.WorkerLostError)
         assert event.error is not None
         assert event.error.exception == "sqlq.errors.WorkerLostError"
 
@@ -529,16 +529,16 @@ def test_a_log_handler_that_raises_keeps_no_worker_from_its_work(
 def test_what_is_settled_is_let_go_whatever_telling_of_it_meets(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = Teller.ended
+    tell = Reporter.ended
     met: list[bool] = []
 
-    def ended(self: Teller, *args: Any) -> None:
+    def ended(self: Reporter, *args: Any) -> None:
         if not met:
             met.append(True)
             raise RuntimeError("nothing can be told")
         tell(self, *args)
 
-    monkeypatch.setattr(Teller, "ended", ended)
+    monkeypatch.setattr(Reporter, "ended", ended)
     jobs = app.enqueue_many([app.task(name=f"t{n}")(lambda: None).new() for n in range(3)])
     tally = app.worker(drain=True).run()
     assert met
@@ -564,10 +564,10 @@ def test_what_is_no_event_is_refused() -> None:
         (["failed", "finnished"], f"on() got 'finnished', which is no event: name some of {known}"),
     ]
     for given, sentence in refused:
-        with pytest.raises(sqlq.ConfigurationError) as caught:
+        with pytest.raises(sqlq.errors.ConfigurationError) as caught:
             app.on(*given)
         assert str(caught.value) == sentence
-    with pytest.raises(sqlq.ConfigurationError, match=r"as in @app.on\('failed'\)"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=r"as in @app.on\('failed'\)"):
         app.on(generator)  # type: ignore[arg-type]
 
 
@@ -582,6 +582,6 @@ def test_what_is_no_event_is_refused() -> None:
 )
 def test_what_cannot_listen_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.on("failed")(given)
     assert not app._code.events.wants("failed")

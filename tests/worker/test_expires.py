@@ -150,9 +150,9 @@ def test_what_is_no_time_is_refused(expires: Any, says: str) -> None:
     with pytest.raises(sqlq.EnqueueError) as refused:
         sqlq.NewJob("t", "{}", "default", 5).set(expires=expires)
     assert says in str(refused.value)
-    with pytest.raises(sqlq.ConfigurationError, match="expires"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="expires"):
         sqlq.App("sqlite:///x.db").task(name="t", expires="0s")(lambda: None)
-    with pytest.raises(sqlq.ConfigurationError, match="defaults: expires is zero"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="defaults: expires is zero"):
         sqlq.App("sqlite:///x.db", defaults={"expires": "0s"})
 
 
@@ -262,14 +262,15 @@ def test_an_idle_worker_does_not_ask_for_what_its_lookout_asks_for(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chore comes when a look has found something, long before it would by itself."""
-    monkeypatch.setattr("sqlq.worker.worker.RESCUE_MS", 100)
+    monkeypatch.setattr("sqlq.worker.wait.poller.RESCUE_MS", 100)
     monkeypatch.setattr("sqlq.worker.maintain.services.RESCUE_MS", 3_600_000)
     job = app.enqueue(task.new(1).set(expires="1h"))
     with working(app, queues=["other"]) as worker:
-        expiring = worker._chores._expire
+        expiring = worker._maintenance._expire
         wait_until(
             lambda: any(
-                chore is expiring and at > time.monotonic() + 60 for at, _, chore, _ in worker._chores._due
+                chore is expiring and at > time.monotonic() + 60
+                for at, _, chore, _ in worker._maintenance._due
             ),
             what="the first turn of the chore",
         )

@@ -335,7 +335,7 @@ def test_a_worker_enters_itself_and_signs_off(app: sqlq.App, engine: Engine) -> 
 
 def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> None:
     app = sqlq.App(empty_database_url)
-    with pytest.raises((sqlq.SchemaVersionError, sqlq.ConfigurationError), match="migrate"):
+    with pytest.raises((sqlq.errors.SchemaVersionError, sqlq.errors.ConfigurationError), match="migrate"):
         app.worker().run()
     app.close()
 
@@ -354,7 +354,7 @@ def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> Non
     ],
 )
 def test_bad_options_are_one_sentence(app: sqlq.App, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=message):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=message):
         app.worker(**options)
 
 

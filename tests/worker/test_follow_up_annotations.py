@@ -32,15 +32,15 @@ class Typed(TypedDict, total=False):
 
 
 TAKING: dict[str, tuple[Any, bool]] = {
-    "an Ended": (sqlq.Ended, True),
-    "an Ended or none": (sqlq.Ended | None, True),
+    "a JobResult": (sqlq.JobResult, True),
+    "a JobResult or none": (sqlq.JobResult | None, True),
     "a dict": (dict, True),
     "a dict of a type": (dict[str, Any], True),
     "a mapping": (Mapping[str, Any], True),
     "a dict of a known form": (Typed, True),
     "anything": (Any, True),
     "any object": (object, True),
-    "one of several": (int | sqlq.Ended, True),
+    "one of several": (int | sqlq.JobResult, True),
     "a number or a dict": (int | dict[str, Any], True),
     "what is not known here": ("NotHere", True),
     "a class that has some of it": (Part, False),
@@ -81,7 +81,7 @@ def test_a_task_whose_annotation_says_another_thing_cannot_follow(app: sqlq.App,
             sqlq.SqlqError, match=f"^{option} is follows, whose ended is annotated as "
         ) as error:
             way()
-        assert isinstance(error.value, (sqlq.ConfigurationError, sqlq.EnqueueError))
+        assert isinstance(error.value, (sqlq.errors.ConfigurationError, sqlq.EnqueueError))
 
 
 def test_annotations_of_a_follow_up_may_name_what_comes_later(app: sqlq.App) -> None:
@@ -93,10 +93,10 @@ def test_annotations_of_a_follow_up_may_name_what_comes_later(app: sqlq.App) -> 
     heard: list[Any] = []
     follows = app.task(name="follows")(handler)
     pay = app.task(name="pay", on_success=follows)(lambda: None)
-    globals()["Late"] = sqlq.Ended
+    globals()["Late"] = sqlq.JobResult
     try:
         app.enqueue(pay.new())
         app.worker(drain=True).run()
     finally:
         del globals()["Late"]
-    assert [type(each) for each in heard] == [sqlq.Ended]
+    assert [type(each) for each in heard] == [sqlq.JobResult]

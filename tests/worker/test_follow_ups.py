@@ -36,15 +36,15 @@ class Shop:
 
     def __init__(self, app: sqlq.App, url: str) -> None:
         self.app, self.url = app, url
-        self.heard: list[sqlq.Ended] = []
+        self.heard: list[sqlq.JobResult] = []
 
         @app.task(name="alarm", queue="ops", priority=7, max_attempts=2)
-        def alarm(ended: sqlq.Ended) -> None:
+        def alarm(ended: sqlq.JobResult) -> None:
             self.heard.append(ended)
 
         @app.task(name="thank", queue="ops")
         def thank(ended: dict[str, Any]) -> None:
-            self.heard.append(sqlq.Ended(**ended))
+            self.heard.append(sqlq.JobResult(**ended))
 
         self.alarm, self.thank = alarm, thank
 
@@ -58,7 +58,7 @@ class Shop:
         }
         return self.app.task(**options)(handler)
 
-    def work(self, **options: Any) -> list[sqlq.Ended]:
+    def work(self, **options: Any) -> list[sqlq.JobResult]:
         """Run everything, and return what the follow-ups were called with."""
         self.app.worker(drain=True, **options).run()
         return self.heard
@@ -66,7 +66,7 @@ class Shop:
     def following(self) -> list[tuple[str, Any]]:
         """Return task and argument of the follow-ups that wait."""
         found = [(job.task, job.payload["args"][0]) for job in self.app.jobs.list(queue="ops", limit=1000)]
-        return [(task, sqlq.Ended(**argument)) for task, argument in reversed(found)]
+        return [(task, sqlq.JobResult(**argument)) for task, argument in reversed(found)]
 
     def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
@@ -87,7 +87,7 @@ def fail(*args: Any) -> None:
 
 def test_a_job_that_finished_is_followed(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(lambda n: n).new(7))
-    assert shop.work() == [sqlq.Ended(job.id, "pay", "default", "completed", 1)]
+    assert shop.work() == [sqlq.JobResult(job.id, "pay", "default", "completed", 1)]
     assert shop.app.result(shop.heard[0].id) == 7
     (follow_up,) = shop.app.jobs.list(task="thank")
     assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
@@ -95,7 +95,7 @@ def test_a_job_that_finished_is_followed(shop: Shop) -> None:
 
 def test_a_job_that_failed_for_good_is_followed_after_its_last_attempt(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=3).new())
-    assert shop.work() == [sqlq.Ended(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")]
+    assert shop.work() == [sqlq.JobResult(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")]
     (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
 
@@ -155,7 +155,7 @@ def test_a_job_that_completes_itself_is_followed_when_that_commits(
     (ended,) = shop.work()
     assert waiting == ["thank"], "in the handler's own transaction"
     if commits:
-        assert ended == sqlq.Ended(job.id, "pay", "default", "completed", 1)
+        assert ended == sqlq.JobResult(job.id, "pay", "default", "completed", 1)
     else:
         assert (ended.outcome, ended.reason) == ("failed", "error")
         assert "did not commit" in (ended.message or "")
@@ -544,7 +544,7 @@ def test_what_cannot_follow_is_refused_where_it_is_written(app: sqlq.App) -> Non
         (none, "none(): too many"),
         (fail, "it is a task, as in"),
     ):
-        with pytest.raises(sqlq.ConfigurationError, match=r"^on_failure is "):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=r"^on_failure is "):
             app.task(name="t", on_failure=wrong)(fail)
         with pytest.raises(sqlq.EnqueueError) as refused:
             pay.new().set(on_success=wrong)
@@ -553,7 +553,7 @@ def test_what_cannot_follow_is_refused_where_it_is_written(app: sqlq.App) -> Non
 
 def test_a_follow_up_may_be_followed(shop: Shop) -> None:
     @shop.app.task(name="second", on_success=shop.thank)
-    def second(ended: sqlq.Ended) -> None: ...
+    def second(ended: sqlq.JobResult) -> None: ...
 
     job = shop.app.enqueue(shop.task(lambda: 1, on_success=second).new())
     (ended,) = shop.work()

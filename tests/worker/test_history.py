@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
-from sqlq.model.history import NOTES, HistoryLine
+from sqlq.model.history import NOTES, AttemptRecord
 from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
 from sqlq.store.jobs import claim
 from sqlq.store.jobs import settle as settling
@@ -235,8 +235,8 @@ def test_what_another_program_wrote_is_read_as_far_as_it_goes(app: sqlq.App, eng
             {"errors": '[7, {"at": "2026-11-22T10:00:00", "attempt": "x", "note": "mine", "worker": 3}]'},
         )
     first, second = app.jobs.get(job.id).history
-    assert first == HistoryLine("failed", message="7")
-    assert second == HistoryLine("failed", worker="3"), "a moment without a time zone is none"
+    assert first == AttemptRecord("failed", message="7")
+    assert second == AttemptRecord("failed", worker="3"), "a moment without a time zone is none"
     assert len(app.jobs.get(job.id).errors) == 2
     assert "mine" not in NOTES
 

@@ -232,7 +232,7 @@ async def coroutine() -> None: ...
     ],
 )
 def test_what_cannot_be_one_is_refused(given: Any, sentence: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=sentence):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         sqlq.App("sqlite://").lifespan(given)
 
 
@@ -240,7 +240,7 @@ def test_a_second_one_is_refused() -> None:
     app = sqlq.App("sqlite://")
     assert app.lifespan(failing) is failing
     with pytest.raises(
-        sqlq.ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"
+        sqlq.errors.ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"
     ):
         app.lifespan(afailing)
 

@@ -626,7 +626,7 @@ def test_a_newcomer_does_not_wait_for_all_that_another_has_enqueued(gauge: Gauge
 
 
 def test_fairness_names_an_argument(app: sqlq.App) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match="by is 'tenant', which names no argument"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="by is 'tenant', which names no argument"):
         app.fair(by="tenant", window=3)
 
 

@@ -17,23 +17,24 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
+from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
-from sqlq.worker.ipc.parent import Supervised
+from sqlq.worker.ipc.parent import Supervised, Unsupervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.maintain import services
-from sqlq.worker.maintain.services import LookedFor
-from sqlq.worker.supervise.dispatch import HELPERS, Host
+from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller
-from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, WINNERS, Lookout, drawn
+from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, WINNERS, LastLook, Poller, drawn
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, working
+from tests.worker.test_supervising import facts_of
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -65,7 +66,7 @@ def test_of_many_hosts_a_few_go_and_the_others_look_within_the_usual_time(hosts:
 class Seen:
     """What a lookout has done."""
 
-    lookout: Lookout | None = None
+    lookout: Poller | None = None
     went: int = 0
     looked: int = 0
     expired: int = 0
@@ -78,23 +79,23 @@ class Seen:
         self.agains += again
         return self.check_after.pop() if self.check_after else NEVER
 
-    def has_looked(self) -> None:
+    def has_looked(self, look: workers_look.Look, at: float) -> None:
         self.looked += 1
-
-    def has_found(self, look: workers_look.Look) -> None:
         self.expired += bool(look.expired)
 
 
 @contextmanager
-def looking_out(app: sqlq.App, seen: Seen, **options: Any) -> Iterator[Seen]:
-    seen.lookout = Lookout(
+def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000) -> Iterator[Seen]:
+    last_look = LastLook(Unsupervised())
+    last_look.stands_by = lambda: seen.stands_by  # type: ignore[method-assign]
+    seen.lookout = Poller(
         app.database.for_loops,
-        None,
+        facts_of(app, lease_ms=lease_ms),
         seen.go,
+        last_look=last_look,
         looked=seen.has_looked,
-        found=seen.has_found,
-        stands_by=lambda: seen.stands_by,
-        **options,
+        awaited=lambda ids: None,
+        workers=tuple,
     )
     seen.lookout.start()
     try:
@@ -135,14 +136,14 @@ def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have overtaken the COMMIT it speaks of, so that the look finds nothing."""
-    heard = Lookout._heard
+    heard = Poller._heard
 
-    def hears(looking: Lookout, said: Any) -> None:
+    def hears(looking: Poller, said: Any) -> None:
         heard(looking, said)
         if said.hinted:
             looking._look_at = looking._go_at
 
-    monkeypatch.setattr(Lookout, "_heard", hears)
+    monkeypatch.setattr(Poller, "_heard", hears)
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
@@ -155,15 +156,15 @@ def test_a_hint_that_comes_together_with_a_look_sends_a_worker_nevertheless(
 def test_a_hint_that_comes_with_the_answer_of_a_look_waits_for_no_other(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Lookout._look
+    look = Poller._look
 
-    def looks(looking: Lookout, conn: Connection) -> Any:
+    def looks(looking: Poller, conn: Connection) -> Any:
         found = look(looking, conn)
         # what a session tells itself comes with the answer
         conn.exec_driver_sql("SELECT pg_notify(%s, '')", (notify.channel(app.database.schema),))
         return found
 
-    monkeypatch.setattr(Lookout, "_look", looks)
+    monkeypatch.setattr(Poller, "_look", looks)
     monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, timeout=20, what="a worker sent")
@@ -206,7 +207,7 @@ def test_it_sees_leases_that_have_run_out(app: sqlq.App, task: Any, engine: Engi
                 "lease_expires_at = now() - interval '1 second'"
             )
         )
-    with looking_out(app, Seen(), rescue_ms=100) as seen:
+    with looking_out(app, Seen(), lease_ms=400) as seen:
         wait_until(lambda: seen.expired, what="the lease seen")
 
 
@@ -265,32 +266,34 @@ def test_a_look_says_what_there_is_for_chores(app: sqlq.App, engine: Engine, tas
     assert found(chores=False) == (None, None, None)
 
 
-class Noted:
-    """A chore that notes its turns, and has the next one when it is told to."""
+class Noted(services.PolledService):
+    """A service that notes its turns, and has the next one when it is told to."""
 
     doing = "noting"
 
-    def __init__(self) -> None:
+    def __init__(self, looked_at: Callable[[], float]) -> None:
+        super().__init__(looked_at)
         self.turns = 0
-        self.wait = 7.0
+        self.wait: float | None = None
 
-    def run(self) -> float:
+    def turn(self) -> float | None:
         self.turns += 1
         return self.wait
 
 
 def test_a_chore_that_is_looked_for_is_done_when_something_was_found() -> None:
-    noted, looked_at = Noted(), [time.monotonic()]
-    chore = LookedFor(noted, lambda: looked_at[0])
-    assert chore.run() > 5.0
+    looked_at = [time.monotonic()]
+    chore = noted = Noted(lambda: looked_at[0])
+    rhythm = RESCUE_MS / 1000 * services.SHORTEST_RHYTHM
+    assert chore.run() >= rhythm
     assert noted.turns == 0
     chore.is_called = True
     noted.wait = 0.0  # there is more to do
     assert chore.run() == 0.0
-    noted.wait = 7.0
-    assert chore.run() == 7.0
+    noted.wait = None
+    assert chore.run() >= rhythm
     assert noted.turns == 2
-    assert chore.run() > 5.0
+    assert chore.run() >= rhythm
     assert noted.turns == 2
     looked_at[0] -= 60.0  # nobody looks
     chore.run()
@@ -313,8 +316,8 @@ def test_a_worker_that_is_watched_does_not_look(app: sqlq.App, monkeypatch: pyte
     monkeypatch.setattr(workers_look, "due_in", counted)
     with working(app) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
-        before, seen = len(looks), worker._watched.looked_at
-        wait_until(lambda: worker._watched.looked_at > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
+        before, seen = len(looks), worker._last_look.at()
+        wait_until(lambda: worker._last_look.at() > seen + 2 * LOOKOUT_SECONDS, what="the lookout looking")
         assert len(looks) == before
 
 
@@ -371,11 +374,11 @@ def test_of_the_moments_that_a_worker_knows_it_keeps_the_next_ones_alone(app: sq
 def test_a_worker_whose_lookout_falls_silent_looks_for_itself(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lookout, "_run", lambda self: None)
+    monkeypatch.setattr(Poller, "_run", lambda self: None)
     ran: list[int] = []
     app.task(name="t")(lambda: ran.append(1))
     with working(app) as worker:
-        worker._watched.looked_at = time.monotonic()  # the last look
+        worker._last_look.note(leases=False)  # the last look
         wait_until(lambda: worker._wake._waited >= 1 or worker._wake.rests, what="the worker resting")
         with engine.begin() as conn:
             conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
@@ -391,7 +394,7 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     os.close(fd)
     here, there = Link.pair()
     with working(app, supervision=Supervised(here, box, is_alone=True)) as worker:
-        wait_until(lambda: worker._watched.looked_at > float("-inf"), what="its lookout looking")
+        wait_until(lambda: worker._last_look.at() > 0, what="its lookout looking")
     here.close()
     there.close()
     box.close()
@@ -403,7 +406,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
 ) -> None:
     """While the supervisor looks, it also does the chores."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
-    monkeypatch.setattr(Lookout, "_run", lambda self: None)
+    monkeypatch.setattr(Poller, "_run", lambda self: None)
     box, fd = BlackBox.create()
     os.close(fd)
     here, there = Link.pair()
@@ -467,9 +470,9 @@ def children() -> Iterator[Callable[..., Any]]:
         box.close()
 
 
-def host_of(found: list[Any], known: Callable[[str], bool] = lambda worker: True) -> Host:
+def host_of(found: list[Any], known: Callable[[str], bool] = lambda worker: True) -> Dispatcher:
     keeper: Any = SimpleNamespace(knows=known)
-    return Host(lambda: found, keeper)
+    return Dispatcher(lambda: found, keeper)
 
 
 def test_one_hint_sends_one_worker_that_has_room_and_the_fewest_jobs(children: Any) -> None:
@@ -532,7 +535,7 @@ def test_a_worker_that_has_died_keeps_no_other_from_being_sent(children: Any) ->
     host = host_of(found)
     gone.close()
     host.more(found[0])
-    host._looked()
+    host._note_look()
     assert "alive" in sent
 
 
@@ -541,7 +544,7 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     sent: list[str] = []
     found = [children("here", sent), children("elsewhere", sent)]
     host = host_of(found, known=lambda worker: worker == "here")
-    host._looked()
+    host._note_look()
     assert [child.box.looked_at() > 0 for child in found] == [True, False]
     host._go(again=False)
     host._go(again=True)

@@ -179,4 +179,4 @@ def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
 def test_a_worker_of_which_nobody_asks_numbers_counts_nothing(app: sqlq.App) -> None:
     worker = app.worker(drain=True)
     assert worker._meter is None
-    assert worker._teller._meter is None
+    assert worker._reporter._meter is None

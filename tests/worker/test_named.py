@@ -78,7 +78,7 @@ def test_a_task_that_is_registered_makes_its_jobs_itself(app: sqlq.App) -> None:
     def send(order_id: int) -> None: ...
 
     assert app.named("shop.send").new(7) == send.new(7)
-    with pytest.raises(sqlq.ArgumentsError, match="missing a required argument"):
+    with pytest.raises(sqlq.errors.ArgumentsError, match="missing a required argument"):
         app.named("shop.send").new()
 
 
@@ -108,7 +108,7 @@ for _ in range(60):
     ],
 )
 def test_what_json_has_no_form_for_is_refused_by_its_path(web: sqlq.App, value: Any, says: str) -> None:
-    with pytest.raises(sqlq.ArgumentsError, match=re.escape(says)):
+    with pytest.raises(sqlq.errors.ArgumentsError, match=re.escape(says)):
         web.named("t").new(value)
 
 

@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.worker import outage as outages
-from sqlq.worker.maintain.maintenance import Chores
-from sqlq.worker.maintain.services import Chore, SchemaWatch
+from sqlq.worker.maintain.maintenance import ServiceLoop
+from sqlq.worker.maintain.services import SchemaWatch, Service
 from sqlq.worker.outage import Outage
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -107,8 +107,8 @@ class Turns:
         self._turns.pop(0)()
         return 0.0
 
-    def do(self, *others: Chore) -> None:
-        chores = Chores([*others, self])
+    def do(self, *others: Service) -> None:
+        chores = ServiceLoop([*others, self])
         chores.start()
         try:
             assert self.all_done.wait(10)
@@ -199,7 +199,7 @@ def test_a_look_at_the_tables_that_fails_waits_before_the_next(app: sqlq.App, da
         fail()
 
     watch = Watch(turn)
-    chores = Chores([watch])
+    chores = ServiceLoop([watch])
     chores.start()
     try:
         assert enough.wait(30)
@@ -279,5 +279,5 @@ def test_two_databases_have_each_their_own_outage(
 
 def test_the_chores_of_a_worker_speak_of_its_database(app: sqlq.App) -> None:
     worker = app.worker()
-    outages_of = {outage._shared for *_, outage in worker._chores._due}
+    outages_of = {outage._shared for *_, outage in worker._maintenance._due}
     assert outages_of == {Outage("claiming", app.database)._shared}

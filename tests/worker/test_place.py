@@ -22,7 +22,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim import Claimer, Pace
 from sqlq.worker.maintain import services
 from sqlq.worker.run import executor
-from sqlq.worker.supervise.heartbeat import Dead, LeaseKeeper
+from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
 from tests.waiting import wait_until
 from tests.worker.test_leases import claim, expire, rescue, working
 
@@ -69,7 +69,7 @@ def steps(app: sqlq.App) -> Steps:
 
 def die(app: sqlq.App, owner: str) -> None:
     """Give back what a worker of a supervisor held that died and had started nothing."""
-    keeper = LeaseKeeper(1_000)
+    keeper = Heartbeat(1_000)
     keeper._database = app.database
     assert keeper._give_back_of(Dead(owner, set(), "died", time.monotonic() + 60)) is None
 

@@ -28,7 +28,7 @@ from sqlq.worker.ipc.parent import Callbacks, Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.settle.after import Answers
-from sqlq.worker.supervise.dispatch import Host
+from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
 from tests.servers import OwnPostgreSQL
@@ -243,15 +243,15 @@ def test_a_job_that_is_not_kept_has_ended_all_the_same(database_url: str) -> Non
     ],
 )
 def test_what_cannot_be_waited_for_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
-    with pytest.raises(sqlq.ConfigurationError, match=says):
+    with pytest.raises(sqlq.errors.ConfigurationError, match=says):
         wrong(sqlq.App("sqlite:///nowhere.db"))
 
 
 def test_a_database_that_is_not_there_is_said_to_the_waiter(tmp_path: Any) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/none.db")
-    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         app.result(7, timeout="1h")
-    with pytest.raises(sqlq.ConfigurationError, match="there is no database file"):
+    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
         asyncio.run(app.aresult(7, timeout=None))
 
 
@@ -505,7 +505,7 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     )
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
-    Host(lambda: children, keeper)._asked([7])
+    Dispatcher(lambda: children, keeper)._awaited([7])
     assert heard.get(timeout=60) == [7]
     worker.ended({})
     here.close()

@@ -77,5 +77,7 @@ def test_what_names_no_job_is_refused_as_elsewhere(tmp_path: Any) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/none.db", eager=True)
     app.enqueue(Shop(app).note.new(7))
     for wrong in ("7", None, 7.0, True):
-        with pytest.raises(sqlq.ConfigurationError, match="is not the id of a job: ids are whole numbers"):
+        with pytest.raises(
+            sqlq.errors.ConfigurationError, match="is not the id of a job: ids are whole numbers"
+        ):
             app.jobs.get(wrong)  # type: ignore[arg-type]

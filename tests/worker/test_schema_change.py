@@ -114,7 +114,7 @@ def test_a_worker_left_behind_stops_in_good_order(
     finally:
         go.set()
         running.stop()
-    assert isinstance(running.raised, sqlq.SchemaVersionError)
+    assert isinstance(running.raised, sqlq.errors.SchemaVersionError)
     assert sentence in str(running.raised)
     assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
     execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
@@ -137,7 +137,7 @@ def test_a_worker_whose_tables_are_gone_says_so(
         wait_until(running.ended, timeout=60, what="the worker's end")
     finally:
         running.stop()
-    assert isinstance(running.raised, sqlq.SchemaVersionError)
+    assert isinstance(running.raised, sqlq.errors.SchemaVersionError)
     assert "does not hold sqlq's tables yet" in str(running.raised)
 
 
@@ -151,7 +151,7 @@ def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(
     assert "which works with them" in caplog.text
     assert app.jobs.get(job.id).state == "finished"
     execute(engine, TOO_NEW)
-    with pytest.raises(sqlq.SchemaVersionError, match="newer than the 0001 this sqlq knows"):
+    with pytest.raises(sqlq.errors.SchemaVersionError, match="newer than the 0001 this sqlq knows"):
         app.worker(drain=True).run()
 
 
@@ -163,7 +163,7 @@ def test_enqueue_goes_by_the_same_rule(app: sqlq.App, engine: Engine, database_u
     execute(engine, TOO_NEW)
     other = sqlq.App(database_url)  # one that has not asked yet
     with engine.connect() as connection, connection.begin():
-        with pytest.raises(sqlq.SchemaVersionError, match="newer than"):
+        with pytest.raises(sqlq.errors.SchemaVersionError, match="newer than"):
             other.enqueue(task.new(), session=connection)
         assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 1, (
             "the caller's transaction is still usable"

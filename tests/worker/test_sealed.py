@@ -22,7 +22,7 @@ from sqlq.payload.encryption import HEAD, new_key
 from sqlq.store.jobs import claim, settle
 from sqlq.testing import assert_enqueued, inline, tick
 from sqlq.testing.database import write_declared
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.flow_shop import Shop
 
 KEY, OLD = new_key(), new_key()
@@ -325,7 +325,7 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
     write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
     with database.begin() as conn:
         assert claim.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
-    keeper = LeaseKeeper(1000)
+    keeper = Heartbeat(1000)
     keeper._database = database
     keeper.worker_died("dead", set(), "died")
     assert keeper._give_back() == float("inf")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import Sweep
 from sqlq.worker.worker import Worker
 from tests.waiting import wait_until
@@ -23,7 +23,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def unswept(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker without the sweeps that make up for what was not looked at."""
     worker = app.worker()
-    monkeypatch.setattr(worker, "_chores", Chores([Sweep(app.database)]))
+    monkeypatch.setattr(worker, "_maintenance", ServiceLoop([Sweep(app.database)]))
     return worker
 
 

@@ -22,7 +22,7 @@ from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.store.jobs import settle
 from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 from tests.faults.processes import worker_process
 from tests.waiting import wait_until
 
@@ -169,10 +169,10 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_bytes_in_a_row_stop_nothing(app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sqlq.worker")
-    told: list[sqlq.Ended] = []
+    told: list[sqlq.JobResult] = []
 
     @app.task(name="told")
-    def tell(ended: sqlq.Ended) -> None:
+    def tell(ended: sqlq.JobResult) -> None:
         told.append(ended)
 
     app.task(name="t")(lambda: None)
@@ -208,7 +208,7 @@ def test_bytes_in_a_row_whose_worker_is_gone_keep_no_other_from_its_rescue(
     with app.database.begin() as conn:
         rescued = settle.rescue(conn)
     assert sorted((job.id, job.failed) for job in rescued) == [(other.id, True), (other.id + 1, spent)]
-    events = Teller().rescued(rescued, "is gone")
+    events = Reporter().rescued(rescued, "is gone")
     json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor says them
     details = app.jobs.get(other.id + 1)
     if not spent:

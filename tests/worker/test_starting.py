@@ -640,7 +640,7 @@ def test_the_failure_of_a_lost_job_for_good_is_an_error_with_its_exception(
         wait_until(lambda: app.jobs.get(job.id).state == "failed", what="the rescue")
     (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert failed.exc_info is not None
-    assert isinstance(failed.exc_info[1], sqlq.WorkerLostError)
+    assert isinstance(failed.exc_info[1], sqlq.errors.WorkerLostError)
 
 
 # -- what a crash would run again ----------------------------------------------------------------------------

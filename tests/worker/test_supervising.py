@@ -28,14 +28,13 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc import process as ipc_process
-from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Supervised
-from sqlq.worker.ipc.parent import facts as child_facts
+from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Facts, Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.run.isolated import Isolates
-from sqlq.worker.supervise.dispatch import Host
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.dispatch import Dispatcher
+from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
@@ -52,6 +51,10 @@ def claim(app: sqlq.App, owner: str, limit: int = 10) -> list[ClaimedJob]:
         return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
+def facts_of(app: sqlq.App, worker: str = "w", *, lease_ms: int = 30_000) -> Facts:
+    return Facts.of(worker, app.database, app.worker()._options)._replace(lease_ms=lease_ms)
+
+
 def right(job: ClaimedJob) -> tuple[int, int]:
     return (job.id, job.lease_token)
 
@@ -66,7 +69,7 @@ def enter(app: sqlq.App, worker: str) -> None:
 
 @pytest.fixture
 def dead_worker(app: sqlq.App) -> Callable[..., bool]:
-    keeper = LeaseKeeper(60_000)
+    keeper = Heartbeat(60_000)
     keeper._database = app.database
 
     def dies(worker: str, started: set[Right] | None, why: str) -> bool:
@@ -144,7 +147,7 @@ def test_a_row_that_is_locked_is_given_back_later(
 def test_a_death_that_cannot_be_seen_to_keeps_no_other_waiting(
     app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = LeaseKeeper(LEASE_MS)
+    keeper = Heartbeat(LEASE_MS)
     keeper._database = app.database
     give_back = keeper._give_back_of
 
@@ -250,13 +253,12 @@ def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.M
 
 
 def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
-    app: sqlq.App, engine: Engine, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, engine: Engine, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = Link.pair()
-    url = engine.url.render_as_string(hide_password=False)
     with monkeypatch.context() as patch:
         refuse_threads(patch, "sqlq-keeper")
-        keeper.keep("w", here, url, app.database.schema)
+        keeper.keep(facts_of(app, "w"), here)
         assert not keeper._thread.is_alive()
     keeper.begin()
     assert keeper._thread.is_alive()
@@ -266,17 +268,17 @@ def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_host_that_can_do_no_chores_looks_for_nobody(
-    app: sqlq.App, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervising = Supervisor([], SupervisorOptions(2, 30_000, 0))
-    supervising._keeper = keeper
-    supervising._host = host = Host(list, keeper)
+    supervising._heartbeat = keeper
+    supervising._dispatcher = host = Dispatcher(list, keeper)
     here, there = Link.pair()
     child = SimpleNamespace(link=here, process=SimpleNamespace(pid=1))
     refuse_threads(monkeypatch, "sqlq-chores")
     worker = app.worker()
-    supervising._ready(child, child_facts(worker.id, app.database, worker._options))  # type: ignore[arg-type]
-    assert "each worker looks for jobs, and does its chores, itself: can't start new thread" in caplog.text
+    supervising._ready(child, Facts.of(worker.id, app.database, worker._options))  # type: ignore[arg-type]
+    assert "each worker looks for jobs, and runs its services, itself: can't start new thread" in caplog.text
     assert "sqlq-lookout" not in {thread.name for thread in threading.enumerate()}
     host.close()
     here.close()
@@ -322,7 +324,7 @@ def test_a_worker_that_comes_later_is_told_of_the_end_of_a_pause_that_it_saw_its
 
     said: list[tuple[str, bool]] = []
     children = [child("first")]
-    host = Host(lambda: children, LeaseKeeper(LEASE_MS))
+    host = Dispatcher(lambda: children, Heartbeat(LEASE_MS))
     host._pause_all(paused=True)
     children.append(child("second"))
     for _ in range(2):
@@ -334,14 +336,14 @@ def test_a_worker_that_comes_later_is_told_of_the_end_of_a_pause_that_it_saw_its
 
 
 @pytest.fixture
-def keeper() -> Iterator[LeaseKeeper]:
-    keeper = LeaseKeeper(LEASE_MS)
+def keeper() -> Iterator[Heartbeat]:
+    keeper = Heartbeat(LEASE_MS)
     yield keeper
     keeper.close()
 
 
 def test_it_renews_what_its_worker_holds_and_tells_it(
-    app: sqlq.App, engine: Engine, noop: Any, keeper: LeaseKeeper, database_url: str
+    app: sqlq.App, engine: Engine, noop: Any, keeper: Heartbeat, database_url: str
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     mine, others = claim(app, "mine", limit=1)[0], claim(app, "other")[0]
@@ -357,7 +359,7 @@ def test_it_renews_what_its_worker_holds_and_tells_it(
     before = leases()
     here, there = Link.pair()
     child = Link(there)
-    keeper.keep("mine", here, database_url, app.database.schema)
+    keeper.keep(facts_of(app, "mine"), here)
     message = child.receive()
     assert message is not None
     assert message["renewed"] == [[*right(mine), False]]
@@ -386,11 +388,11 @@ def test_a_worker_that_is_stuck_in_a_transaction_keeps_no_other_from_its_leases(
 
 
 def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(
-    app: sqlq.App, keeper: LeaseKeeper, database_url: str
+    app: sqlq.App, keeper: Heartbeat, database_url: str
 ) -> None:
     """An engine with a creator of its own may lead to another database than its URL."""
     here, there = Link.pair()
-    keeper.keep("elsewhere", here, database_url, app.database.schema)
+    keeper.keep(facts_of(app, "elsewhere"), here)
     wait_until(lambda: not keeper._kept, what="the keeper noticing")
     with pytest.raises(BlockingIOError):
         there.recv(1, socket.MSG_DONTWAIT)

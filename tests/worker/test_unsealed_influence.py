@@ -19,7 +19,7 @@ from sqlq.errors import SealError
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.schema.types import FAR, milliseconds_of
 from sqlq.store.jobs import claim, settle
-from sqlq.worker.supervise.heartbeat import Dead, LeaseKeeper
+from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -48,7 +48,7 @@ def write(engine: Engine, statement: str, **parameters: Any) -> None:
         conn.execute(text(statement), parameters)
 
 
-def _hear(ended: sqlq.Ended) -> None: ...
+def _hear(ended: sqlq.JobResult) -> None: ...
 
 
 def tasks_in(engine: Engine) -> list[str]:
@@ -201,7 +201,7 @@ def test_nothing_follows_a_forged_row_that_a_dead_worker_had_not_started(
     forge(engine, releases=MAX_RELEASES)
     with app.database.begin() as conn:
         assert claim.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
-    keeper = LeaseKeeper(1000)
+    keeper = Heartbeat(1000)
     keeper._database = app.database
     assert keeper._give_back_of(Dead("dead", set(), "died", time.monotonic() + 60)) is None
     assert [job.reason for job in app.jobs.list(state="failed")] == ["error"]

@@ -276,7 +276,7 @@ class Doctor:
         for queue in holding:
             waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             said = f"{queue.queue} is paused, and {waiting} in it"
-            yield check("paused", said, command(f"resume {word(queue.queue)}"))
+            yield check("paused", said, command(f"queues resume {word(queue.queue)}"))
         if not holding and not old:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 

@@ -34,7 +34,7 @@ def lines(conn: Connection) -> Iterator[Finding]:
             yield to_do("limits", f"{said}: {held}", command(f"retry {line.held_by}"))
         elif line.waits_in in paused:
             said = f"{said}: its queue {line.waits_in!r} is paused"
-            yield check("limits", said, command(f"resume {queue}"))
+            yield check("limits", said, command(f"queues resume {queue}"))
         elif served is not None and line.waits_in not in served:
             said = f"{said}: no worker serves its queue {line.waits_in!r}"
             yield to_do("limits", said, command(f"work -q {queue}", needs_app=True))

@@ -31,7 +31,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.database.dialect import (
@@ -45,6 +45,7 @@ from sqlq.database.dialect import (
     Right,
     Verdict,
     held,
+    locked,
     rights,
     schema_of,
 )
@@ -84,8 +85,7 @@ twice as long."""
 class PostgreSQL(Dialect):
     name = "postgresql"
     notifies = True
-    changes_in_queries = True
-    insert = staticmethod(postgresql.insert)
+    _insert = staticmethod(postgresql.insert)
     # of a row that a statement has met and updated it is its transaction
     is_new = literal_column(in_catalog("xmax = 0"))
 
@@ -191,13 +191,14 @@ class PostgreSQL(Dialect):
         rows: Sequence[Sequence[Any]],
         target: Table,
         *,
-        skip_locked: bool = True,
+        waits: bool = False,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
         parameters = self.parameters(batch, rows)
-        return rights(
-            conn.execute(_move(self, batch, target, skip_locked), parameters, execution_options=options)
-        )
+        return rights(conn.execute(_move(self, batch, target, waits), parameters, execution_options=options))
+
+    def wait_for_locks(self, conn: Connection, ms: int) -> None:
+        conn.execute(text("SELECT pg_catalog.set_config('lock_timeout', :wait, true)"), {"wait": f"{ms}ms"})
 
     def refuse_standby(self, conn: Connection) -> None:
         conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
@@ -401,8 +402,8 @@ def _state_of(error: BaseException | None) -> str:
 
 
 @cache
-def _move(dialect: Dialect, batch: Batch, target: Table, skip_locked: bool) -> Insert:
-    found = held(dialect, batch, skip_locked=skip_locked)
+def _move(dialect: Dialect, batch: Batch, target: Table, waits: bool) -> ReturningInsert[Any]:
+    found = locked(jobs, held(dialect, batch), waits=waits)
     # all that the row takes along is returned by the DELETE itself: joining its rows to `held` again costs
     # the square of a batch
     carried = (*(jobs.c[name] for name in CARRIED), *batch.carried(found))

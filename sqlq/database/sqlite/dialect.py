@@ -49,7 +49,7 @@ class SQLite(Dialect):
     claims_beyond = False
     most_unwritten = 200
     shortest_us = 1_000
-    insert = staticmethod(sqlite.insert)
+    _insert = staticmethod(sqlite.insert)
 
     def for_parameters(self, style: Any) -> Any:
         return sqlite.dialect(paramstyle=style)

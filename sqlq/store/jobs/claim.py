@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from sqlq.database.dialect import schema_of
-from sqlq.database.dialects import _dialect
+from sqlq.database.dialects import dialect_of
 from sqlq.model.job import ClaimedJob
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def claim(
         return list(conn.exec_driver_sql(statement, parameters))
 
     given = (owner, lease_ms, max_attempts, follow_ups)
-    rows = _dialect(conn).claim(ask, schema_of(conn), names, limit, *given, newest_first=newest_first)
+    rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, *given, newest_first=newest_first)
     return claimed(rows, names, limit, newest_first=newest_first)
 
 

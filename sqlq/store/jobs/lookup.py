@@ -30,7 +30,7 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlq.config.constants import IDS
 from sqlq.model import history
 from sqlq.model.handle import AnyJob, Handle
-from sqlq.model.history import HistoryLine
+from sqlq.model.history import AttemptRecord
 from sqlq.model.job import JobDetails, Progress, State, error_line
 from sqlq.payload.encryption import Seal, Unopened, looked_into
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
@@ -305,19 +305,19 @@ def decoded(text: Any) -> Any:
         return text
 
 
-def _last_line(row: RowMapping, started_at: datetime | None) -> HistoryLine | None:
+def _last_line(row: RowMapping, started_at: datetime | None) -> AttemptRecord | None:
     """Return the line of the attempt that goes on, or that has ended the job, which no record holds."""
     state = State(row.state)
     claimed = (row.attempts if row.reserved_at is not None else None, row.reserved_at, started_at)
     if state is State.RUNNING:
-        return HistoryLine("running", *claimed, worker=row.reserved_by)
+        return AttemptRecord("running", *claimed, worker=row.reserved_by)
     if state is State.FAILED:
-        outcome: history.LineOutcome = "lost" if row.reason == "worker_lost" else "failed"
+        outcome: history.AttemptOutcome = "lost" if row.reason == "worker_lost" else "failed"
         said = (None, row.reason, row.exception, row.message)
-        return HistoryLine(outcome, *claimed, row.ended_at, row.reserved_by, *said)
+        return AttemptRecord(outcome, *claimed, row.ended_at, row.reserved_by, *said)
     if state in (State.FINISHED, State.CANCELLED):
         outcome = "finished" if state is State.FINISHED else "cancelled"
-        return HistoryLine(outcome, *claimed, row.ended_at, row.reserved_by, message=row.reason)
+        return AttemptRecord(outcome, *claimed, row.ended_at, row.reserved_by, message=row.reason)
     return None
 
 

@@ -15,7 +15,7 @@ from sqlq.database import dialects
 from sqlq.database.caller.session import SyncSession, connection_to_complete, note_write
 from sqlq.errors import ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed
 from sqlq.model.retry import scrubbed
@@ -63,7 +63,7 @@ class OwnRow:
             attempt.completed = True
             if attempt.said is not None or attempt.keeps_ms is not None:
                 options = {"schema_translate_map": {TOKEN_SCHEMA: target.schema}}
-                progress.write(conn, [attempt.note()], skip_locked=False, options=options)
+                progress.write(conn, [attempt.note()], waits=True, options=options)
             # guard: complete-seals
             stored = done if encryption is None else done.sealed_by(encryption, attempt.task, attempt.queue)
             # guard: complete-by-the-owner
@@ -74,7 +74,7 @@ class OwnRow:
                 schema=target.schema,
                 keep_finished=attempt.is_kept(target.keep_finished),
                 follow_up=follow_up(attempt.claimed, done, encryption),
-                course=None if attempt.is_first_claim else Course(*attempt.times(attempt.seconds())),
+                course=None if attempt.is_first_claim else AttemptTimes(*attempt.times(attempt.seconds())),
             ):
                 raise self._lost()
             self._grow(conn)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
@@ -52,22 +52,35 @@ class Callbacks:
     """Hears what operators want of this worker."""
 
 
-def facts(worker: str, database: Database, options: WorkerOptions) -> dict[str, Any]:
-    """Return what a supervisor needs to know to stand in for a worker."""
-    address = database.address
-    url = None if address is None else address.listen_url
-    return {
-        "worker": worker,
-        "url": database.engine.url.render_as_string(hide_password=False),
-        "schema": database.schema,
-        "listen_url": None if url is None else url.render_as_string(hide_password=False),
-        "seal": None if database.seal is None else database.seal.facts(),
-        "queues": options.queues,
-        "slots": options.concurrency,
-        "lease_ms": options.lease_ms,
-        "retention_ms": options.retention_ms,
-        "drain": options.drain,
-    }
+class Facts(NamedTuple):
+    """What a supervisor needs to know to stand in for a worker."""
+
+    worker: str
+    url: str
+    schema: str | None
+    listen_url: str | None
+    encryption: dict[str, Any] | None
+    queues: Sequence[str] | None
+    slots: int
+    lease_ms: int
+    retention_ms: int | None
+    drain: bool
+
+    @classmethod
+    def of(cls, worker: str, database: Database, options: WorkerOptions) -> Facts:
+        listen_url = None if database.address is None else database.address.listen_url
+        return cls(
+            worker,
+            database.engine.url.render_as_string(hide_password=False),
+            database.schema,
+            None if listen_url is None else listen_url.render_as_string(hide_password=False),
+            None if database.seal is None else database.seal.facts(),
+            options.queues,
+            options.concurrency,
+            options.lease_ms,
+            options.retention_ms,
+            options.drain,
+        )
 
 
 class Unsupervised:
@@ -83,8 +96,8 @@ class Unsupervised:
     def listen(self, callbacks: Callbacks) -> None:
         """Hear the supervisor from now on."""
 
-    def ready(self, **facts: Any) -> None:
-        """Say that this worker is up, and what the supervisor needs to know to stand in for it."""
+    def ready(self, facts: Facts) -> None:
+        """Say that this worker is up."""
 
     def leaving(self, why: str, *, replace: bool) -> None:
         """Say that this worker claims no more and ends when what it runs has ended, and whether another
@@ -187,9 +200,9 @@ class Supervised(Unsupervised):
                 return True
         return False
 
-    def ready(self, **facts: Any) -> None:
+    def ready(self, facts: Facts) -> None:
         self.announce()
-        self._link.send(ready=facts)
+        self._link.send(ready=facts._asdict())
 
     def leaving(self, why: str, *, replace: bool) -> None:
         # not waiting for a supervisor that is stopped: who says so may be the one that keeps the deadlines

@@ -25,9 +25,10 @@ from sqlq.config.constants import VERSION
 from sqlq.database.database import Database
 from sqlq.database.postgresql.dialect import is_read_only
 from sqlq.schema import version
-from sqlq.store.workers import notify, pauses, workers
+from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
-from sqlq.worker.maintain.maintenance import Chores
+from sqlq.worker.maintain.maintenance import Maintenance
+from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.run.lease import Leases
@@ -38,15 +39,15 @@ log = logging.getLogger("sqlq.worker")
 
 LOOK_SECONDS = 0.5
 """On SQLite a worker looks no more often, however much is committed."""
-UNCALLED_SECONDS = 3600.0
 PAUSES = "paused: this worker claims nothing until it is resumed; what runs goes on"
 RESUMES = "resumed: this worker claims again"
 
 
 class Control:
-    """What operators want of one worker. As a chore it says what the worker is at, when that has changed."""
+    """The requests of operators to one worker. As a service it writes the worker's state, when that has
+    changed, and looks for jobs to cancel, when there are some."""
 
-    doing = "saying what this worker is at"
+    doing = "writing the state of this worker"
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class Control:
         self._commits: int | None = None
         self._look_at = float("-inf")
         self._state = self._said = STARTING
-        self._cancels = Cancels(database, worker, leases)
-        self._ends = EndPauses(database, self._pauses_ended)
-        self.duties = (self, self._cancels, self._ends)
-        self.chores: Chores | None = None
-        """Where its duties are done, once there are any."""
+        self._leases = leases
+        self._has_cancels = False
+        """Whether jobs of this worker are to be cancelled."""
+        self.maintenance: Maintenance | None = None
+        """The loop that runs it, once there is one."""
 
     @property
     def is_paused(self) -> bool:
@@ -140,14 +141,14 @@ class Control:
         for request in wanted.requests:
             if request.worker == self._worker:
                 self._asked(request)
-        if wanted.pause_ms is not None and self.chores is not None:
-            self.chores.at(self._ends, self._ends.expect(wanted.pause_ms))
+        if self.maintenance is not None:
+            self.maintenance.expect_end_of_pause(wanted.pause_ms)
 
     def _asked(self, request: Request) -> None:
         if request.cancels_at != self._cancels_at:
             self._cancels_at = request.cancels_at
-            self._cancels.is_called = True
-            self._call(self._cancels)
+            self._has_cancels = True
+            self._call()
         newest = (request.asked, request.asked_at)
         if newest == self._last:  # guard: a-request-counts-once
             return
@@ -189,7 +190,20 @@ class Control:
 
     def run(self) -> float:
         self.write()
+        self._cancel()
         return UNCALLED_SECONDS
+
+    def _cancel(self) -> None:
+        if not self._has_cancels:
+            return
+        self._has_cancels = False  # a request that comes from here on is read the next time
+        try:
+            with self._database.read() as conn:
+                rights = workers.cancelled(conn, self._worker)
+        except DBAPIError:
+            self._has_cancels = True
+            raise
+        self._leases.cancel(rights)
 
     def write(self) -> None:
         """Write what this worker is at, unless that is written."""
@@ -204,76 +218,19 @@ class Control:
         """Note that the worker's row is new, and says this."""
         self._said = state
 
-    def _pauses_ended(self, names: list[str]) -> None:
+    def pauses_ended(self, names: list[str]) -> None:
+        """Note which queues are resumed because the time of their pause is over."""
         if pauses.ALL in names:
             self.pause_all(paused=False)
         self._wake.call()
 
     def _changed(self) -> None:
         self._wake.call()
-        self._call(self)
+        self._call()
 
-    def _call(self, chore: Control | Cancels) -> None:
-        if self.chores is not None:
-            self.chores.call(chore)
-
-
-class Cancels:
-    """Looks for jobs of this worker that are to be cancelled, when it was told that there are some."""
-
-    doing = "looking for jobs to cancel"
-
-    def __init__(self, database: Database, worker: str, leases: Leases) -> None:
-        self._database = database
-        self._worker = worker
-        self._leases = leases
-        self.is_called = False
-
-    def run(self) -> float:
-        if self.is_called:
-            self.is_called = False
-            try:
-                with self._database.read() as conn:
-                    rights = workers.cancelled(conn, self._worker)
-            except DBAPIError:
-                self.is_called = True
-                raise
-            self._leases.cancel(rights)
-        return UNCALLED_SECONDS
-
-
-class EndPauses:
-    """Resumes what was paused until a moment, when that has come. Any number of hosts may do so."""
-
-    doing = "ending pauses"
-
-    def __init__(self, database: Database, ended: Callable[[list[str]], None]) -> None:
-        self._database = database
-        self._ended = ended
-        self._due_at: float | None = None
-
-    def expect(self, pause_ms: float) -> float:
-        """Note in how many milliseconds the next pause is over; return the moment, by the monotonic clock."""
-        self._due_at = time.monotonic() + max(0.0, pause_ms) / 1000
-        return self._due_at
-
-    def run(self) -> float:
-        if self._due_at is None:
-            return UNCALLED_SECONDS
-        if (wait := self._due_at - time.monotonic()) > 0:
-            return wait
-        with self._database.begin() as conn:
-            over = pauses.end_pauses(conn)
-            if over:
-                notify.wake_others(conn)
-            next_ms = pauses.next_end(conn)
-        self._due_at = None
-        for name in over:
-            what = "all queues" if name == pauses.ALL else f"the queue {name}"
-            log.info("the pause of %s is over", what, extra={"event": "resumed"})
-        if over:
-            self._ended(over)
-        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - time.monotonic()
+    def _call(self) -> None:
+        if self.maintenance is not None:
+            self.maintenance.call(self)
 
 
 class Entry:

@@ -1,4 +1,4 @@
-"""What a process does beside its jobs, and what calls it to that before it is due."""
+"""The services of a process beside its jobs, and the loop that runs each when it is due."""
 
 from __future__ import annotations
 
@@ -6,58 +6,60 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import is_
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
-from sqlq.store.jobs.expire import Expired
-from sqlq.store.jobs.settle import Rescued
 from sqlq.store.workers.look import Look
+from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.maintain.scheduler import Ticks
 from sqlq.worker.maintain.services import (
     NEVER,
     Admit,
-    Chore,
+    EndPauses,
     Expire,
-    LookedFor,
     Prune,
     Rescue,
     SchemaWatch,
+    Service,
     Sweep,
     Unblock,
     jittered,
 )
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import AWAY, Outage
+from sqlq.worker.report.reporter import Reporter
+from sqlq.worker.wait.poller import LastLook
 
 log = logging.getLogger("sqlq.worker")
 
 TURN_SECONDS = 5.0
 FAILED_SECONDS = 7.0
-"""After so long a chore is tried again that failed for a reason other than the database being away."""
+"""A service that failed is tried again after so long, unless the database was away."""
 
 
-class Chores:
-    """Does chores, each when it is due, in a thread of its own; the earliest first."""
+class ServiceLoop:
+    """Runs services in a thread of its own, each when it is due, the earliest first."""
 
     def __init__(
         self,
-        chores: Sequence[Chore],
+        services: Sequence[Service],
         database: Database | None = None,
         *,
-        shared: Sequence[Chore] = (),
+        shared: Sequence[Service] = (),
         others_do: Callable[[], bool] = lambda: False,
         quiet: bool = False,
     ) -> None:
-        """The `shared` chores are left out while `others_do` them. `quiet` where others speak of a `database`
-        that is away."""
+        """While `others_do` them the `shared` services are left out. With `quiet` others report an outage of
+        the `database`."""
         self._shared, self._others_do = shared, others_do
         order = itertools.count()
         self._due = [
-            (time.monotonic(), next(order), chore, Outage(chore.doing, database, quiet=quiet))
-            for chore in (*chores, *shared)
+            (time.monotonic(), next(order), service, Outage(service.doing, database, quiet=quiet))
+            for service in (*services, *shared)
         ]
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -69,25 +71,22 @@ class Chores:
         self._thread.start()
 
     def end(self) -> None:
-        """Begin nothing more."""
+        """Begin no other turn."""
         self._ended.set()
         self._changed.set()
 
-    def call(self, chore: Chore) -> None:
-        """Have a chore done now, from any thread."""
-        self._hasten(partial(is_, chore))
-        self._changed.set()
+    def call(self, service: Service) -> None:
+        """Run a service now; any thread may call this."""
+        self.at(service, time.monotonic())
 
-    def at(self, chore: Chore, moment: float) -> None:
-        """Have a chore done at a moment of the monotonic clock, unless it is due before, from any thread."""
-        with self._lock:
-            self._due = sorted(
-                (min(moment, entry[0]) if entry[2] is chore else entry[0], *entry[1:]) for entry in self._due
-            )
+    def at(self, service: Service, due_at: float) -> None:
+        """Run a service at a time of the monotonic clock, unless it is due before; any thread may call
+        this."""
+        self._put(partial(is_, service), due_at)
         self._changed.set()
 
     def await_turn(self) -> None:
-        """Wait for the turn under way, a few seconds at most: what it has written is seen after this."""
+        """Wait for the turn under way, a few seconds at most: a later claim sees its writes."""
         if self._turn.acquire(timeout=TURN_SECONDS):
             self._turn.release()
 
@@ -99,100 +98,100 @@ class Chores:
         while not self._ended.is_set():
             self._changed.wait(max(0.0, self._due[0][0] - time.monotonic()))
             self._changed.clear()
-            moment, _, chore, outage = self._due[0]
-            if self._ended.is_set() or time.monotonic() < moment:
+            due_at, _, service, outage = self._due[0]
+            if self._ended.is_set() or time.monotonic() < due_at:
                 continue
-            self._put(partial(is_, chore), NEVER)  # so that a call while it runs is not forgotten
+            self._put(partial(is_, service), NEVER, sooner=False)  # a call during its turn comes after this
             times, writing = asked.times, asked.writing
             try:
                 with self._turn:
-                    wait = self._do(chore)
+                    wait = self._serve(service)
                 if asked.times > times:  # guard: who-asked-nothing-knows-nothing
                     outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
                 else:
                     outage.forget()
             except AWAY as error:
                 wait = outage.met(error)
-                # Perhaps what is refused is a question about a column that is gone. In an outage the watch
-                # would have nothing to see, and one that hastened itself would ask without a pause.
+                # The database may refuse a query for a column that is gone. In an outage the watch would see
+                # nothing; a watch that hastened itself would query without a pause.
                 # guard: who-watches-does-not-hasten-itself
-                if is_refused(error) and not isinstance(chore, SchemaWatch):
-                    self._hasten(lambda other: isinstance(other, SchemaWatch))
+                if is_refused(error) and not isinstance(service, SchemaWatch):
+                    self._put(lambda other: isinstance(other, SchemaWatch), time.monotonic())
             except Exception:
-                log.exception("%s failed; trying again", chore.doing)
+                log.exception("%s failed; trying again", service.doing)
                 wait = FAILED_SECONDS
-            self.at(chore, time.monotonic() + wait)
+            self.at(service, time.monotonic() + wait)
 
-    def _do(self, chore: Chore) -> float:
+    def _serve(self, service: Service) -> float:
         # guard: chores-are-taken-over
-        if chore in self._shared and self._others_do():
+        if service in self._shared and self._others_do():
             return jittered(RESCUE_MS / 1000)
-        return chore.run()
+        return service.run()
 
-    def _hasten(self, which: Callable[[Chore], bool]) -> None:
-        self._put(which, time.monotonic())
-
-    def _put(self, which: Callable[[Chore], bool], moment: float) -> None:
+    def _put(self, which: Callable[[Service], bool], due_at: float, *, sooner: bool = True) -> None:
+        """Set when services are due; with `sooner` none becomes due later than it was."""
         with self._lock:
-            self._due = sorted((moment if which(entry[2]) else entry[0], *entry[1:]) for entry in self._due)
+            self._due = sorted(
+                (min(due_at, entry[0]) if sooner else due_at, *entry[1:]) if which(entry[2]) else entry
+                for entry in self._due
+            )
 
 
-class Duties(Chores):
-    """The chores of a host, which its supervisor does for all its workers, or else each of them; and the
-    `own` chores of the process."""
+class Maintenance(ServiceLoop):
+    """The services of a host and the `own` ones of this process. The supervisor runs those of the host for
+    all its workers; without one each worker runs them."""
 
     def __init__(
         self,
         database: Database,
-        lease_ms: int,
-        retention_ms: int | None,
-        own: Sequence[Chore],
+        options: WorkerOptions | Facts,
+        own: Sequence[Service],
         *,
-        rescued: Callable[[Iterable[Rescued], str], object],
-        expired: Callable[[Iterable[Expired]], object],
+        reporter: Reporter,
         freed: Callable[[], None],
-        ticked: Callable[[], None] = lambda: None,
-        looked_at: Callable[[], float],
-        leases_looked_at: Callable[[], float],
-        is_ticking: bool,
-        others_do: Callable[[], bool] = lambda: False,
+        pauses_ended: Callable[[list[str]], None],
+        last_look: LastLook,
         quiet: bool = False,
     ) -> None:
-        """`freed` is called when jobs have become available, `ticked` when schedules have enqueued some.
-        `looked_at` returns when the process has looked itself for what there is to do, `leases_looked_at`
-        when anybody has looked for leases that have run out. A process that is not `is_ticking` only empties
-        the queue."""
-        self._rescue = Rescue(database, lease_ms, rescued, freed, looked_at=leases_looked_at)
-        self._expire = LookedFor(Expire(database, expired), looked_at)
-        self._admit = LookedFor(Admit(database, freed), looked_at)
-        self._ticks = Ticks(database, looked_at=looked_at, ticked=ticked)
+        """`freed` is called when jobs have become available, `pauses_ended` with the queues that were
+        resumed."""
+        leases_at = last_look.leases_at
+        self._ticks = Ticks(database, looked_at=leases_at, ticked=freed)
+        self._rescue = Rescue(database, options.lease_ms, reporter.rescued, freed, looked_at=leases_at)
+        self._expire = Expire(database, reporter.expired, looked_at=leases_at)
+        self._admit = Admit(database, freed, looked_at=leases_at)
+        self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(
-            [self._rescue, *own],
+            [self._rescue, self._end_pauses, *own],
             database,
             shared=[
-                *([self._ticks] if is_ticking else []),
+                *([] if options.drain else [self._ticks]),
                 Sweep(database),
-                Prune(database, retention_ms),
+                Prune(database, options.retention_ms),
                 self._expire,
                 Unblock(database, freed),
                 self._admit,
             ],
-            others_do=others_do,
+            others_do=last_look.supervisor_looks,
             quiet=quiet,
         )
 
-    def expect_tick(self, moment: float) -> None:
-        """Tick at a moment at which a schedule is due."""
-        self._ticks.expect(moment)
-        self.at(self._ticks, moment)
-
-    def heed(self, look: Look) -> None:
-        """Do now what a look has found to do."""
-        for is_due, chore in (
+    def looked(self, look: Look, at: float) -> None:
+        """Run now the services for which a look has found work; `at` is when it was answered."""
+        for is_found, service in (
             (look.expired, self._rescue),
             (look.late, self._expire),
             (look.limited, self._admit),
         ):
-            if is_due:
-                chore.is_called = True  # guard: a-look-calls-to-chores
-                self.call(chore)
+            if is_found:
+                service.is_called = True  # guard: a-look-calls-to-chores
+                self.call(service)
+        if look.tick_ms is not None:
+            due_at = at + look.tick_ms / 1000
+            self._ticks.expect(due_at)
+            self.at(self._ticks, due_at)  # guard: the-lookout-tells-of-ticks
+
+    def expect_end_of_pause(self, pause_ms: float | None) -> None:
+        """Resume in so many milliseconds what is paused until then."""
+        if pause_ms is not None:
+            self.at(self._end_pauses, self._end_pauses.expect(pause_ms))

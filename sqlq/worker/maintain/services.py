@@ -1,7 +1,7 @@
-"""Duties with a rhythm: each is a small class whose `run` does one bounded turn and says when it is due
-again.
+"""The maintenance services. Each is a small class whose `run` does one bounded turn and returns when the next
+is due.
 
-Any number of workers may do them at the same time. One thread takes them in turn; a turn is one statement or
+Any number of workers may run them at the same time. One thread takes them in turn; a turn is one statement or
 batch, so that none holds up another for long.
 """
 
@@ -25,7 +25,7 @@ from sqlq.schema import version
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import expire, prune, settle
 from sqlq.store.limits import admit
-from sqlq.store.workers import workers
+from sqlq.store.workers import notify, pauses, workers
 from sqlq.worker.attempt.attempt import Attempt
 
 log = logging.getLogger("sqlq.worker")
@@ -52,8 +52,10 @@ SWEPT_AT_ONCE = 1_000
 SWEEP_SHARE = 50
 BEFORE_ALL = (0, 0)
 NEVER = float("inf")
+UNCALLED_SECONDS = 3600.0
+"""The wait of a service that runs when it is called."""
 SHORTEST_RHYTHM = 0.8
-"""How much sooner a chore may come than its rhythm says."""
+"""How much sooner a service may come than its rhythm says."""
 HELD_SECONDS = 1.0
 """A job that has not started so long after its claim is noted. Most start within milliseconds."""
 HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
@@ -62,39 +64,50 @@ MOST_HELD = 100
 """So many of them are noted."""
 
 
-class Chore(Protocol):
-    """One duty."""
+class Service(Protocol):
+    """A part of the maintenance."""
 
     doing: str
-    """What it is about, for the log: "rescuing jobs"."""
+    """Its name in the log: "rescuing jobs"."""
 
     def run(self) -> float:
-        """Do one turn and return in how many seconds the next is due. May raise whatever the database
-        raises."""
+        """Do one turn; return in how many seconds the next is due. May raise any error of the database."""
         ...
 
 
-class LookedFor:
-    """A chore for which a lookout looks: done when that has found something, and in its rhythm only while
-    nobody looks."""
+class PolledService:
+    """A service for which a poller looks: a turn comes when the poller has found work, and without a poller
+    in a rhythm."""
 
-    def __init__(self, chore: Chore, looked_at: Callable[[], float]) -> None:
-        """`looked_at` returns when a lookout looked for such things last."""
-        self.doing = chore.doing
-        self._chore = chore
+    def __init__(self, looked_at: Callable[[], float], every: float | None = None) -> None:
+        """`looked_at` returns the time of the last look, by the monotonic clock."""
         self._looked_at = looked_at
-        self._goes_on = False
+        self._every = RESCUE_MS / 1000 if every is None else every
         self.is_called = False
+        """Whether there is work."""
 
     def run(self) -> float:
-        is_looked_after = time.monotonic() - self._looked_at() < 2 * RESCUE_MS / 1000
+        has_poller = time.monotonic() - self._looked_at() < 2 * self._every
         # guard: the-lookout-asks-for-chores
-        if is_looked_after and not (self.is_called or self._goes_on):
-            return jittered(RESCUE_MS / 1000)
-        self.is_called = False
-        wait = self._chore.run()
-        self._goes_on = wait < SHORTEST_RHYTHM * RESCUE_MS / 1000
-        return wait
+        if has_poller and not self.is_called:
+            return jittered(self._every)
+        was_called, self.is_called = self.is_called, False
+        try:
+            wait = self.turn()
+        except BaseException:
+            self.is_called = was_called
+            raise
+        self.is_called = self.is_called or wait is not None
+        return jittered(self._every) if wait is None else wait
+
+    def turn(self) -> float | None:
+        """Do one turn; return in how many seconds the next is due, None where nothing is left."""
+        raise NotImplementedError
+
+
+def never() -> float:
+    """Return that nobody has looked."""
+    return -NEVER
 
 
 def at_once(database: Database, began: float) -> float:
@@ -107,17 +120,16 @@ def at_once(database: Database, began: float) -> float:
 
 
 def jittered(seconds: float) -> float:
-    """Return about so many seconds, so that the chores of many workers do not fall together."""
+    """Return about so many seconds, so that the services of many workers do not fall together."""
     return seconds * random.uniform(SHORTEST_RHYTHM, 2 - SHORTEST_RHYTHM)
 
 
-class Rescue:
+class Rescue(PolledService):
     """Takes jobs from workers that did not renew their leases: one batch a turn, at once the next, until one
     finds none.
 
-    Who was away itself, because the machine slept or the database did not answer, may be about to take jobs
-    from workers that were away for the same reason, and still run them. So it gives them half a lease to
-    renew first.
+    After a time in which this process slept, or the database did not answer, it waits for half a lease:
+    other workers may have been away for the same reason, and still run their jobs.
     """
 
     doing = "rescuing jobs"
@@ -129,45 +141,39 @@ class Rescue:
         tell: Callable[[Iterable[settle.Rescued], str], object],
         rescued: Callable[[], None],
         *,
-        looked_at: Callable[[], float] = lambda: float("-inf"),
+        looked_at: Callable[[], float] = never,
     ) -> None:
-        """`looked_at` returns when somebody else who has this done, or does it, has last looked for expired
-        leases."""
+        super().__init__(looked_at, min(RESCUE_MS, lease_ms / 4) / 1000)
         self._database = database
         self._tell = tell
-        self._every = min(RESCUE_MS, lease_ms / 4) / 1000
         self._patience = lease_ms / 2000
         self._here_at: float | None = None
         """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
-        self._waits_until = float("-inf")
+        self._waits_until = -NEVER
         self._rescued = rescued
-        self._looked_at = looked_at
-        self.is_called = False
 
     def run(self) -> float:
-        moment = since_boot()
-        if self._here_at is not None and moment - self._here_at > self._patience:
-            self._waits_until = moment + self._patience  # guard: who-was-away-waits
-        is_looked_after = time.monotonic() - self._looked_at() < 2 * self._every
-        if is_looked_after and not self.is_called:
-            wait = self._every
-        elif moment < self._waits_until:
-            wait = min(self._every, self._waits_until - moment)
-        else:
-            began = time.monotonic()
-            with self._database.begin() as conn:
-                rescued = settle.rescue(conn, limit=RESCUE_BATCH, seal=self._database.seal)
-            # not by their number: what the database refuses to end is in each batch again
-            self.is_called = bool(rescued)  # guard: a-batch-is-not-the-last
-            goes_on_at = time.monotonic() + at_once(self._database, began)
-            unblock.after_losses(self._database.for_claims, rescued)
-            self._tell(rescued, "did not renew its lease")
-            if rescued:
-                self._rescued()
-            # the others had the time since
-            wait = max(0.0, goes_on_at - time.monotonic()) if self.is_called else self._every
-        self._here_at = moment
-        return wait if self.is_called else jittered(wait)
+        here_at = since_boot()
+        if self._here_at is not None and here_at - self._here_at > self._patience:
+            self._waits_until = here_at + self._patience  # guard: who-was-away-waits
+        wait = super().run()
+        self._here_at = here_at
+        return wait
+
+    def turn(self) -> float | None:
+        if (wait := self._waits_until - since_boot()) > 0:
+            return min(self._every, wait)
+        began = time.monotonic()
+        with self._database.begin() as conn:
+            rescued = settle.rescue(conn, limit=RESCUE_BATCH, seal=self._database.seal)
+        goes_on_at = time.monotonic() + at_once(self._database, began)
+        unblock.after_losses(self._database.for_claims, rescued)
+        self._tell(rescued, "did not renew its lease")
+        if rescued:
+            self._rescued()
+        # Not by their number: what the database refuses to end is in each batch again.
+        has_more = bool(rescued)  # guard: a-batch-is-not-the-last
+        return max(0.0, goes_on_at - time.monotonic()) if has_more else None  # the others had the time since
 
 
 class Prune:
@@ -199,22 +205,29 @@ class Prune:
         return at_once(self._database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
 
-class Expire:
+class Expire(PolledService):
     """Cancels jobs that were not started in time: one batch a turn, at once the next, until one finds
     none."""
 
     doing = "cancelling jobs that were not started in time"
 
-    def __init__(self, database: Database, tell: Callable[[Iterable[expire.Expired]], object]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        tell: Callable[[Iterable[expire.Expired]], object],
+        *,
+        looked_at: Callable[[], float] = never,
+    ) -> None:
+        super().__init__(looked_at)
         self._database = database
         self._tell = tell
 
-    def run(self) -> float:
+    def turn(self) -> float | None:
         began = time.monotonic()
         with self._database.begin() as conn:
             expired = expire.expire(conn, limit=EXPIRE_BATCH)
         self._tell(expired)
-        return at_once(self._database, began) if expired else jittered(RESCUE_MS / 1000)
+        return at_once(self._database, began) if expired else None
 
 
 class Sweep:
@@ -277,30 +290,65 @@ class Unblock:
         return done.free
 
 
-class Admit:
+class Admit(PolledService):
     """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues; a few hundred
-    keys at a time, in at most a fiftieth of the time. Where no job is under a limit it asks no more than
-    that."""
+    keys at a time, in at most a fiftieth of the time. Without jobs under a limit it asks for such alone."""
 
     doing = "sweeping for jobs to admit"
 
-    def __init__(self, database: Database, freed: Callable[[], None]) -> None:
+    def __init__(
+        self, database: Database, freed: Callable[[], None], *, looked_at: Callable[[], float] = never
+    ) -> None:
+        super().__init__(looked_at)
         self._database = database
         self._freed = freed
         self._place: str | None = None
         """The key after which the sweep goes on; None between two of them."""
 
-    def run(self) -> float:
+    def turn(self) -> float | None:
         began = time.monotonic()
         if not admit.are_in_use(self._database):
-            return jittered(RESCUE_MS / 1000)
+            return None
         # guard: lines-are-swept
         done, self._place = admit.sweep(self._database.for_claims, self._place or "")
         if done.number:
             self._freed()
         rest = SWEEP_SHARE * (time.monotonic() - began)
         goes_on = self._place is not None or bool(done.more) or done.more_wakes
-        return rest if goes_on else max(rest, jittered(RESCUE_MS / 1000))
+        return rest if goes_on or rest > self._every else None
+
+
+class EndPauses:
+    """Resumes what was paused until a time, when that has come. Any number of hosts may do so."""
+
+    doing = "ending pauses"
+
+    def __init__(self, database: Database, ended: Callable[[list[str]], None]) -> None:
+        self._database = database
+        self._ended = ended
+        self._due_at = NEVER
+
+    def expect(self, pause_ms: float) -> float:
+        """Take in how many milliseconds the next pause is over; return when that is, by the monotonic
+        clock."""
+        self._due_at = time.monotonic() + max(0.0, pause_ms) / 1000
+        return self._due_at
+
+    def run(self) -> float:
+        if (wait := self._due_at - time.monotonic()) > 0:
+            return min(wait, UNCALLED_SECONDS)
+        with self._database.begin() as conn:
+            over = pauses.end_pauses(conn)
+            if over:
+                notify.wake_others(conn)
+            next_ms = pauses.next_end(conn)
+        self._due_at = NEVER
+        for name in over:
+            what = "all queues" if name == pauses.ALL else f"the queue {name}"
+            log.info("the pause of %s is over", what, extra={"event": "resumed"})
+        if over:
+            self._ended(over)
+        return UNCALLED_SECONDS if next_ms is None else self.expect(next_ms) - time.monotonic()
 
 
 class Unstarted:

@@ -182,7 +182,7 @@ NAMES: Final[dict[type[Any], str]] = {
 }
 
 
-class Teller:
+class Reporter:
     """Tells of events, where anything wants to know of them."""
 
     def __init__(self, events: Events | None = None, meter: Meter | None = None) -> None:

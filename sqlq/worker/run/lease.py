@@ -25,7 +25,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.gather import Threaded
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.outage import AWAY, Outage
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 
 log = logging.getLogger("sqlq.worker")
 
@@ -49,7 +49,7 @@ class Leases(Threaded):
         sign_of_life: Callable[[Connection], None],
         lease_ms: int,
         keep_finished: bool,
-        teller: Teller,
+        reporter: Reporter,
         *,
         deadlines: Deadlines,
         box: BlackBox | None = None,
@@ -59,7 +59,7 @@ class Leases(Threaded):
         self._sign_of_life = sign_of_life
         self._lease_ms = lease_ms
         self._keep_finished = keep_finished
-        self._teller = teller
+        self._reporter = reporter
         self._deadlines = deadlines
         self._box = box
         self._trust_seconds = (lease_ms - min(LEASE_MARGIN_MS, lease_ms / 5)) / 1000
@@ -189,7 +189,7 @@ class Leases(Threaded):
                 "%d jobs were claimed in this worker's name without its knowing; they are given back",
                 len(unstarted),
             )
-        self._teller.rescued(lost, "could not write the outcome of its attempt")
+        self._reporter.rescued(lost, "could not write the outcome of its attempt")
 
     def _run(self) -> None:
         outage = Outage("renewing leases", self._database)
@@ -265,7 +265,7 @@ class Leases(Threaded):
                     job.id,
                     extra=job.fields("lost"),
                 )
-                self._teller.lost(job, "another worker has taken it, or it was cancelled")
+                self._reporter.lost(job, "another worker has taken it, or it was cancelled")
                 job.trusted_until = 0.0
                 self.drop([right])
                 self._deadlines.ask_to_stop(job)  # guard: a-lost-handler-is-told

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.database import Database
 from sqlq.database.dialect import Right
 from sqlq.model.callbacks import settlement
-from sqlq.model.history import Course
+from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (
     Cancelled,
     Completed,
@@ -35,7 +35,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.gather import Gatherer
-from sqlq.worker.report.reporter import NAMES, Teller
+from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.settle.after import Answers, tell_idle
 
@@ -81,7 +81,7 @@ class Settler(Gatherer[Item]):
         self,
         database: Database,
         leases: Leases,
-        teller: Teller,
+        reporter: Reporter,
         progress: ProgressWriter,
         answers: Answers,
         *,
@@ -96,7 +96,7 @@ class Settler(Gatherer[Item]):
         ends are committed, `freed` of the keys of limits of which slots are."""
         super().__init__("sqlq-settle", "settling jobs", database)
         self._leases = leases
-        self._teller = teller
+        self._reporter = reporter
         self._progress = progress
         self._answers = answers
         self._worker = worker
@@ -260,7 +260,7 @@ class Settler(Gatherer[Item]):
             self._leases.drop(ended)
             if ended:
                 self._after_settling()
-                self._teller.told()
+                self._reporter.told()
             if over:  # last, since it may be done here
                 # guard: who-waits-is-answered
                 self._answers.ended(over, here=self._items.empty())
@@ -274,7 +274,7 @@ class Settler(Gatherer[Item]):
             *(job.id, job.task, NAMES[type(outcome)]),
             extra=job.fields("lost"),
         )
-        self._teller.lost(job, "the lease was lost before the attempt ended")
+        self._reporter.lost(job, "the lease was lost before the attempt ended")
 
     def _wake_for_follow_ups(self) -> None:
         """Have this worker, and idle ones, look at once for what follows jobs that have ended, and for what
@@ -322,13 +322,13 @@ class Settler(Gatherer[Item]):
         if type(outcome) is Retried and outcome.queue is not None and seal is not None:
             log.warning("job %d: it stays in its queue, for which its payload is sealed", job.id)
             outcome = replace(outcome, queue=None)  # guard: what-is-sealed-stays-in-its-queue
-        return settlement(job.claimed, outcome, Course(*job.times(seconds), *self._worker), seal=seal)
+        return settlement(job.claimed, outcome, AttemptTimes(*job.times(seconds), *self._worker), seal=seal)
 
     def _settled(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
         if isinstance(outcome, (Retried, Released)):
             self._due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
-        self._teller.ended(job, outcome, seconds)
+        self._reporter.ended(job, outcome, seconds)
 
 
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:

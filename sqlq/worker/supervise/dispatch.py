@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database
-from sqlq.store.jobs.settle import Rescued
+from sqlq.store.workers.look import Look
 from sqlq.store.workers.pauses import ALL
 from sqlq.store.workers.workers import Request, Wanted
-from sqlq.worker.maintain.control import EndPauses
-from sqlq.worker.maintain.maintenance import Duties
-from sqlq.worker.report.reporter import Teller
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
-from sqlq.worker.wait.poller import NEVER, Lookout
+from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.maintain.maintenance import Maintenance
+from sqlq.worker.supervise.heartbeat import Heartbeat
+from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 
 if TYPE_CHECKING:
     from sqlq.worker.ipc.process import Child
@@ -35,15 +33,14 @@ HELPERS = 2
 LAST_SECONDS = 1.0
 
 
-class Host:
-    """Sends workers to claim, the idle ones first, and does the chores of their host."""
+class Dispatcher:
+    """Sends workers to claim, the idle ones first, and runs the services of their host."""
 
-    def __init__(self, children: Callable[[], Sequence[Child]], keeper: LeaseKeeper) -> None:
+    def __init__(self, children: Callable[[], Sequence[Child]], heartbeat: Heartbeat) -> None:
         self._children = children
-        self._keeper = keeper
-        self._teller = Teller()
+        self._heartbeat = heartbeat
         self._database: Database | None = None
-        self._lookout: Lookout | None = None
+        self._poller: Poller | None = None
         self._lock = threading.Lock()
         self._sent: Child | None = None
         self._turns = 0
@@ -53,60 +50,45 @@ class Host:
         self._all_paused = False
         self._wait = FIRST_CHECK_SECONDS
 
-    def begin(self, facts: dict[str, Any]) -> None:
-        """Begin with what the first worker that is ready has told; nothing happens after that."""
+    def begin(self, facts: Facts) -> None:
+        """Begin for the database of the first worker that is ready; later calls do nothing."""
         if self._database is not None:
             return
-        self._database = database = self._keeper.database
+        self._database = database = self._heartbeat.database
         if database.dialect.sees_commits:
             return
-        ends = EndPauses(
-            database, lambda names: self._pause_all(paused=ALL not in names and self._all_paused)
-        )
-        self._chores = duties = Duties(
-            *(database, facts["lease_ms"], facts["retention_ms"], [ends]),
-            rescued=self._tell,
-            expired=lambda jobs: self._keeper.tell(self._teller.expired(jobs)),
+        last_look = LastLook(Unsupervised())
+        self._maintenance = maintenance = Maintenance(
+            *(database, facts, []),
+            reporter=self._heartbeat.reporter,
             freed=lambda: self._send([]),
-            looked_at=lambda: lookout.leases_looked_at,
-            leases_looked_at=lambda: lookout.leases_looked_at,
-            is_ticking=not facts.get("drain"),
+            pauses_ended=lambda names: self._pause_all(paused=ALL not in names and self._all_paused),
+            last_look=last_look,
             quiet=True,
         )
-
-        def wanted(wanted: Wanted) -> None:
-            self._relay(wanted)
-            if wanted.pause_ms is not None:
-                duties.at(ends, ends.expect(wanted.pause_ms))
-
-        lookout = Lookout(
-            database,
-            facts["queues"],
-            self._go,
+        poller = Poller(
+            *(database, facts, self._go),
+            last_look=last_look,
             looked=self._looked,
-            found=duties.heed,
-            ticks=duties.expect_tick,
-            asked=self._asked,
-            rescue_ms=min(RESCUE_MS, facts["lease_ms"] / 4),
-            quiet=True,
+            awaited=self._awaited,
             workers=lambda: [child.worker for child in self._children() if child.worker is not None],
-            wanted=wanted,
+            quiet=True,
         )
-        lookout.start()
+        poller.start()
         try:
-            self._chores.start()
+            maintenance.start()
         except BaseException:
-            # workers that are looked for leave the chores to their host
-            lookout.stop(LAST_SECONDS)  # guard: who-does-no-chores-does-not-look
+            # workers that are looked for leave the services to their host
+            poller.stop(LAST_SECONDS)  # guard: who-does-no-chores-does-not-look
             raise
-        self._lookout = lookout
+        self._poller = poller
 
     def close(self) -> None:
-        """End looking and doing chores."""
-        if self._lookout is not None:
-            self._chores.end()
-            self._lookout.stop(LAST_SECONDS)
-            self._chores.join(LAST_SECONDS)
+        """End the poller and the services."""
+        if self._poller is not None:
+            self._maintenance.end()
+            self._poller.stop(LAST_SECONDS)
+            self._maintenance.join(LAST_SECONDS)
 
     def more(self, child: Child) -> None:
         """Send others after a worker that found more than it could take."""
@@ -158,17 +140,22 @@ class Host:
         )
 
     def _is_kept(self, child: Child) -> bool:
-        return child.worker is not None and self._keeper.knows(child.worker)
+        return child.worker is not None and self._heartbeat.knows(child.worker)
 
     # -- what was seen ---------------------------------------------------------------------------------------
 
-    def _looked(self) -> None:
-        moment = time.monotonic()
+    def _looked(self, look: Look, at: float) -> None:
+        self._relay(look.wanted)
+        self._maintenance.expect_end_of_pause(look.wanted.pause_ms)
+        self._maintenance.looked(look, at)
+        self._note_look()
+
+    def _note_look(self) -> None:
         for child in self._children():
             if self._is_kept(child):  # guard: another-database-is-not-watched
-                child.box.looked(moment)
+                child.box.looked(time.monotonic())
 
-    def _asked(self, ids: Sequence[int] | None) -> None:
+    def _awaited(self, ids: Sequence[int] | None) -> None:
         for child in self._children():
             if self._is_kept(child):
                 # who waits asks again; a child that is stopped takes nothing
@@ -192,6 +179,3 @@ class Host:
             if child.worker is not None and child.all_paused is not paused:  # guard: each-is-told-of-pauses
                 child.all_paused = paused
                 child.link.offer(control={"all_paused": paused})
-
-    def _tell(self, rescued: Iterable[Rescued], why: str) -> None:
-        self._keeper.tell(self._teller.rescued(rescued, why))

@@ -10,9 +10,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
@@ -24,13 +23,16 @@ from sqlq.events import JobEvent
 from sqlq.payload.encryption import Seal
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
+from sqlq.store.jobs.expire import Expired
+from sqlq.store.jobs.settle import Rescued
 from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
+from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Link, packed
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
 from sqlq.worker.outage import begins
 from sqlq.worker.report.meter import Totals
-from sqlq.worker.report.reporter import Teller
+from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
 
 log = logging.getLogger("sqlq.worker")
@@ -57,7 +59,25 @@ class Dead:
     """What is still to be given back; None until it was looked for, which reads what all workers hold."""
 
 
-class LeaseKeeper:
+class _ToListeners(Reporter):
+    """Reports to the log, and to those who listen to the App, by way of a worker."""
+
+    def __init__(self, tell: Callable[[list[JobEvent]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
+        events = super().rescued(jobs, why)
+        self._tell(events)
+        return events
+
+    def expired(self, jobs: Iterable[Expired]) -> list[JobEvent]:
+        events = super().expired(jobs)
+        self._tell(events)
+        return events
+
+
+class Heartbeat:
     """Stands in for children in the database: renews what they hold, and gives back what one that died has
     held.
 
@@ -75,7 +95,7 @@ class LeaseKeeper:
         self._dead: list[Dead] = []
         self._stuck: list[tuple[str, bool]] = []
         """Of which workers it is to be said that they are stuck, or no more."""
-        self._teller = Teller()
+        self.reporter = _ToListeners(self.tell)
         self._untold: list[JobEvent] = []
         """What became of jobs of dead workers; a worker that is alive tells it those who listen to the
         App."""
@@ -89,23 +109,15 @@ class LeaseKeeper:
         """How the attempts ended whose worker died."""
         self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
 
-    def keep(
-        self,
-        worker: str,
-        link: Link,
-        url: str,
-        schema: str | None,
-        listen_url: str | None = None,
-        seal: dict[str, Any] | None = None,
-    ) -> None:
-        """Renew the leases of this worker at once and from now on, and tell it so over the link. With its
-        `seal` what follows the jobs of dead workers is sealed as it would have done it."""
+    def keep(self, facts: Facts, link: Link) -> None:
+        """Renew the leases of this worker at once and from now on, and report them over the link. Callbacks
+        of the jobs of dead workers are encrypted as the worker would do it."""
         with self._lock:
             if self._database is None:
-                listen = None if listen_url is None else make_url(listen_url)
-                self._database = Address(make_url(url), None, schema, listen).open(use=STANDS_IN)
-            self._database.seal = Seal.of_facts(seal)  # guard: the-supervisor-seals
-            self._kept[worker] = link
+                listen = None if facts.listen_url is None else make_url(facts.listen_url)
+                self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=STANDS_IN)
+            self._database.seal = Seal.of_facts(facts.encryption)  # guard: the-supervisor-seals
+            self._kept[facts.worker] = link
             self._next_beat = time.monotonic()
         self._changed.set()
         self.begin()
@@ -270,7 +282,7 @@ class LeaseKeeper:
                 notify.wake_others(conn)
         dead.held = left
         unblock.after_losses(database, taken)
-        self.tell(self._teller.rescued(taken, why))
+        self.reporter.rescued(taken, why)
         ended = Counter("failed" if job.failed else "retried" for job in taken)
         self.tally = self.tally + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
         if back:

@@ -2,7 +2,7 @@
 
     supervisor ──starts, watches, replaces──► child (a worker) ──► isolates (see there)
         │                                       │
-        └── LeaseKeeper: heartbeats for its children; gives back at once what one that died has held
+        └── Heartbeat: heartbeats for its children; gives back at once what one that died has held
 
 It imports neither the App nor a handler, and so cannot be starved or killed by one. What it needs to know of
 the database a child tells it. Children are started anew (`python -m sqlq …`), never forked, so that no
@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlq.config.durations import readable
+from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Message
 from sqlq.worker.ipc.process import LAST_SECONDS, TICK_SECONDS, Child
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise import health_file as health_files
-from sqlq.worker.supervise.dispatch import Host
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.dispatch import Dispatcher
+from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.watchdog import Vigil
 
 log = logging.getLogger("sqlq.worker")
@@ -84,9 +85,9 @@ class Supervisor:
         self._events: queue.SimpleQueue[tuple[Child | None, Message | None]] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._spare: Child | None = None
-        self._keeper = LeaseKeeper(options.lease_ms, totals)
-        self._vigil = Vigil(self._keeper, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
-        self._host = Host(lambda: list(self._children), self._keeper)
+        self._heartbeat = Heartbeat(options.lease_ms, totals)
+        self._vigil = Vigil(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
+        self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._started = 0
         self._began_ms = round(time.monotonic() * 1000)
         self._failed_starts = 0
@@ -137,7 +138,7 @@ class Supervisor:
     def tally(self) -> Counter[str]:
         """How many attempts ended how so far; of a child that died, those it had told of, and what was made
         of the jobs it held."""
-        return sum((child.tally for child in self._all()), self._ended + self._keeper.tally)
+        return sum((child.tally for child in self._all()), self._ended + self._heartbeat.tally)
 
     @property
     def running(self) -> int:
@@ -171,8 +172,8 @@ class Supervisor:
                 self._tick()
         finally:
             self.kill()
-            self._host.close()
-            self._keeper.close()
+            self._dispatcher.close()
+            self._heartbeat.close()
         return self._code if code is None else code
 
     def _all(self) -> list[Child]:
@@ -209,7 +210,7 @@ class Supervisor:
 
     def _heard(self, child: Child, message: Message | None) -> None:
         if message is not None and "more" in message:
-            self._host.more(child)  # at once: others wait for it
+            self._dispatcher.more(child)  # at once: others wait for it
         elif message is not None and "metrics" in message:
             if self._totals is not None:
                 self._totals.add(message["metrics"])  # in this thread: before the child's end is heard of
@@ -262,7 +263,7 @@ class Supervisor:
             child.stands_by = True
             log.debug("worker process %d stands by", child.process.pid)
         elif "ready" in message:
-            self._ready(child, message["ready"])
+            self._ready(child, Facts(**message["ready"]))
         elif "leaving" in message:
             child.leaving, child.replaced = True, message["replace"]
             if not child.replaced:
@@ -282,19 +283,17 @@ class Supervisor:
             child.idle_ms = float(message["report"]["idle_ms"])
             self._stop_idle()
 
-    def _ready(self, child: Child, facts: Message) -> None:
-        child.slots = int(facts["slots"])
-        child.worker = facts["worker"]
+    def _ready(self, child: Child, facts: Facts) -> None:
+        child.slots, child.worker = facts.slots, facts.worker
         self.ready_since = self.ready_since or time.monotonic()
-        self.place = (facts["url"], facts["schema"])
+        self.place = (facts.url, facts.schema)
         self._any_ready, self._failed_starts = True, 0
-        place = (facts["url"], facts["schema"], facts["listen_url"])
-        self._keeper.keep(child.worker, child.link, *place, facts.get("seal"))
+        self._heartbeat.keep(facts, child.link)
         if self._options.processes > 1:  # guard: one-lookout-a-host
             try:
-                self._host.begin(facts)
+                self._dispatcher.begin(facts)
             except SHORTAGES as error:  # guard: without-a-host-each-looks-itself
-                log.warning("each worker looks for jobs, and does its chores, itself: %s", error)
+                log.warning("each worker looks for jobs, and runs its services, itself: %s", error)
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, extra={"event": "started"})
 
@@ -312,7 +311,7 @@ class Supervisor:
             if child.leaving:  # told to stop before it was ready; guard: a-start-cut-short-is-no-failure
                 return None
             return self._failed_to_start(child, how, status)
-        self._keeper.keep_no_more(child.worker)
+        self._heartbeat.keep_no_more(child.worker)
         if child.ended and status in (0, 1):  # with 1 it has said why, and another one would say the same
             if not child.leaving and self._stopping_since is None:
                 self._wanted -= 1
@@ -332,7 +331,7 @@ class Supervisor:
             extra={"event": "worker_lost"},
         )
         why, late = child.stuck or (f"died: its process {how}", ())
-        self._keeper.worker_died(child.worker, started, why, late)
+        self._heartbeat.worker_died(child.worker, started, why, late)
         self._warm = WARM if started is None else min(len(started), WARM)
         if not child.replaced:
             self._wanted += 1
@@ -400,7 +399,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         moment = time.monotonic()
-        self._keeper.begin()
+        self._heartbeat.begin()
         self._vigil.look(self._children, wanted=self._wanted)
         for child in self._all():
             child.link.flush()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlq.config.durations import readable
 from sqlq.worker.ipc.shared_memory import Started
-from sqlq.worker.supervise.heartbeat import LeaseKeeper
+from sqlq.worker.supervise.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from sqlq.worker.ipc.process import Child
@@ -30,10 +30,10 @@ LONGEST_TICK_SECONDS = 1.0
 class Vigil:
     """Watches the children of one supervisor."""
 
-    def __init__(self, keeper: LeaseKeeper, *, start_ms: int, stuck_ms: int) -> None:
+    def __init__(self, heartbeat: Heartbeat, *, start_ms: int, stuck_ms: int) -> None:
         """A child may take `start_ms` to be at work. Without a sign of life it is killed after `stuck_ms`,
         while it begins after both, and sooner where it runs nothing, or what is past its timeout."""
-        self._keeper = keeper
+        self._heartbeat = heartbeat
         self._start_seconds, self._stuck_seconds = start_ms / 1000, stuck_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
         self._now = self._whole_at = 0.0
@@ -70,7 +70,7 @@ class Vigil:
     def _tell(self, child: Child, silent: float) -> None:
         running = child.box.running()
         if child.worker is not None:
-            self._keeper.worker_stuck(child.worker, stuck=child.is_silent)
+            self._heartbeat.worker_stuck(child.worker, stuck=child.is_silent)
         if not child.is_silent:
             said = "gives signs of life again"
         elif child.worker is None:

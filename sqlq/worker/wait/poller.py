@@ -36,8 +36,8 @@ from sqlq.database.postgresql.dialect import leads_to_one_server
 from sqlq.store.jobs.results import WAITS
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
-from sqlq.store.workers.workers import Wanted
-from sqlq.worker.ipc.parent import Unsupervised
+from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
 
 log = logging.getLogger("sqlq.worker")
@@ -55,13 +55,48 @@ HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
 NEVER = float("inf")
 
 
-class Go(Protocol):
+class Send(Protocol):
     """Has a worker of this host claim."""
 
     def __call__(self, *, again: bool) -> float:
-        """Have one claim, or if `again` another one where the last did not go; return after how many seconds
-        to ask again."""
+        """Have one claim, or if `again` another one where the last does not; return after how many seconds to
+        check that."""
         ...
+
+
+class LastLook:
+    """When a poller last looked for one worker, by the monotonic clock: its own, or its supervisor's."""
+
+    def __init__(self, supervision: Unsupervised) -> None:
+        self._supervision = supervision
+        self._began_at = self._looked_at = self._leases_at = -NEVER
+
+    def begin(self) -> None:
+        """Note that the worker begins to work."""
+        self._began_at = time.monotonic()
+
+    def note(self, *, leases: bool) -> None:
+        """Note a look of the own poller, and whether it was for expired leases and other work of services."""
+        self._looked_at = time.monotonic()
+        if leases:
+            self._leases_at = self._looked_at
+
+    def at(self) -> float:
+        """Return when a poller last looked for jobs."""
+        return max(self._looked_at, self._supervision.looked_at())
+
+    def leases_at(self) -> float:
+        """Return when a poller last looked for the work of services."""
+        return max(self._leases_at, self._supervision.looked_at())
+
+    def supervisor_looks(self) -> bool:
+        return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
+
+    def stands_by(self) -> bool:
+        """Whether the own poller rests: the supervisor's looks, or is about to."""
+        since = max(self._supervision.looked_at(), self._began_at)
+        # guard: who-is-alone-looks
+        return not self._supervision.is_alone and time.monotonic() - since < STAND_BY_SECONDS
 
 
 def drawn(hosts: int) -> float:
@@ -73,7 +108,7 @@ def drawn(hosts: int) -> float:
     return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** earliness)
 
 
-class Lookout:
+class Poller:
     """Looks for work for the workers of a host, in a thread of its own.
 
     A connection can die without a sign. So each look is made on the one that LISTENs, and asks whether it
@@ -84,39 +119,28 @@ class Lookout:
     def __init__(
         self,
         database: Database,
-        queues: Sequence[str] | None,
-        go: Go,
+        options: WorkerOptions | Facts,
+        send: Send,
         *,
-        looked: Callable[[], None] = lambda: None,
-        found: Callable[[workers_look.Look], None] = lambda look: None,
-        ticks: Callable[[float], None] = lambda moment: None,
-        asked: Callable[[Sequence[int] | None], None] = lambda ids: None,
-        rescue_ms: float = RESCUE_MS,
-        stands_by: Callable[[], bool] = lambda: False,
+        last_look: LastLook,
+        looked: Callable[[workers_look.Look, float], None],
+        awaited: Callable[[Sequence[int] | None], None],
+        workers: Callable[[], Sequence[str]],
         quiet: bool = False,
-        workers: Callable[[], Sequence[str]] = tuple,
-        wanted: Callable[[Wanted], None] = lambda wanted: None,
     ) -> None:
-        """`looked` hears of each look that was answered, `found` of each that asked what there is for chores,
-        `ticks` when the next schedule is due, by the monotonic clock, `asked` for which jobs somebody waits
-        (None: any), `wanted` what operators want of these `workers`. While it `stands_by` it does nothing;
-        `quiet` where others speak of a database that is away.
+        """`looked` is called with each look, and when it was answered, by the monotonic clock; `awaited` with
+        the jobs that somebody waits for (None: any). `workers` returns those whose requests are read. With
+        `quiet` others report an outage of the database.
         """
         self._database = database
-        self._queues = queues
-        self._go = go
+        self._queues = options.queues
+        self._rescue_seconds = min(RESCUE_MS, options.lease_ms / 4) / 1000
+        self._send_one = send
+        self._last_look = last_look
         self._looked = looked
-        self._found = found
-        self._ticks = ticks
-        self._asked = asked
-        self._rescue_seconds = rescue_ms / 1000
-        self._stands_by = stands_by
+        self._awaited = awaited
         self._workers = workers
-        self._wanted = wanted
         self._outage = Outage("looking for jobs", database, quiet=quiet)
-        self.leases_looked_at = float("-inf")
-        """When it was last asked whether leases have run out, and what else there is for chores, by the
-        monotonic clock."""
         self._hosts = 1
         self._hosts_at = self._chores_at = float("-inf")
         self._look_at = self._go_at = self._check_at = NEVER
@@ -143,7 +167,7 @@ class Lookout:
         listening: Database | None = None
         looking: Database | None = None
         while not self._stopping.is_set():
-            if self._stands_by():
+            if self._last_look.stands_by():
                 self._stopping.wait(LOOKOUT_SECONDS)
                 continue
             try:
@@ -179,7 +203,7 @@ class Lookout:
             selector.register(self._bell, selectors.EVENT_READ)
             if listens:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
-            while not (self._stopping.is_set() or self._stands_by()):
+            while not (self._stopping.is_set() or self._last_look.stands_by()):
                 moment = time.monotonic()
                 # What a flood has left unread would come with the answer, all of it.
                 # guard: a-flood-is-read-before-a-look
@@ -196,7 +220,7 @@ class Lookout:
                 if moment >= self._go_at:
                     self._send()
                 if moment >= self._check_at:
-                    self._check_at = time.monotonic() + self._go(again=True)
+                    self._check_at = time.monotonic() + self._send_one(again=True)
                 until = min(self._look_at, self._go_at, self._check_at)
                 # The selector does not see what came together with an answer.
                 # guard: no-hint-waits-for-a-look
@@ -257,17 +281,13 @@ class Lookout:
         )
         # What is due in so many milliseconds is so from when the server looked, which was no later than this.
         answered = time.monotonic()
-        self._wanted(found.wanted)
         if asks_hosts:
             self._hosts, self._hosts_at = max(1, found.hosts or 1), moment
         if asks_for_chores:
             # anew each time, so that hosts do not ask together
             self._chores_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
-            self.leases_looked_at = moment
-            self._found(found)
-        if found.tick_ms is not None:
-            self._ticks(answered + found.tick_ms / 1000)  # guard: the-lookout-tells-of-ticks
-        self._looked()
+        self._last_look.note(leases=asks_for_chores)
+        self._looked(found, answered)
         waits = [ms / 1000 for ms in found.due.values()]
         if any(wait <= 0 for wait in waits):
             self._send()
@@ -281,7 +301,7 @@ class Lookout:
 
     def _heard(self, heard: Heard) -> None:
         if heard.ids != []:
-            self._asked(heard.ids)
+            self._awaited(heard.ids)
         if heard.hinted:
             self._hinted()
 
@@ -298,46 +318,4 @@ class Lookout:
 
     def _send(self) -> None:
         self._go_at = NEVER
-        self._check_at = time.monotonic() + self._go(again=False)
-
-
-class Watched:
-    """When somebody looked last for one worker, by the monotonic clock: its own lookout, or its
-    supervisor's for all of a host."""
-
-    def __init__(self, supervision: Unsupervised) -> None:
-        self._supervision = supervision
-        self.looked_at = self._began_at = float("-inf")
-        self.lookout: Lookout | None = None
-        """The worker's own; None where connections see commits."""
-
-    def begin(self) -> None:
-        """Note that the worker begins to work."""
-        self._began_at = time.monotonic()
-
-    def has_looked(self) -> None:
-        """Note that its own lookout has looked."""
-        self.looked_at = time.monotonic()
-
-    def at(self) -> float:
-        """Return when anybody has looked for jobs for this worker last."""
-        return max(self.looked_at, self._supervision.looked_at())
-
-    def own_leases_at(self) -> float:
-        """Return when its own lookout has looked for leases that have run out."""
-        return float("-inf") if self.lookout is None else self.lookout.leases_looked_at
-
-    def leases_at(self) -> float:
-        """Return when anybody has looked for leases that have run out."""
-        return max(self.own_leases_at(), self._supervision.looked_at())
-
-    def supervisor_looks(self) -> bool:
-        """Say whether the supervisor's lookout can be relied on."""
-        return time.monotonic() - self._supervision.looked_at() < TRUSTED_SECONDS
-
-    def stands_by(self) -> bool:
-        """Say whether this worker's own lookout is not needed, or may not be: the supervisor's looks, or is
-        about to."""
-        since = max(self._supervision.looked_at(), self._began_at)
-        # guard: who-is-alone-looks
-        return not self._supervision.is_alone and time.monotonic() - since < STAND_BY_SECONDS
+        self._check_at = time.monotonic() + self._send_one(again=False)

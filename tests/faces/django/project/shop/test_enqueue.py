@@ -218,7 +218,7 @@ class LazyTexts(TestCase):
             self.assertEqual(app.result(job), [True, "Yes", {}, "Yes"])
 
     def test_what_databases_cannot_store_is_refused(self):
-        with self.assertRaisesMessage(sqlq.ArgumentsError, "holds a NUL"):
+        with self.assertRaisesMessage(sqlq.errors.ArgumentsError, "holds a NUL"):
             remind.new(format_lazy("a\0{}", "b"))
 
     def test_a_task_is_a_function_too(self):
