@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -48,7 +49,8 @@ def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.
     app.limits.clear("stripe")
     assert allowed(app) == ["stripe: 2 running"]
     app.limits.set("stripe", rate="10/1s")
-    sqlq.App(app.url).limits.clear("stripe")  # without the code that declares it
+    with closing(sqlq.App(app.url)) as without_the_code:
+        without_the_code.limits.clear("stripe")
     assert allowed(app) == ["stripe: 10/1s"]
     app.enqueue(call.new())
     admit.look(app.database)
