@@ -76,7 +76,7 @@ def _tables(app: App) -> Iterator[None]:
         return
     if found.standing is not migrate.Standing.MISSING:
         raise SchemaVersionError(found.message)
-    file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+    file = Path(engine.url.database or "") if app.database.dialect.in_a_file else None
     is_new = file is not None and not file.exists()
     app.migrate()
     try:
@@ -283,7 +283,7 @@ def _own_engine(app: App) -> Engine:
     from sqlq.database.sqlite.dialect import configure_sqlite
 
     engine = create_engine(app.database.engine.url)
-    if engine.dialect.name == "sqlite":
+    if app.database.dialect.in_a_file:
         configure_sqlite(engine, immediate=True)
     return engine
 

@@ -53,7 +53,7 @@ class Doctor:
         """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
         all."""
         found = [self._connection()]
-        if self._database.engine.dialect.name == "postgresql":
+        if self._database.dialect.vacuums:
             server = ServerCheck(self._database)
             found += self._each(
                 server.primary,
@@ -71,7 +71,7 @@ class Doctor:
         found += self._each(self._migrations)
         if found[-1].verdict is not Verdict.OK:
             return found
-        if self._database.engine.dialect.name == "postgresql":
+        if self._database.dialect.vacuums:
             found += self._each(ServerCheck(self._database).dead_rows)
         found += self._each(
             self._indexes,
@@ -122,7 +122,7 @@ class Doctor:
         with health_checks.reading(self._database) as conn:
             number = ".".join(map(str, conn.dialect.server_version_info or ()))
         took = readable((time.monotonic() - began) * 1000)
-        name = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}[self._database.engine.dialect.name]
+        name = self._database.dialect.title
         return ok("connection", f"{masked(self._database.engine.url)}, {name} {number}, connected in {took}")
 
     def _migrations(self) -> Iterator[Finding]:
