@@ -141,8 +141,8 @@ class Declares:
         `.set(limit="stripe")` for one job.
 
         `running`, `rate` and templates of keys are as in `sqlq.Limit`, which this returns. What an operator
-        has set (`sqlq limit set`) counts until it is cleared; else what was enqueued last says what the limit
-        is. Raises `ConfigurationError` where a limit of this key is declared that says another thing.
+        has set (`sqlq limits set`) counts until it is cleared; else what was enqueued last says what the
+        limit is. Raises `ConfigurationError` where a limit of this key is declared that says another thing.
 
         >>> stripe = sqlq.App().limit("stripe", running=5)
         """
