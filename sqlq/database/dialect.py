@@ -216,6 +216,15 @@ class Dialect:
     """One database's way of saying things; stateless, found by its name in `dialects.DIALECTS`."""
 
     name: str
+    title: str
+    """Its name for people."""
+    in_a_file = False
+    """Whether a database is a file, without a server, schemas and roles. Such a database gives ids again."""
+    has_schemas = False
+    vacuums = False
+    """Whether rows that nobody sees any more stay until a VACUUM, and an old transaction keeps them."""
+    own_paramstyle = "pyformat"
+    """How most of its drivers want parameters."""
     one_writer = False
     """Whether one transaction at a time may write, and keeps all others waiting."""
     sees_commits = False
@@ -435,8 +444,11 @@ class Dialect:
             conn.execute(_delete_held(self, batch), parameters, execution_options=options)
         return moved
 
-    def wait_for_locks(self, conn: Connection, ms: int) -> None:
-        """Wait for a locked row no longer than this in this transaction, if the database can do so."""
+    def limit_time(
+        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
+    ) -> None:
+        """Limit the time of this transaction's waits for locked rows, and of its statements, if the database
+        can do so."""
 
     def refuse_standby(self, conn: Connection) -> None:
         """Raise where this is a copy that may lag behind: what it knows of a job may be out of date."""

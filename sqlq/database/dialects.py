@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection, Engine
 
 from sqlq.database.dialect import Dialect
 from sqlq.database.postgresql.dialect import PostgreSQL
@@ -21,9 +21,14 @@ def is_refused(error: BaseException) -> bool:
     return any(dialect.refuses(error) for dialect in DIALECTS.values())
 
 
-def dialect_of(conn: Connection) -> Dialect:
-    """Return the dialect of the database that a connection leads to."""
+def dialect_of(conn: Connection | Engine) -> Dialect:
+    """Return the dialect of the database that a connection or an engine leads to."""
     return DIALECTS[conn.dialect.name]
+
+
+def dialect_at(url: URL) -> Dialect:
+    """Return the dialect of the database that a URL names."""
+    return DIALECTS[url.get_backend_name()]
 
 
 def stricter_isolation(conn: Connection) -> str | None:

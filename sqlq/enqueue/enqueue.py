@@ -173,7 +173,7 @@ class Enqueuer:
 
     def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
-        if conn.dialect.name != "sqlite":
+        if not self._database.dialect.in_a_file:
             return
         made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
         if not made:
@@ -270,7 +270,7 @@ class Enqueuer:
                 "psycopg, asyncpg, sqlite3 and aiosqlite, too"
             )
         if style is None:
-            style = "qmark" if kind == "sqlite" else "pyformat"
+            style = dialects.DIALECTS[kind].own_paramstyle
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
@@ -336,7 +336,7 @@ class Enqueuer:
         own, theirs = self._database.engine.url, conn.engine.url
         if own.get_backend_name() != theirs.get_backend_name():
             return False
-        if own.get_backend_name() == "sqlite":
+        if dialects.dialect_at(own).in_a_file:
             if in_memory(own) and in_memory(theirs):
                 return True
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")

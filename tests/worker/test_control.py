@@ -296,7 +296,7 @@ def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine
     ((said, remedy),) = about()
     assert said.startswith("all queues are paused, without an end, since ")
     assert remedy is not None
-    assert remedy.startswith("sqlq resume --all")
+    assert remedy.startswith("sqlq queues resume --all")
     ago = "now() - interval '2 hours'" if engine.dialect.name == "postgresql" else "state_at - 7200000"
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE sqlq_workers SET state_at = {ago}"))

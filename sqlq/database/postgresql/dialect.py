@@ -83,7 +83,9 @@ twice as long."""
 
 
 class PostgreSQL(Dialect):
-    name = "postgresql"
+    name, title = "postgresql", "PostgreSQL"
+    has_schemas = True
+    vacuums = True
     notifies = True
     _insert = staticmethod(postgresql.insert)
     # of a row that a statement has met and updated it is its transaction
@@ -197,8 +199,12 @@ class PostgreSQL(Dialect):
         parameters = self.parameters(batch, rows)
         return rights(conn.execute(_move(self, batch, target, waits), parameters, execution_options=options))
 
-    def wait_for_locks(self, conn: Connection, ms: int) -> None:
-        conn.execute(text("SELECT pg_catalog.set_config('lock_timeout', :wait, true)"), {"wait": f"{ms}ms"})
+    def limit_time(
+        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
+    ) -> None:
+        for setting, ms in (("lock_timeout", lock_ms), ("statement_timeout", statement_ms)):
+            if ms is not None:
+                conn.execute(_SET, {"setting": setting, "ms": str(ms)})
 
     def refuse_standby(self, conn: Connection) -> None:
         conn.execute(_TRANSACTION_ID)  # which a standby has none of, and so refuses as it refuses a write
@@ -390,6 +396,7 @@ def is_read_only(error: BaseException) -> bool:
     return _state_of(getattr(error, "orig", error)) == _READ_ONLY
 
 
+_SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
 _TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
 
 

@@ -43,7 +43,9 @@ READ_ONLY = "sqlq_read_only"
 
 
 class SQLite(Dialect):
-    name = "sqlite"
+    name, title = "sqlite", "SQLite"
+    in_a_file = True
+    own_paramstyle = "qmark"
     one_writer = True
     sees_commits = True
     claims_beyond = False

@@ -59,7 +59,7 @@ def cancel(
     """
     dialect = dialect_of(conn)
     if wait_ms is not None:
-        dialect.wait_for_locks(conn, wait_ms)
+        dialect.limit_time(conn, lock_ms=wait_ms)
     running = case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running")
     chosen = select(jobs.c.id, running, jobs.c.flow_id, jobs.c.limit_key).where(jobs.c.id.in_(ids))
     # guard: cancel-passes-over-locked

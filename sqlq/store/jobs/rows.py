@@ -32,7 +32,7 @@ from sqlq.schema.types import Moment, after, far, moment_after, now
 T = TypeVar("T")
 
 # A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a
-# NULL in RETURNING.
+# NULL in what an insert returns.
 NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
 NEW_OR_BLOCKED = case((jobs.c.available_at >= far(), State.BLOCKED.value), else_=NEW_STATE)
 LIVE_STATE = case(
