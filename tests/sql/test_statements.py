@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +329,7 @@ def test_sqlite_uses_an_index(crowded: Database) -> None:
     for name, run in STATEMENTS.items():
         with crowded.connect() as conn, conn.begin() as transaction:
             held = [] if name.startswith("claim") else claim_two(conn)
-            with received(conn) as got:
+            with received(conn) as got, suppress(pytest.skip.Exception):
                 run(conn, held)
             for statement, parameters in got:
                 plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
