@@ -22,10 +22,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from sqlq.database.dialect import Right
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
-from sqlq.events import JobEvent
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
@@ -37,7 +35,8 @@ from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import Background
 from sqlq.worker.claim import Claimer, Intake
-from sqlq.worker.ipc.parent import Callbacks, Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.maintain.control import Control, Entry
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.scheduler import Follow
@@ -237,15 +236,15 @@ class Worker(Background):
         """
         self._run_once()
         self._supervision.listen(
-            Callbacks(
-                stop=self.stop,
-                renewed=self._renewed_for_us,
-                told=self._told_by_supervisor,
-                report=self._report,
-                look=self._wake.hinted,
-                asked=self._answers.asked,
-                control=self._control.hear,
-            )
+            {
+                "stop": self.stop,
+                "renewed": self._renewed_for_us,
+                "events": self._events_of_dead_workers,
+                "look": lambda _: self._wake.hinted(),
+                "awaited": self._answers.asked,
+                **self._control.handlers(),
+            },
+            self._report,
         )
         with waits_while(self._grace.patience):
             if self._entry.enter(patient=patient):
@@ -340,18 +339,20 @@ class Worker(Background):
         )
         self._retire("its lifespan has ended")
 
-    def _renewed_for_us(self, renewed: dict[Right, bool], sent_at: float, entered: bool) -> None:
+    def _renewed_for_us(self, message: dict[str, Any]) -> None:
+        renewed = {(id, token): cancelled for id, token, cancelled in message["rights"]}
         try:
-            self._leases.renewed_for_us(renewed, sent_at)
-            if not entered:
+            self._leases.renewed_for_us(renewed, message["sent_at"])
+            if not message["entered"]:
                 with self._database.begin() as conn:
                     self._entry.register(conn)
         except AWAY as error:
-            log.debug("what the supervisor said could not be looked into: %s", error)
+            log.debug("the renewals of the supervisor could not be looked into: %s", error)
 
-    def _told_by_supervisor(self, event: JobEvent) -> None:
-        error = None if event.error is None else remote_error(event.error)
-        self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
+    def _events_of_dead_workers(self, events: list[Any]) -> None:
+        for event in map(unpacked, events):
+            error = None if event.error is None else remote_error(event.error)
+            self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
 
     def _looked(self, look: Look, at: float) -> None:
         self._control.heed(look.wanted)

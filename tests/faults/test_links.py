@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.ipc.parent import Callbacks, Supervised
+from sqlq.worker.ipc.parent import Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import BlackBox
@@ -49,7 +49,7 @@ KINDS = [
 packed_up = st.fixed_dictionaries(
     {"is": st.sampled_from([*KINDS, "datetime"])}, optional={"result": anything, "at": anything}
 )
-said_to_a_worker = ["look", "asked", "control", "events", "renewed", "sent_at", "entered", "go", "none"]
+said_to_a_worker = ["look", "awaited", "paused", "events", "renewed", "go", "none"]
 said_to_a_supervisor = ["ready", "leaving", "replace", "ended", "report", "stands_by", "paused", "none"]
 said_by_an_isolate = ["up", "began", "progress", "right", "outcome", "trace", "none"]
 
@@ -98,18 +98,13 @@ def test_no_word_deafens_a_worker(said: list[dict[str, Any]]) -> None:
         hash(what)
 
     worker = Supervised(here, box)
-    worker.listen(
-        Callbacks(
-            stop=lambda grace: stopped.set(),
-            renewed=follow,
-            told=follow,
-            asked=follow,
-            control=follow,
-        )
+    handlers: dict[str, Callable[[Any], None]] = dict.fromkeys(
+        ("renewed", "events", "awaited", "paused"), follow
     )
+    worker.listen({**handlers, "stop": lambda grace: stopped.set()}, dict)
     for message in said:
         supervisor.send(**message)
-    supervisor.send(stop=True)
+    supervisor.send(stop=None)
     assert stopped.wait(60)
     worker._over = True
     supervisor.close()

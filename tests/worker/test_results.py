@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.results import waiter as waiting
 from sqlq.store.jobs import results
-from sqlq.worker.ipc.parent import Callbacks, Supervised
+from sqlq.worker.ipc.parent import Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.shared_memory import BlackBox
 from sqlq.worker.settle.after import Answers
@@ -498,11 +498,7 @@ def test_workers_hear_of_waiters_by_their_supervisor() -> None:
     (here, end), heard = Link.pair(), queue.SimpleQueue[Any]()
     there = Link(end)
     worker = Supervised(there, box)
-    worker.listen(
-        Callbacks(
-            stop=lambda grace: None, renewed=lambda *what: None, told=lambda event: None, asked=heard.put
-        )
-    )
+    worker.listen({"stop": lambda grace: None, "awaited": heard.put}, dict)
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
     Dispatcher(lambda: children, keeper)._awaited([7])

@@ -562,7 +562,7 @@ def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> No
         assert [each.id for each in app.workers.list()] == [worker.id]
     assert app.workers.list() == []
     worker._leases.beat()
-    worker._renewed_for_us({}, time.monotonic(), entered=False)
+    worker._renewed_for_us({"rights": [], "sent_at": time.monotonic(), "entered": False})
     assert app.workers.list() == []
 
 

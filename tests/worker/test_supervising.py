@@ -28,7 +28,7 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc import process as ipc_process
-from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Facts, Supervised
+from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Supervised
 from sqlq.worker.ipc.pipe import Link
 from sqlq.worker.ipc.process import Child
 from sqlq.worker.ipc.shared_memory import BlackBox
@@ -299,16 +299,9 @@ def test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused() -> None:
     spare = Supervised(other, box)
     told: list[Any] = []
     assert spare.stand_by()
-    spare.listen(
-        Callbacks(
-            stop=lambda grace: None,
-            renewed=lambda *what: None,
-            told=lambda event: None,
-            control=told.append,
-        )
-    )
+    spare.listen({"stop": lambda grace: None, "paused": told.append}, dict)
     wait_until(lambda: told, timeout=20, what="hearing of the pause")
-    assert told == [{"paused": True}]
+    assert told == [True]
     here.close()
     other.close()
     os.close(box_fd)
@@ -319,8 +312,8 @@ def test_a_worker_that_comes_later_is_told_of_the_end_of_a_pause_that_it_saw_its
     def child(name: str) -> Any:
         return SimpleNamespace(worker=name, all_paused=None, link=SimpleNamespace(offer=partial(say, name)))
 
-    def say(name: str, control: Any) -> None:
-        said.append((name, control["all_paused"]))
+    def say(name: str, *, all_paused: bool) -> None:
+        said.append((name, all_paused))
 
     said: list[tuple[str, bool]] = []
     children = [child("first")]
@@ -362,8 +355,8 @@ def test_it_renews_what_its_worker_holds_and_tells_it(
     keeper.keep(facts_of(app, "mine"), here)
     message = child.receive()
     assert message is not None
-    assert message["renewed"] == [[*right(mine), False]]
-    assert message["entered"]
+    assert message["renewed"]["rights"] == [[*right(mine), False]]
+    assert message["renewed"]["entered"]
     after = leases()
     assert after[mine.id] != before[mine.id]
     assert after[others.id] == before[others.id]
@@ -406,10 +399,8 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     here, there = Link.pair()
     supervisor = Link(there)
     stops: list[int | None] = []
-    Supervised(here, box).listen(
-        Callbacks(stop=stops.append, renewed=lambda *args: None, told=lambda event: None)
-    )
-    supervisor.send(stop=True)
+    Supervised(here, box).listen({"stop": stops.append}, dict)
+    supervisor.send(stop=None)
     wait_until(lambda: stops, what="being told to stop")
     assert stops == [None], "within its own grace time"
     supervisor.close()
@@ -429,9 +420,9 @@ def test_a_word_that_cannot_be_followed_deafens_no_worker(caplog: pytest.LogCapt
     def renewed(*args: Any) -> None:
         raise RuntimeError("Event loop is closed")
 
-    Supervised(here, box).listen(Callbacks(stop=stops.append, renewed=renewed, told=lambda event: None))
-    supervisor.send(renewed=[], sent_at=1.0, entered=True)
-    supervisor.send(stop=True)
+    Supervised(here, box).listen({"stop": stops.append, "renewed": renewed}, dict)
+    supervisor.send(renewed={"rights": [], "sent_at": 1.0, "entered": True})
+    supervisor.send(stop=None)
     wait_until(lambda: stops, timeout=20, what="being told to stop")
     assert stops == [None]
     assert "Event loop is closed" in caplog.text

@@ -1,4 +1,4 @@
-"""A process of a worker as the one that started it sees it."""
+"""A subprocess of a worker, as its parent sees it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from sqlq.database.dialect import Right
 from sqlq.worker.ipc.pipe import Link, Message, spawn
@@ -21,7 +22,34 @@ LAST_SECONDS = 10.0
 """How long beyond the grace time children have to end by themselves."""
 
 
-class Child:
+Spawn: TypeAlias = "Callable[[int], subprocess.Popen[bytes]]"
+"""Starts a process, which inherits the descriptor of its end of a pipe."""
+
+
+class Process:
+    """A subprocess and the pipe to it."""
+
+    def __init__(self, start: Spawn) -> None:
+        self.link, there = Link.pair()
+        try:
+            with there:
+                self.process = start(there.fileno())
+        except BaseException:  # files may be what is short
+            self.link.close()
+            raise
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        """Close the pipe. Shared memory stays: threads with an older list of children may still read it."""
+        self.link.close()  # guard: boxes-outlive-their-children
+
+
+class Child(Process):
     """A worker process as its supervisor sees it."""
 
     def __init__(
@@ -29,11 +57,7 @@ class Child:
     ) -> None:
         self.box, box_fd = BlackBox.create()
         try:
-            self.link, there = Link.pair()
-            with there:
-                self.process: subprocess.Popen[bytes] = spawn(
-                    command(there.fileno(), box_fd), (there.fileno(), box_fd)
-                )
+            super().__init__(lambda fd: spawn(command(fd, box_fd), (fd, box_fd)))
         finally:
             os.close(box_fd)
         self.stands_by = False
@@ -98,8 +122,3 @@ class Child:
             if moment > self.closed_since + LAST_SECONDS:
                 self.process.kill()
             return None
-
-    def close(self) -> None:
-        """Close the link. The box goes with the last who knows this child: threads with a list of children
-        from before may still look into it."""
-        self.link.close()  # guard: boxes-outlive-their-children

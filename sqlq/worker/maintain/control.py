@@ -27,6 +27,7 @@ from sqlq.database.postgresql.dialect import is_read_only
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
+from sqlq.worker.ipc.parent import Handlers
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
@@ -123,28 +124,30 @@ class Control:
             )
             self._changed()
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Take what the supervisor says."""
-        if "paused" in message:
-            self.pause(paused=message["paused"])
-        elif "all_paused" in message:
-            self.pause_all(paused=message["all_paused"])
-        elif "say" in message:  # its supervisor has said something else meanwhile
-            self._said = ""
-            self._changed()
-        else:
-            self._asked(Request(*message["request"]))
+    def handlers(self) -> Handlers:
+        """Return what is done with messages of the supervisor."""
+        return {
+            "paused": lambda paused: self.pause(paused=paused),
+            "all_paused": lambda paused: self.pause_all(paused=paused),
+            "write_state": self._write_state,
+            "request": lambda fields: self._requested(Request(*fields)),
+        }
+
+    def _write_state(self, _: Any) -> None:
+        """Write the state anew: the supervisor has written another one."""
+        self._said = ""
+        self._changed()
 
     def heed(self, wanted: Wanted) -> None:
         """Do what a look has seen, as far as it is new."""
         self.pause_all(paused=wanted.all_paused)
         for request in wanted.requests:
             if request.worker == self._worker:
-                self._asked(request)
+                self._requested(request)
         if self.maintenance is not None:
             self.maintenance.expect_end_of_pause(wanted.pause_ms)
 
-    def _asked(self, request: Request) -> None:
+    def _requested(self, request: Request) -> None:
         if request.cancels_at != self._cancels_at:
             self._cancels_at = request.cancels_at
             self._has_cancels = True

@@ -226,7 +226,8 @@ class Heartbeat:
                 continue
             held = renewed[worker].items()
             rights = [[id, token, cancelled] for (id, token), cancelled in held]
-            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
+            renewal = {"rights": rights, "sent_at": sent_at, "entered": worker in entered}
+            link.offer(droppable=True, renewed=renewal)
 
     def _say_who_is_stuck(self) -> None:
         while self._stuck:
@@ -236,7 +237,7 @@ class Heartbeat:
                     # it may be stuck in a transaction that has locked its row
                     workers.say(conn, worker, STUCK, waits=False)
             elif (link := self._kept.get(worker)) is not None:
-                link.offer(control={"say": True})
+                link.offer(write_state=True)
             del self._stuck[0]
 
     def _give_back(self) -> float:
