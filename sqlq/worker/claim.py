@@ -147,30 +147,29 @@ class Turns:
 
 
 class Claimer:
-    """Claims for one worker; `queues` None means every queue there is, in rotation. With `weights` the queues
-    named have turns as well."""
+    """Claims for one worker; `queues` None means every queue there is, in rotation. Queues with weights have
+    turns as well."""
 
     def __init__(
         self,
         database: Database,
         owner: str,
-        queues: Sequence[str] | None,
+        queues: Sequence[str] | Mapping[str, int] | None,
         concurrency: int,
         lease_ms: int,
         *,
         tasks: Mapping[str, Task[..., Any]] | None = None,
         drain: bool = False,
-        weights: Mapping[str, int] | None = None,
         newest_first: frozenset[str] = frozenset(),
     ) -> None:
         self._newest_first = newest_first
-        self._turns = None if weights is None else Turns(weights)
+        self._turns = Turns(queues) if isinstance(queues, Mapping) else None
         self._had_turn: set[str] = set()
         """Queues that came first in a claim since the last one that had to begin anew."""
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if queues is None else list(dict.fromkeys(queues))
-        self._evenly = queues is None and weights is None
+        self._evenly = queues is None
         """Whether there is no order between the queues."""
         self._concurrency = concurrency
         self._lease_ms = lease_ms

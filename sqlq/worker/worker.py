@@ -1,6 +1,6 @@
 """A worker: claims, executes and settles jobs until it is told to stop.
 
-    claim ──► Executors ──► outcomes ──► Settler ──► committed
+    claim ──► Executor ──► outcomes ──► Settler ──► committed
       ▲          (slots)                    │
       └───── room, hints, known moments ────┘          Leases renew all the while
 
@@ -35,7 +35,7 @@ from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import Background
 from sqlq.worker.claim import Claimer, Intake
-from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.maintain.control import Control, Entry
 from sqlq.worker.maintain.maintenance import Maintenance
@@ -44,10 +44,10 @@ from sqlq.worker.maintain.services import Held, SchemaWatch, Unstarted, Vacuum
 from sqlq.worker.options import AppParts, WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.report.reporter import Reporter
-from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executors, GivesBack
-from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executor
+from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
-from sqlq.worker.settle.after import Admissions, Answers, Unblocker
+from sqlq.worker.settle.after import Admissions, AfterSettling, Answers, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
 from sqlq.worker.stop import Bounds, Grace, Lifespans
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, LastLook, Poller
@@ -75,8 +75,8 @@ class Worker(Background):
         app: AppParts,
         options: WorkerOptions,
         *,
-        supervision: Unsupervised | None = None,
-        isolates: Isolates | None = None,
+        supervision: NoParent | None = None,
+        isolates: IsolatedProcesses | None = None,
     ) -> None:
         super().__init__()
         self.id = str(uuid.uuid4())
@@ -84,7 +84,7 @@ class Worker(Background):
         self._app = app
         self._database = database = app.database.for_loops
         self._options = options
-        self._supervision = supervision or Unsupervised()
+        self._supervision = supervision or NoParent()
         self._meter = self._supervision.meter(app.tasks)
         self._reporter = reporter = Reporter(app.events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
@@ -123,16 +123,14 @@ class Worker(Background):
             self._leases,
             reporter,
             self._progress,
-            self._answers,
+            AfterSettling(
+                self._unblocker, self._admissions, self._answers, self._wake.at, self._after_settling
+            ),
             worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
             keep_finished=keep_finished,
-            due_again=self._wake.at,
-            ended=self._unblocker.ended,
-            freed=self._admissions.ended,
-            settled=self._after_settling,
         )
         self._most_unwritten = database.dialect.most_unwritten
-        self._executors = Executors(
+        self._executors = Executor(
             options.concurrency,
             self._leases.starting,
             self._settle,
@@ -154,20 +152,14 @@ class Worker(Background):
             has_isolates=isolates is not None,
             all_isolated=options.isolate,
         )
-        self._gives_back = GivesBack(
-            *(self._executors, self._leases, self._settle),
-            slots=options.concurrency,
-            drain=options.drain,
-        )
         self._claimer = Claimer(
             database,
             self.id,
-            options.queues,
+            options.weights or options.queues,
             options.concurrency,
             options.lease_ms,
             tasks=app.tasks,
             drain=options.drain,
-            weights=options.weights,
             newest_first=app.newest_first,
         )
         follow = Follow(
@@ -180,7 +172,7 @@ class Worker(Background):
                 *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
                 SchemaWatch(database, schema, self._stop_behind),
                 Vacuum(database, lambda: self._executors.ended),
-                Unstarted(database, self.id, self._gives_back.forgotten),
+                Unstarted(database, self.id, self._release_forgotten),
                 Held(database, self.id, self._leases.unstarted),
                 self._control,
             ],
@@ -392,8 +384,10 @@ class Worker(Background):
             if self._is_held_up():
                 continue
             limit = self._room()
-            self._gives_back.isolated()
-            self._gives_back.unstarted()  # guard: give-back-unstarted
+            # what is due later, a drain would leave behind; guard: drains-keep-what-waits-for-processes
+            if not self._options.drain:
+                self._executors.release_crowded()
+            self._executors.release_unstarted()  # guard: give-back-unstarted
             if limit == 0:
                 if self._claimed == self._options.max_jobs and not self._executors.load()[1]:
                     self._retire("it has had its number of jobs")
@@ -445,7 +439,7 @@ class Worker(Background):
         self._control.look()
         if not self._control.is_paused:  # guard: paused-workers-claim-nothing
             return self._retiring is not None
-        self._gives_back.ready()
+        self._executors.release_ready()
         self._wake.wait()
         return True
 
@@ -537,6 +531,9 @@ class Worker(Background):
         if not self._left.is_set():
             self._settler.settle(job, outcome)
 
+    def _release_forgotten(self, claimed_before: float) -> int:
+        return self._executors.release_forgotten(self._leases.unstarted(claimed_before) or ())
+
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
@@ -545,13 +542,13 @@ class Worker(Background):
         self._wake.stop()
         if self._poller is not None:
             self._poller.stop(self._grace.last_statement())
-        self._gives_back.ready()
+        self._executors.release_ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
             begins(threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True))
         self._grace.await_running(self._executors)
         if not self._grace.leaving_now.is_set():
-            self._gives_back.running()
+            self._executors.release_running()
             self._settler.finish(self._grace.patience)
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)

@@ -10,7 +10,7 @@ from typing import Any
 import sqlq
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob
-from sqlq.worker.ipc.parent import Unsupervised
+from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.report import meter as metering
 from sqlq.worker.report.meter import OTHER, QUEUE_NAMES, UNKNOWN_NAMES, Meter, Totals
 
@@ -118,7 +118,7 @@ def test_a_task_that_takes_the_place_of_another_is_named() -> None:
     assert "late" in totals._known
 
 
-class Asked(Unsupervised):
+class Asked(NoParent):
     """A worker in a test whose numbers are asked for."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """How a worker talks to its supervisor: what it says, what it hears, and the memory they share.
 
-A worker in a program of its own making (`app.worker()`) has no supervisor: `Unsupervised` says nothing.
+A worker in a program of its own making (`app.worker()`) has no supervisor: `NoParent` does nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
-from sqlq.worker.ipc.pipe import Link
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.pipe import Pipe
+from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Meter
 
@@ -63,13 +63,13 @@ class Facts(NamedTuple):
         )
 
 
-class Unsupervised:
+class NoParent:
     """No supervisor, and so nothing to tell."""
 
     supervised = False
     is_alone = True
     """Whether no supervisor will ever look for jobs for this worker."""
-    box: BlackBox | None = None
+    box: SharedMemory | None = None
     began_at: float | None = None
     """When the supervisor began, by the monotonic clock that all processes of a machine share."""
 
@@ -107,7 +107,7 @@ class Unsupervised:
         return None
 
 
-class Supervised(Unsupervised):
+class Parent(NoParent):
     """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the
     worker stops."""
 
@@ -115,8 +115,8 @@ class Supervised(Unsupervised):
 
     def __init__(
         self,
-        link: Link,
-        box: BlackBox,
+        link: Pipe,
+        box: SharedMemory,
         *,
         began_at: float | None = None,
         is_alone: bool = False,
@@ -126,7 +126,7 @@ class Supervised(Unsupervised):
         self._is_metered = is_metered
         self._meter: Meter | None = None
         self._link = link
-        self.box: BlackBox = box
+        self.box: SharedMemory = box
         self.began_at = began_at
         self._over = False
         self._report: Callable[[], dict[str, Any]] = dict

@@ -34,7 +34,7 @@ _SENT: dict[str, type[Any]] = {
 }
 
 
-class Link:
+class Pipe:
     """One end of a socket pair. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -45,13 +45,13 @@ class Link:
         self._ignored = 0
 
     @classmethod
-    def pair(cls) -> tuple[Link, socket.socket]:
-        """Return one end as a Link, and the other to be handed to a new process and then closed."""
+    def pair(cls) -> tuple[Pipe, socket.socket]:
+        """Return one end as a Pipe, and the other to be handed to a new process and then closed."""
         here, there = socket.socketpair()
         return cls(here), there
 
     @classmethod
-    def inherited(cls, fd: int) -> Link:
+    def inherited(cls, fd: int) -> Pipe:
         """Return the end that this process was started with."""
         end = socket.socket(fileno=fd)
         end.set_inheritable(False)

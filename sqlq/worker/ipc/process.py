@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from sqlq.database.dialect import Right
-from sqlq.worker.ipc.pipe import Link, Message, spawn
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.pipe import Message, Pipe, spawn
+from sqlq.worker.ipc.shared_memory import SharedMemory
 
 log = logging.getLogger("sqlq.worker")
 
@@ -30,7 +30,7 @@ class Process:
     """A subprocess and the pipe to it."""
 
     def __init__(self, start: Spawn) -> None:
-        self.link, there = Link.pair()
+        self.link, there = Pipe.pair()
         try:
             with there:
                 self.process = start(there.fileno())
@@ -55,7 +55,7 @@ class Child(Process):
     def __init__(
         self, command: Callable[[int, int], Sequence[str]], heard: Callable[[Child, Message | None], None]
     ) -> None:
-        self.box, box_fd = BlackBox.create()
+        self.box, box_fd = SharedMemory.create()
         try:
             super().__init__(lambda fd: spawn(command(fd, box_fd), (fd, box_fd)))
         finally:

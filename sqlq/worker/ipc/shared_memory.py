@@ -38,7 +38,7 @@ Started = tuple[Right, float, str]
 timeout, and the beginning of its task's name."""
 
 
-class BlackBox:
+class SharedMemory:
     """Shared memory: what a worker and its supervisor want to know of each other at any moment, and a cell
     for each right started."""
 
@@ -50,7 +50,7 @@ class BlackBox:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls) -> tuple[BlackBox, int]:
+    def create(cls) -> tuple[SharedMemory, int]:
         """Return a new box, and the descriptor by which a child finds it; to be closed when the child has
         started."""
         if hasattr(os, "memfd_create"):  # not on macOS, nor in a Python built for an old C library

@@ -34,7 +34,7 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import BY_OPERATOR, aexecute, execute, late
 from sqlq.worker.attempt.lifespan import entered
 from sqlq.worker.attempt.progress import Pace
-from sqlq.worker.ipc.pipe import Link, Message, packed, unpacked
+from sqlq.worker.ipc.pipe import Message, Pipe, packed, unpacked
 from sqlq.worker.ipc.process import Process, Spawn
 
 log = logging.getLogger("sqlq.worker")
@@ -78,7 +78,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Isolates:
+class IsolatedProcesses:
     """The isolates of one worker: as many as it needs at a time, kept for the next job.
 
     A start of Python keeps a core busy, so no more start at a time than there are cores: when many jobs need
@@ -342,7 +342,7 @@ class Isolates:
 # -- in the isolate ------------------------------------------------------------------------------------------
 
 
-def serve(link: Link, target: Target, lifespan: Scope | None = None) -> NoReturn:
+def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn:
     """Run jobs that come over the link, one at a time, in the App's lifespan, until it ends with the worker
     at its other side, or says that it is time to leave."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()

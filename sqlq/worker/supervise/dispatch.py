@@ -18,7 +18,7 @@ from sqlq.database.database import Database
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.pauses import ALL
 from sqlq.store.workers.workers import Request, Wanted
-from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
@@ -57,7 +57,7 @@ class Dispatcher:
         self._database = database = self._heartbeat.database
         if database.dialect.sees_commits:
             return
-        last_look = LastLook(Unsupervised())
+        last_look = LastLook(NoParent())
         self._maintenance = maintenance = Maintenance(
             *(database, facts, []),
             reporter=self._heartbeat.reporter,

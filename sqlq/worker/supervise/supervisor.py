@@ -30,7 +30,7 @@ from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise import health_file as health_files
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from sqlq.worker.supervise.watchdog import Vigil
+from sqlq.worker.supervise.watchdog import Watchdog
 
 log = logging.getLogger("sqlq.worker")
 TOUCH_SECONDS = 1.0
@@ -67,7 +67,7 @@ class SupervisorOptions:
     """When no child has had work for so long, all stop."""
     start_ms: int = 60_000
     stuck_ms: int = 600_000
-    """Both as `Vigil` takes them."""
+    """Both as `Watchdog` takes them."""
 
 
 class Supervisor:
@@ -86,7 +86,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._spare: Child | None = None
         self._heartbeat = Heartbeat(options.lease_ms, totals)
-        self._vigil = Vigil(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
+        self._vigil = Watchdog(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._started = 0
         self._began_ms = round(time.monotonic() * 1000)
