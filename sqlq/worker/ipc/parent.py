@@ -29,11 +29,11 @@ MORE_SECONDS = 0.1
 
 
 Handlers: TypeAlias = Mapping[str, Callable[[Any], None]]
-"""What a worker does with each message of its supervisor, by the name of the message."""
+"""The functions that take the messages of a supervisor, by the names of these."""
 
 
 class Facts(NamedTuple):
-    """What a supervisor needs to know to stand in for a worker."""
+    """The facts by which a supervisor stands in for a worker."""
 
     worker: str
     url: str
@@ -84,8 +84,8 @@ class NoParent:
         should take its place."""
 
     def paused(self, paused: bool) -> bool:
-        """Say that an operator has paused this worker by its row, or resumed it, which counts for all of its
-        supervisor; return whether there is one."""
+        """Report that an operator has paused or resumed this worker by its row, which counts for all workers
+        of its supervisor. Return whether there is one."""
         return False
 
     def pulse(self, *, rests: bool = False) -> None:

@@ -1,5 +1,5 @@
-"""What processes of one worker tell each other: JSON lines over a socket pair whose end means that the other
-is gone.
+"""Messages between the processes of one worker: JSON lines over a socket pair. Its end means that the other
+process is gone.
 
 supervisor ◄──► child (a worker) ◄──► isolate (one job at a time)
 """
@@ -140,7 +140,7 @@ GROUP_SIGNALS = (
     signal.SIGUSR2,
     signal.SIGTSTP,
 )
-"""What a terminal, systemd or a person may send to all processes of a group; meant for the supervisor."""
+"""Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
 
 
 def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:

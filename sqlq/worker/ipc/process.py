@@ -86,7 +86,7 @@ class Child(Process):
         self.stuck: tuple[str, set[Right]] | None = None
         """Why it was killed, and what it ran past its timeout."""
         self.all_paused: bool | None = None
-        """What it was told last of whether all queues are paused."""
+        """Whether all queues are paused, by the last message to it."""
         self._heard = heard
         try:
             threading.Thread(target=self._hear, name="sqlq-hear", daemon=True).start()

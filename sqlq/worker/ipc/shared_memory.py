@@ -1,5 +1,5 @@
-"""What a worker process had started when it died, and when it was last seen to turn: memory it shares with
-its supervisor.
+"""Memory that a worker process shares with its supervisor: the jobs it has started, and its last signs of
+life.
 
 A process that is killed has no last words, and a message per job would cost more than many jobs do. So it
 keeps in shared memory which rights it has started and not yet settled; the memory outlives it.

@@ -1,12 +1,12 @@
-"""How operators reach a worker that is at work: to pause, resume, stop or restart it, and to have it look for
-jobs that are to be cancelled; and how it says what it is at.
+"""The requests of operators to a worker: pause, resume, stop, restart, or look for jobs to cancel; and the
+state that it writes to its row.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
     sqlq pause --all ──► sqlq_queues ─┘
 
-A request counts once, and the newest of all counts. What comes by a row is seen by the look that the host
-makes anyway (PostgreSQL), or when something was committed (SQLite).
+A request counts once, and the newest of all counts. On PostgreSQL the poller sees the requests in rows; on
+SQLite the worker reads them after a commit.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Control:
 
     @property
     def state(self) -> str:
-        """What this worker is at."""
+        """The state of this worker."""
         return PAUSED if self._state == WORKING and self.is_paused else self._state
 
     def ready(self) -> None:
