@@ -226,7 +226,7 @@ class _Shop:
         flow = self._app.flows.get(flow_id)
         results = ", ".join(str(result) for result in flow.results.values())
         click.echo(f"\nflow {flow.id} is {flow.state}, and its steps returned: {results}")
-        click.echo("\nsqlq failed retry would run it again; here it goes with the rest of the demo")
+        click.echo("\nsqlq retry would run it again; here it goes with the rest of the demo")
 
     def _query(self, sql: str) -> None:
         from sqlalchemy import text

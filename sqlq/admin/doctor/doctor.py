@@ -276,7 +276,7 @@ class Doctor:
         for queue in holding:
             waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             said = f"{queue.queue} is paused, and {waiting} in it"
-            yield check("paused", said, command(f"resume {word(queue.queue)}"))
+            yield check("paused", said, command(f"queues resume {word(queue.queue)}"))
         if not holding and not old:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 
@@ -342,7 +342,8 @@ class Doctor:
         failed = [queue for queue in self._held if queue.failed]
         if failed:
             said = f"{_held_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
-            remedy = f"{command('failed list')}; then retry, forget, or {command('prune --failed 30d')}"
+            lists, prunes = command("jobs --state failed"), command("prune --failed 30d")
+            remedy = f"{lists}; then retry or delete them, or {prunes}"
             yield check("failed", said, remedy)
         else:
             yield ok("failed", "no job has failed for good")

@@ -3,7 +3,7 @@ jobs that are to be cancelled; and how it says what it is at.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
-    sqlq pause --all ──► sqlq_queues ─┘
+    sqlq queues pause ──► sqlq_queues ┘
 
 A request counts once, and the newest of all counts. What comes by a row is seen by the look that the host
 makes anyway (PostgreSQL), or when something was committed (SQLite).
