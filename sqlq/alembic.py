@@ -26,6 +26,7 @@ from alembic.runtime.migration import MigrationContext
 
 from sqlq.config import urls
 from sqlq.database import migrate
+from sqlq.database.dialects import DIALECTS
 from sqlq.errors import ConfigurationError
 from sqlq.schema import version
 
@@ -96,7 +97,7 @@ def _run(
         migrate.write(
             host.dialect,
             host.output_buffer,
-            None if host.dialect.name == "sqlite" else schema,
+            schema if DIALECTS[host.dialect.name].has_schemas else None,
             direction,
             start,
             end,

@@ -75,6 +75,6 @@ class Limits(Facet):
             status = admit.status(conn, key)
         status = None if status is None else self._database.run(unpin)
         if status is None:
-            lists = command("limit list", self._database.engine.url)
+            lists = command("limits", self._database.engine.url)
             raise ConfigurationError(f"there is no limit of the key {key!r}: {lists} shows those there are")
         return status

@@ -75,7 +75,7 @@ class Queues(Facet):
     def vitals(self) -> Vitals:
         """Return what a scrape of metrics needs beside `status` and `workers`."""
         with self._read() as conn:
-            health.limit_time(conn)
+            self._database.dialect.limit_time(conn, statement_ms=health.STATEMENT_TIMEOUT_MS)
             return vitals(conn)
 
     def unknown(self, names: Sequence[str], *, but_for_twins: bool = False) -> builtins.list[str]:

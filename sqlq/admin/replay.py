@@ -205,7 +205,7 @@ class Replays:
                 url = self._database.engine.url
                 raise ConfigurationError(
                     f"job {id} is a step of flow {flow}, and cannot be replayed alone: "
-                    f"{command(f'flow retry {flow}', url)} runs failed steps again, a new flow all of them"
+                    f"{command(f'retry --flow {flow}', url)} runs failed steps again, a new flow all of them"
                 )
         return found
 

@@ -156,7 +156,10 @@ def forgotten_pauses(
     """Say which pauses may have been forgotten, each with the command that ends it: one of all queues without
     an end, and workers that were paused by themselves long ago."""
     if pauses.all is not None and pauses.all.until is None:
-        yield f"all queues are paused, without an end, since {written(pauses.all.since)}", "resume --all"
+        yield (
+            f"all queues are paused, without an end, since {written(pauses.all.since)}",
+            "queues resume --all",
+        )
     if pauses.all is not None:
         return  # workers are paused for that reason
     for worker in workers:

@@ -10,6 +10,7 @@ from sqlalchemy import URL, Engine
 from sqlq.config.urls import database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import Address, Gate
+from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import KEPT, Kept
 from sqlq.payload.encryption import Seal
@@ -47,7 +48,7 @@ def address_of(
         where = supported(sync.url)
     else:
         where = database_url(None if isinstance(url, Kept) else url)
-    if "schema" in kept and where.get_backend_name() == "sqlite":
+    if "schema" in kept and not dialect_at(where).has_schemas:
         schema = None
     if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
         listen_url = None  # guard: where-to-listen-goes-with-the-database

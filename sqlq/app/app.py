@@ -38,6 +38,7 @@ from sqlq.database.caller.session import (
     session_of_now,
 )
 from sqlq.database.database import Address, Database, Gate
+from sqlq.database.dialects import dialect_at
 from sqlq.enqueue.enqueue import Enqueues, listed, spread_over
 from sqlq.errors import ConfigurationError
 from sqlq.model.flow import FLOWS, EnqueuedFlow, Flow
@@ -186,8 +187,8 @@ class App(Declares):
         if url is None:  # guard: a-test-database-is-named
             raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
         where = database_url(url)
-        of_sqlite = where.get_backend_name() == "sqlite" and schema is None  # SQLQ_SCHEMA is meant for others
-        schema = None if of_sqlite else schema_name(schema, on=where)
+        if schema is not None or dialect_at(where).has_schemas:  # SQLQ_SCHEMA is not meant for SQLite
+            schema = schema_name(schema, on=where)
         test = Address(where, None, schema, is_test=True, seal=self._seal)
         self._test_addresses.append(test)
         self._choose_address()

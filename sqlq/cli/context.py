@@ -157,6 +157,7 @@ class Context:
     def _make_app(self, path: str | None) -> App:
         from sqlq.app.app import App
         from sqlq.config.urls import database_url
+        from sqlq.database.dialects import dialect_at
 
         if self.database_url is None:
             return App() if path is None else load_app(path, self._directories())
@@ -170,7 +171,7 @@ class Context:
         if place != url:
             # what goes with another database does not go with this one
             same = (place.host, place.port, place.database) == (url.host, url.port, url.database)
-            schema = named.schema if url.get_backend_name() == "postgresql" else None
+            schema = named.schema if dialect_at(url).has_schemas else None
             app.use(self.database_url, schema=schema, listen_url=named.listen_url if same else None)
         return app
 
@@ -225,7 +226,10 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
 
 
 _KINDS = {"enqueue": "producer", "work": "worker", "keys": "keys", "migrate": OWNER, "grants": OWNER}
-_LOOK = ("status", "jobs", "show", "result", "workers", "list", "doctor", "metrics")
+_LOOK = (
+    *("status", "jobs", "show", "failed", "doctor", "metrics"),
+    *("queues", "workers", "flows", "limits", "schedules"),
+)
 """The commands that only look, by their last words."""
 
 _DATABASE = (

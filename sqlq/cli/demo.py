@@ -76,7 +76,7 @@ def _tables(app: App) -> Iterator[None]:
         return
     if found.standing is not migrate.Standing.MISSING:
         raise SchemaVersionError(found.message)
-    file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+    file = Path(engine.url.database or "") if app.database.dialect.in_a_file else None
     is_new = file is not None and not file.exists()
     app.migrate()
     try:
@@ -226,7 +226,7 @@ class _Shop:
         flow = self._app.flows.get(flow_id)
         results = ", ".join(str(result) for result in flow.results.values())
         click.echo(f"\nflow {flow.id} is {flow.state}, and its steps returned: {results}")
-        click.echo("\nsqlq failed retry would run it again; here it goes with the rest of the demo")
+        click.echo("\nsqlq retry would run it again; here it goes with the rest of the demo")
 
     def _query(self, sql: str) -> None:
         from sqlalchemy import text
@@ -283,7 +283,7 @@ def _own_engine(app: App) -> Engine:
     from sqlq.database.sqlite.dialect import configure_sqlite
 
     engine = create_engine(app.database.engine.url)
-    if engine.dialect.name == "sqlite":
+    if app.database.dialect.in_a_file:
         configure_sqlite(engine, immediate=True)
     return engine
 

@@ -29,7 +29,7 @@ def grants(context: Context, role: str, kind: str, only: bool, applies: bool) ->
     from sqlq.store import rights
 
     database = context.app().database
-    if database.engine.dialect.name != "postgresql":
+    if database.dialect.in_a_file:
         raise ConfigurationError(
             f"{context.shown_url()} has no roles: who may write the file may do everything, who may read it "
             "may look"

@@ -27,6 +27,7 @@ from sqlq.cli.output import (
     counted,
     json_option,
     limit_option,
+    naming_options,
     of,
     plain,
     plain_lines,
@@ -73,7 +74,8 @@ def jobs(
         columns = [Column("id", right=True), Column("state"), Column("queue"), Column("task")]
         columns += [Column("attempts", right=True), Column("time")]
         more_columns = [name for name in MORE_COLUMNS if any(getattr(job, name) is not None for job in found)]
-        columns += [Column(name, wide=name == "label") for name in more_columns]
+        more_columns += ["error"] if state == "failed" else []
+        columns += [Column(name, wide=name in ("label", "error")) for name in more_columns]
         show_rows(columns, [[*_row(job), *_more(job, more_columns)] for job in found])
     else:
         click.echo(f"no {state + ' ' if state else ''}jobs{of(**chosen)}")
@@ -92,8 +94,9 @@ def _row(job: JobDetails) -> list[Cell]:
 
 def _more(job: JobDetails, columns: Iterable[str]) -> list[Cell]:
     # the note beside a job's progress is for `sqlq show`
-    said = {"progress": job.progress and replace(job.progress, note=None), "label": job.label}
-    return ["" if said[name] is None else plain(str(said[name])) for name in columns]
+    progress = job.progress and replace(job.progress, note=None)
+    values = {"progress": progress, "label": job.label, "error": job.error}
+    return ["" if values[name] is None else plain(str(values[name])) for name in columns]
 
 
 def attempts(job: JobDetails, separator: str) -> str:
@@ -121,18 +124,30 @@ def as_object(job: JobDetails) -> dict[str, Any]:
 
 @click.command()
 @click.argument("id", type=int)
+@click.option(
+    "--result", "only_result", is_flag=True, help="Print what it returned, as JSON, and nothing else."
+)
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    help='With --result: wait so long for its end, as in "30s"; none waits without end.',
+)
 @json_option
 @click.pass_obj
-def show(context: Context, id: int, as_json: bool) -> None:
+def show(context: Context, id: int, only_result: bool, wait: str | None, as_json: bool) -> None:
     """Show all about one job, in whatever state it is.
 
-    Its arguments, result and times, the history of its attempts, and what may be done with it next.
+    Its arguments, result and times, the history of its attempts, and what may be done with it next. With
+    --result it exits with 1, and says why in one sentence, when the job has failed, was cancelled, or has not
+    ended in time.
     """
-    show_job(context, context.app().jobs.get(id), as_json)
-
-
-def show_job(context: Context, job: JobDetails, as_json: bool) -> None:
-    """Print all about a job."""
+    if only_result:
+        with naming_options(timeout="wait"):
+            show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
+        return
+    if wait is not None:
+        raise click.UsageError("--wait is of use with --result only")
+    job = context.app().jobs.get(id)
     if as_json:
         show_json(as_object(job))
         return
@@ -313,14 +328,14 @@ def _show_error(exception: str | None, message: str | None, reason: str | None) 
 def _next(context: Context, job: JobDetails) -> Iterator[tuple[str, str]]:
     """What may be done with a job, each as a command and what it does."""
     if job.state == "failed":
-        yield command(f"failed retry {job.id}"), "run it again, with all its attempts"
-        yield command(f"failed forget {job.id}"), "delete it"
+        yield command(f"retry {job.id}"), "run it again, with all its attempts"
+        yield command(f"delete {job.id}"), "delete it"
     if job.state == "blocked":
         yield command(f"cancel {job.id}"), "end it without running it"
     if job.state in ("scheduled", "available"):
         queue = next((each for each in context.app().queues.status() if each.queue == job.queue), None)
         if queue is not None and queue.paused:
-            yield command(f"resume {word(job.queue)}"), "its queue is paused"
+            yield command(f"queues resume {word(job.queue)}"), "its queue is paused"
         elif queue is not None and not queue.served:
             words = f"work -q {word(job.queue)}"
             yield command(words, needs_app=True), "no worker serves its queue"

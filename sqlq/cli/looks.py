@@ -3,17 +3,19 @@ on a narrow terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from sqlq.cli.output import Cell, Column, console, plain, show_table
+from sqlq.cli.output import Cell, Column, console, plain, show_json, show_table
 from sqlq.config.command_hint import escaped
 
 if TYPE_CHECKING:
     from sqlq.admin.queues import QueueStatus
 
+T = TypeVar("T")
 NARROW = 60
 """On fewer columns a row is a block of `name: value` lines."""
 LABEL = 13
@@ -49,6 +51,24 @@ def show_rows(columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> None
             text = cell[0] if isinstance(cell, tuple) else cell
             if text is not None and text != "":
                 show_wrapped(f"{column.name}: ", f"{text:,}" if isinstance(text, int) else plain(text))
+
+
+def show_list(
+    columns: Sequence[Column],
+    things: Sequence[T],
+    row: Callable[[T], Sequence[Cell]],
+    *,
+    nothing: str,
+    as_object: Callable[[T], object] = asdict,  # type: ignore[assignment]
+    as_json: bool = False,
+) -> None:
+    """Print a list of things: as JSON, as a table, or the sentence that there is `nothing`."""
+    if as_json:
+        show_json([as_object(each) for each in things])
+    elif things:
+        show_rows(columns, [row(each) for each in things])
+    else:
+        click.echo(nothing)
 
 
 def show_field(name: str, value: str) -> None:

@@ -136,6 +136,14 @@ def show_json(value: Any) -> None:
     click.echo(in_json(value, indent=2))
 
 
+def answer(value: Any, *lines: str, as_json: bool) -> None:
+    """Print a value for programs, or lines for people."""
+    if as_json:
+        show_json(value)
+    else:
+        click.echo("\n".join(lines))
+
+
 def in_json(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON, whatever it is: what JSON has no form for becomes text, and what no UTF-8 has,
     or could steer a terminal, is escaped."""
@@ -222,19 +230,20 @@ def moment_of(text: str, option: str) -> datetime:
 
 
 @contextmanager
-def naming_options(*names: str) -> Iterator[None]:
-    """Turn what the library says of a value that was given by an option, "lease is …", into what is said of
-    the command line."""
+def naming_options(*names: str, **others: str) -> Iterator[None]:
+    """Rewrite an error of the library ("lease is …") so that it names the option ("--lease is …"); `others`
+    are options of another name."""
     from sqlq.errors import SqlqError
 
+    options = {**dict(zip(names, names, strict=True)), **others}
     try:
         yield
     except SqlqError as error:
         subject, _, rest = str(error).partition(" ")
-        if subject not in names:
+        if subject not in options:
             raise
         rest = rest.replace("give a timedelta or text such as", "give a duration such as")
-        raise click.UsageError(f"--{subject.replace('_', '-')} {rest}") from None
+        raise click.UsageError(f"--{options[subject].replace('_', '-')} {rest}") from None
 
 
 def require_named(what: str, ways: str, *named: object) -> None:
@@ -252,6 +261,7 @@ def listed(ids: Sequence[int]) -> str:
     return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
 
 
-def of(task: str | None, queue: str | None) -> str:
-    """Return " of task … in queue …" for what was asked for."""
-    return (f" of task {plain(task)}" if task else "") + (f" in queue {plain(queue)}" if queue else "")
+def of(task: str | None = None, queue: str | None = None, flow: int | None = None) -> str:
+    """Return " of task … in queue … of flow …" for the jobs that were chosen."""
+    parts = {" of task ": task, " in queue ": queue, " of flow ": flow}
+    return "".join(f"{words}{plain(str(value))}" for words, value in parts.items() if value)

@@ -11,26 +11,26 @@ import click
 
 from sqlq import __version__
 from sqlq.cli import INTERRUPTED
+from sqlq.cli.cancel import cancel, prune
 from sqlq.cli.context import Context, takes_context
 from sqlq.cli.demo import demo
 from sqlq.cli.doctor import doctor
 from sqlq.cli.enqueue import enqueue
-from sqlq.cli.failed import failed
-from sqlq.cli.flow import flow
+from sqlq.cli.failed import delete, failed, retry
+from sqlq.cli.flows import flows
 from sqlq.cli.grants import grants
 from sqlq.cli.health import health
 from sqlq.cli.jobs import jobs, show
 from sqlq.cli.keys import keys
-from sqlq.cli.limit import limit
+from sqlq.cli.limits import limits
 from sqlq.cli.metrics import metrics
 from sqlq.cli.migrate import migrate
-from sqlq.cli.operate import cancel, pause, prune, resume
+from sqlq.cli.queues import queues
 from sqlq.cli.replay import replay
-from sqlq.cli.result import result
-from sqlq.cli.schedule import schedule
+from sqlq.cli.schedules import schedules
 from sqlq.cli.status import status
 from sqlq.cli.work import work
-from sqlq.cli.workers import restart_all, workers
+from sqlq.cli.workers import workers
 from sqlq.config import command_hint
 
 if TYPE_CHECKING:
@@ -43,10 +43,13 @@ class InOrder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _COMMANDS_ELSEWHERE:
-            raise click.UsageError(f"no such command {cmd_name!r}: {_COMMANDS_ELSEWHERE[cmd_name]}", ctx)
-        return super().get_command(ctx, cmd_name)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        for words in (" ".join(args[:2]), args[0]):
+            if advice := _COMMANDS_ELSEWHERE.get(words):
+                raise click.UsageError(f"no such command {words!r}: {advice}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -62,15 +65,31 @@ class InOrder(click.Group):
 
 
 _COMMANDS_ELSEWHERE = {
-    "beat": "sqlq work enqueues what is scheduled, too; see sqlq schedule list",
+    "beat": "sqlq work enqueues what is scheduled, too; see sqlq schedules",
     "empty": "sqlq cancel --queue QUEUE ends what waits in a queue",
     "inspect": "see sqlq workers, sqlq jobs and sqlq doctor",
     "purge": "sqlq cancel --queue QUEUE ends what waits in a queue, sqlq prune deletes what has ended",
     "worker": "write sqlq work, or sqlq workers for those that run",
+    # as they were called before
+    "failed forget": "write sqlq delete",
+    "failed list": "write sqlq jobs --state failed, or sqlq failed to count them by error",
+    "failed retry": "write sqlq retry",
+    "failed show": "write sqlq show",
+    "flow": "write sqlq flows; sqlq retry --flow ID and sqlq cancel --flow ID for a whole flow",
+    "keys check": "write sqlq keys rotate --check",
+    "keys list": "write sqlq keys",
+    "limit": "write sqlq limits",
+    "pause": "write sqlq queues pause",
+    "restart": "write sqlq workers restart --all",
+    "result": "write sqlq show ID --result",
+    "resume": "write sqlq queues resume",
+    "schedule": "write sqlq schedules",
+    "schedules backfill": "write sqlq schedules run NAME --from TIME --to TIME",
+    "schedules list": "write sqlq schedules",
+    "schedules reset": "write sqlq schedules change NAME --reset",
 }
 _OPTIONS_ELSEWHERE = {
     "cancel --all": "name the jobs by their ids, --task or --queue",
-    "restart --all": "sqlq restart is for all; sqlq workers restart takes names, or --all",
     "work --burst": "write --drain",
     "work --pool": "write -c for jobs at a time, -p for processes",
 }
@@ -89,30 +108,10 @@ def sqlq() -> None:
 
 
 for command in (
-    migrate,
-    work,
-    enqueue,
-    status,
-    jobs,
-    show,
-    result,
-    workers,
-    restart_all,
-    failed,
-    replay,
-    flow,
-    limit,
-    cancel,
-    pause,
-    resume,
-    prune,
-    schedule,
-    keys,
-    grants,
-    doctor,
-    health,
-    metrics,
-    demo,
+    *(migrate, work, enqueue),
+    *(status, jobs, show, failed, retry, cancel, delete, replay, prune),
+    *(queues, workers, flows, limits, schedules),
+    *(keys, grants, doctor, health, metrics, demo),
 ):
     sqlq.add_command(command)
 takes_context(sqlq)

@@ -85,24 +85,31 @@ def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:
             time.sleep(WATCH_SECONDS)
 
 
-def _show(context: Context, found: _Found) -> None:
-    queues, workers, pauses = found
-    if queues:
-        columns = [Column("queue")] + [
-            Column(name, right=True)
-            for name in ("available", "scheduled", "blocked", "running", "failed", "oldest wait")
-        ]
-        show_rows([*columns, Column("served")], [_row(queue) for queue in queues])
-    else:
-        click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
+def show_queues(context: Context, queues: list[QueueStatus], pauses: Pauses) -> None:
+    """Print what each queue holds, and which are paused."""
     from sqlq.config.command_hint import command, word
 
+    if queues:
+        names = ("available", "scheduled", "blocked", "running", "failed", "oldest wait")
+        columns = [Column("queue"), *(Column(name, right=True) for name in names), Column("served")]
+        show_rows(columns, [_row(queue) for queue in queues])
+    else:
+        click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
     if pauses.all is not None:
-        click.echo(f"\nall queues are paused{_until(pauses.all)}; go on with {command('resume --all')}")
+        click.echo(
+            f"\nall queues are paused{_until(pauses.all)}; go on with {command('queues resume --all')}"
+        )
     if pauses.named:
-        names = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
+        paused = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
         first = word(next(iter(pauses.named)))
-        click.echo(f"\npaused: {names}; go on with {command(f'resume {first}')}")
+        click.echo(f"\npaused: {paused}; go on with {command(f'queues resume {first}')}")
+
+
+def _show(context: Context, found: _Found) -> None:
+    from sqlq.config.command_hint import command, word
+
+    queues, workers, pauses = found
+    show_queues(context, queues, pauses)
     click.echo()
     for worker in workers:
         called = "" if worker.name is None else f"{worker.name} on "

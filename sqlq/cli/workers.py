@@ -10,7 +10,7 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.looks import INDENT, is_narrow, queue_name, show_heading, show_wrapped
-from sqlq.cli.output import ago, counted, json_option, plain, show_json, span
+from sqlq.cli.output import ago, answer, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
     from sqlq.admin.workers import WorkerStatus
@@ -29,7 +29,7 @@ JOBS_SHOWN = 10
 @json_option
 @click.pass_context
 def workers(ctx: click.Context, silent: bool, as_json: bool) -> None:
-    """Show the workers and what they run; pause, stop or restart them.
+    """Show workers and what they run; pause, stop or restart them.
 
     Also state, host, process, version, last heartbeat and queues of each. A worker counts as alive for 90
     seconds after its last heartbeat.
@@ -141,21 +141,12 @@ def stop(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool
 
 @_names
 def restart(context: Context, names: tuple[str, ...], everyone: bool, as_json: bool) -> None:
-    """Have worker processes replaced by new ones, which import your App anew, each when what it runs has
-    ended."""
-    _ask(context, "restart", "restarted", names, everyone, as_json=as_json)
+    """Have worker processes replaced by new ones, which import your App anew: after a deploy, say.
 
-
-@click.command("restart")
-@json_option
-@click.pass_obj
-def restart_all(context: Context, as_json: bool) -> None:
-    """Have all workers on all hosts start anew, after a deploy.
-
-    Each worker process claims nothing more within 2 seconds, ends when what it runs has ended, and is
-    replaced by one that imports your App anew. The supervisors stay, and with them their options.
+    Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The supervisors
+    stay, and with them their options.
     """
-    _ask(context, "restart", "restarted", (), True, as_json=as_json)  # noqa: FBT003 - as --all gives it
+    _ask(context, "restart", "restarted", names, everyone, as_json=as_json)
 
 
 def _ask(
@@ -165,13 +156,11 @@ def _ask(
         raise click.UsageError("name the workers, or give --all" + (", and not both" if names else ""))
     ask = getattr(context.app().workers, word)
     asked = ask(all=True) if everyone else ask(*names)
-    if as_json:
-        show_json([each._asdict() for each in asked])
-        return
-    for each in asked:
-        called = "" if each.name is None else f"{each.name} on "
-        click.echo(plain(f"asked {called}{each.host} pid {each.pid} to {word}"))
-    if asked:
-        click.echo(f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish")
-    else:
-        click.echo("no worker is running")
+    names_of = [
+        f"{'' if each.name is None else each.name + ' on '}{each.host} pid {each.pid}" for each in asked
+    ]
+    lines = [plain(f"asked {name} to {word}") for name in names_of]
+    lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
+    if not asked:
+        lines = ["no worker is running"]
+    answer([each._asdict() for each in asked], *lines, as_json=as_json)

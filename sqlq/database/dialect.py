@@ -7,36 +7,35 @@ The portable default asks for no more than RETURNING, UPDATE … FROM and common
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import (
     CTE,
     URL,
-    BigInteger,
     ColumnElement,
     Connection,
     Delete,
     Engine,
-    Insert,
+    Select,
     Table,
-    and_,
-    case,
+    TextClause,
+    Update,
     delete,
     insert,
     literal,
     null,
     select,
-    text,
+    update,
 )
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
 from sqlq.database.timeouts import Patience
-from sqlq.schema.tables import CARRIED, HOLDS_KEY, TOKEN_SCHEMA, attempts_allowed, jobs
-from sqlq.schema.types import epoch_ms, moment_after, since_ms
+from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
+from sqlq.schema.types import epoch_ms, since_ms
 
 Position: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
@@ -62,6 +61,41 @@ class Verdict(NamedTuple):
     found: int
     free: list[int]
     cancelled: list[int]
+
+
+class Trouble(NamedTuple):
+    """What an error of a database means. All are False for an error of another kind."""
+
+    is_away: bool
+    """The database, or the way to it, is gone for now, so that waiting is the remedy."""
+    rolled_back: bool
+    """The database undid the whole transaction for a reason that may be gone when it is run again."""
+    refused: bool
+    """The database answers, and refuses this one statement: for want of a right, for example. It will say the
+    same again until somebody mends it."""
+    takes_no_writes: bool
+    """The database answers, but takes no writes for now: it only reads, or its disk is full."""
+    has_no_room: bool = False
+    """The database undid the whole transaction for want of room, perhaps for notifications."""
+    is_useless: bool = False
+    """The connection is of no use any more, beside the errors that SQLAlchemy knows."""
+    advice: str | None = None
+    """Why the database refused a write, and how to mend it; None where its own words do."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same statement may succeed later."""
+        return self.is_away or self.rolled_back
+
+
+class Claimant(NamedTuple):
+    """Who claims, and what a claim writes into the rows that do not say it: as JSON, the `max_attempts` of
+    each task, by which a rescue judges, and the `follow_ups` of each task that has some."""
+
+    owner: str
+    lease_ms: int
+    max_attempts: str = "{}"
+    follow_ups: str | None = None
 
 
 class Line(NamedTuple):
@@ -106,6 +140,16 @@ class Batch:
 
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
+
+
+class Key(NamedTuple):
+    """The columns of a unique index, and the predicate of one that holds some rows only. The database finds
+    such an index by its predicate."""
+
+    columns: tuple[str, ...]
+    where: ColumnElement[bool] | TextClause | None = None
+
 
 CLAIMED: tuple[ColumnElement[Any], ...] = (
     jobs.c.id,
@@ -137,19 +181,62 @@ CLAIMED: tuple[ColumnElement[Any], ...] = (
 )
 """The fields of `ClaimedJob`, in their order."""
 
-_REPLACED = (
-    *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
-    *("headers", "label", "backoff", "retention_ms", "start_by"),
-)
-"""What a job says of itself that takes another's place; its queue and unique key are the other's."""
-_FORGOTTEN = (
-    *("errors", "cursor", "progress", "progress_of", "progress_note"),
-    *("unknown_since", "cancel_requested_at"),
-)
-"""What the other had come to."""
-_COUNTED = ("attempts", "releases", "losses")
-REPLACED = (*_REPLACED, *_COUNTED, *_FORGOTTEN, "available_at")
-"""What an enqueue writes into the row of a job that it replaces or postpones."""
+
+class Change:
+    """An UPDATE of the rows that a query or a condition chooses, or without `values` a DELETE of them.
+
+    The query returns the table's key first, in the order in which the rows are locked. A row that another
+    transaction has locked is passed over, or with `waits` waited for; a condition waits always. `values` may
+    be a function that returns the new values from the chosen rows. The change takes those rows that fulfil
+    `where`.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        chosen: Select[Any] | ColumnElement[bool],
+        values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+        *,
+        returning: Sequence[ColumnElement[Any]],
+        where: Callable[[Any], ColumnElement[bool]] | None = None,
+        waits: bool = False,
+    ) -> None:
+        self.table = table
+        self.chosen = chosen
+        self.values = values
+        self.returning = returning
+        self.where = where
+        self.waits = waits
+
+    @cached_property
+    def statement(self) -> Any:
+        """One statement that chooses, locks, changes and returns."""
+        statement = delete(self.table) if self.values is None else update(self.table)
+        if not isinstance(self.chosen, Select):
+            statement = statement.where(self.chosen)
+            rows = None
+        else:
+            rows = locked(self.table, self.chosen, waits=self.waits)
+            (key,) = self.table.primary_key
+            mine = rows.c[key.name]
+            statement = statement.where(key.in_(select(mine)) if self.values is None else key == mine)
+        if self.where is not None:
+            statement = statement.where(self.where(rows))
+        if isinstance(statement, Update) and self.values is not None:
+            statement = statement.values(self.values(rows) if callable(self.values) else self.values)
+        return statement.returning(*self.returning)
+
+
+def locked(table: Table, chosen: Select[Any], *, waits: bool = False) -> CTE:
+    """Return the rows that a query chooses, locked.
+
+    A row locked by another transaction is skipped, so that one row's trouble (an open `complete()`, say)
+    never blocks another's; skipped means not known, never lost. The table is materialized, so that the rows
+    are locked once whatever plan the rest gets.
+    """
+    # guard: locked-rows-are-skipped
+    locking = chosen.with_for_update(of=table, skip_locked=not waits)
+    return locking.cte("held").prefix_with("MATERIALIZED")
 
 
 def claimed_columns(dialect: Any) -> str:
@@ -160,16 +247,23 @@ def claimed_columns(dialect: Any) -> str:
 
 
 class Dialect:
-    """One database's way of saying things; stateless, found by its name in `jobs.DIALECTS`."""
+    """One database's way of saying things; stateless, found by its name in `dialects.DIALECTS`."""
 
     name: str
+    title: str
+    """Its name for people."""
+    in_a_file = False
+    """Whether a database is a file, without a server, schemas and roles. Such a database gives ids again."""
+    has_schemas = False
+    vacuums = False
+    """Whether rows that nobody sees any more stay until a VACUUM, and an old transaction keeps them."""
+    own_paramstyle = "pyformat"
+    """How most of its drivers want parameters."""
     one_writer = False
     """Whether one transaction at a time may write, and keeps all others waiting."""
     sees_commits = False
     """Whether a connection sees without a statement that another has committed, so that nobody has to tell
     it."""
-    changes_in_queries = False
-    """Whether one statement may change several tables, and return what it changed."""
     claims_beyond = True
     """Whether a claim may begin at a place in a queue, by `claim_beyond`."""
     most_unwritten = 2_000
@@ -179,52 +273,92 @@ class Dialect:
     """The shortest time, in microseconds, between two moments that it keeps apart."""
     notifies = False
     """Whether a hint to idle workers is a statement, since they do not see commits by themselves."""
-    insert: Callable[[Table], Any] = staticmethod(insert)
+    _insert: Callable[[Table], Any]
+    """The class of an insert that can skip or change rows."""
 
-    # -- enqueue ---------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
-    def passing_over_live_keys(self, statement: Any) -> Any:
-        """Return an insert that leaves out rows whose unique key a live job holds, instead of failing on
-        them.
+    def insert(
+        self,
+        table: Table,
+        values: Mapping[str, Any] = NO_OPTIONS,
+        *,
+        order_by: ColumnElement[Any] | None = None,
+        returning: Sequence[ColumnElement[Any]] = (),
+    ) -> Any:
+        """Return an insert of one row, whose other values are parameters. With `order_by` return an insert
+        of all rows of the table that the values are computed from, in this order."""
+        if order_by is None:
+            statement = insert(table).values(**values) if values else insert(table)
+        else:
+            source = select(*values.values()).order_by(order_by)
+            statement = insert(table).from_select([*values], source)
+        return statement.returning(*returning) if returning else statement
 
-        The arbiter repeats the predicate of the unique index: without it the database finds no index to go
-        by.
-        """
-        return statement.on_conflict_do_nothing(
-            index_elements=["queue", "unique_key"],
-            index_where=text(HOLDS_KEY),  # guard: unique-arbiter
+    def insert_or_skip(
+        self,
+        table: Table,
+        key: Key,
+        values: Mapping[str, Any] = NO_OPTIONS,
+        *,
+        returning: Sequence[ColumnElement[Any]] = (),
+    ) -> Any:
+        """Return an insert of one row that leaves out the row if its key is taken, instead of failing."""
+        statement = self._insert(table).values(**values) if values else self._insert(table)
+        statement = statement.on_conflict_do_nothing(index_elements=key.columns, index_where=key.where)
+        return statement.returning(*returning) if returning else statement
+
+    def insert_or_change(
+        self,
+        table: Table,
+        key: Key,
+        values: Mapping[str, Any],
+        changes: Callable[[Any], Mapping[str, Any]],
+        *,
+        where: ColumnElement[bool] | None = None,
+        returning: Sequence[ColumnElement[Any]] = (),
+    ) -> Any:
+        """Return an insert of one row that changes the row with the same key, if there is one; `changes`
+        returns the new values from the values that were to be inserted. A row that does not fulfil `where`
+        stays as it is, and is not returned."""
+        statement = self._insert(table).values(**values) if values else self._insert(table)
+        statement = statement.on_conflict_do_update(
+            index_elements=key.columns,
+            index_where=key.where,
+            set_=changes(statement.excluded),
+            where=where,
         )
+        return statement.returning(*returning) if returning else statement
 
     is_new: ColumnElement[Any] = null()
-    """Says in the RETURNING of `replacing_waiting` whether a row was inserted; NULL where it takes a look
-    beforehand to know."""
+    """Tells in what `insert_or_change` returns whether the row was inserted; NULL where the database cannot
+    tell."""
 
-    def replacing_waiting(self, statement: Any, at_most_ms: int | None) -> Any:
-        """Return an insert that, where a job waits with its unique key, makes that job the new one: with all
-        that this says but for when it is due, and with no attempts. With `at_most_ms` it is due when the new
-        one is, if that is later, and no longer than this after it was first enqueued. What runs
-        or is blocked is left alone, and not returned.
+    def lock(
+        self,
+        conn: Connection,
+        query: Select[Any],
+        parameters: Any = None,
+        *,
+        waits: bool = False,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Sequence[Any]:
+        """Return the rows of a query, those of its first column's table locked until the transaction ends. A
+        row that another transaction has locked is passed over, or with `waits` waited for."""
+        table = next(iter(query.selected_columns)).table
+        query = query.with_for_update(of=table, skip_locked=not waits)
+        return conn.execute(query, parameters, execution_options=options).all()
 
-        The id, the token and the moment of its creation stay: a worker that held the job matches nothing.
-        """
-        values = {name: statement.excluded[name] for name in _REPLACED}
-        values |= {name: literal(0) for name in _COUNTED}
-        values |= {name: null() for name in _FORGOTTEN}
-        if at_most_ms is not None:
-            latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))
-            earlier = case(
-                (statement.excluded.available_at < latest, statement.excluded.available_at), else_=latest
-            )
-            # guard: postponed-to-a-limit
-            values["available_at"] = case((earlier > jobs.c.available_at, earlier), else_=jobs.c.available_at)
-        # guard: only-the-waiting-are-replaced
-        return statement.on_conflict_do_update(
-            index_elements=["queue", "unique_key"],
-            index_where=text(HOLDS_KEY),
-            set_=values,
-            # what is in line, or waits for others, is nobody's to move
-            where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
-        )
+    def change(
+        self,
+        conn: Connection,
+        change: Change,
+        parameters: Any = None,
+        *,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Sequence[Any]:
+        """Change rows, and return them as they are now, or as they were deleted."""
+        return conn.execute(change.statement, parameters, execution_options=options).all()
 
     def for_parameters(self, style: Any) -> Any:
         """Return a dialect of SQLAlchemy's that writes statements with parameters in a style, for any
@@ -239,20 +373,12 @@ class Dialect:
         schema: str | None,
         names: Sequence[str],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
         *,
         newest_first: bool = False,
         evenly: bool = False,
     ) -> list[Sequence[Any]]:
-        """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
-        order.
-
-        `max_attempts` is JSON, what each task says. It is written into the rows that do not say it, so that
-        a rescue judges by it, and the views show it. So are `follow_ups`, where a task has some: an object
-        with `on_success` and `on_failure` for each such task.
+        """Claim at most `limit` due jobs of these queues, and return them as `CLAIMED`, in any order.
 
         Queues are served in the order given. `evenly` says that there is no strict order between them, so
         that a claim may take some of each: of jobs that were enqueued in turn these lie together, and SQLite
@@ -269,10 +395,7 @@ class Dialect:
         schema: str | None,
         positions: Sequence[Position],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
     ) -> list[Sequence[Any]]:
         """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError
@@ -333,17 +456,22 @@ class Dialect:
         rows: Sequence[Sequence[Any]],
         target: Table,
         *,
-        skip_locked: bool = True,
+        waits: bool = False,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> set[Right]:
         """Move the jobs of a batch that their owner still holds into `target`, with the batch's own columns;
-        return the rights to them. Without `skip_locked` a row that another transaction has locked is waited
-        for."""
+        return the rights to them. With `waits` a row that another transaction has locked is waited for."""
         parameters = self.parameters(batch, rows)
         moved = rights(conn.execute(_copy_held(self, batch, target), parameters, execution_options=options))
         if moved:
             conn.execute(_delete_held(self, batch), parameters, execution_options=options)
         return moved
+
+    def limit_time(
+        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
+    ) -> None:
+        """Limit the time of this transaction's waits for locked rows, and of its statements, if the database
+        can do so."""
 
     def refuse_standby(self, conn: Connection) -> None:
         """Raise where this is a copy that may lag behind: what it knows of a job may be out of date."""
@@ -415,88 +543,46 @@ class Dialect:
 
     # -- trouble ---------------------------------------------------------------------------------------------
 
-    def rolled_back(self, error: DBAPIError) -> bool:
-        """Whether the database undid the whole transaction for a reason that may be gone when it is run
-        again."""
-        return False
-
-    def refusal(self, error: BaseException) -> str | None:
-        """Return a sentence that says why the database refused a write, and how to mend it; None where its
-        own words do."""
-        return None
-
-    def takes_no_writes(self, error: BaseException) -> bool:
-        """Whether the database answers, but takes no writes for the moment: it only reads, or its disk is
-        full."""
-        return False
-
-    def has_no_room(self, error: DBAPIError) -> bool:
-        """Whether the database undid the whole transaction for want of room, which may be that for
-        notifications."""
-        return False
-
-    def is_useless(self, error: BaseException) -> bool:
-        """Whether a connection that met this error of its driver's is of no use any more, beside those that
-        SQLAlchemy knows."""
-        return False
-
-    def is_away(self, error: DBAPIError) -> bool:
-        """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
-        return error.connection_invalidated
-
-    def refuses(self, error: BaseException) -> bool:
-        """Whether the database answers, and refuses this one statement: for want of a right, for example. It
-        will say the same again until somebody mends it."""
-        return False
+    def trouble(self, error: BaseException) -> Trouble:
+        """Return what an error of the database, or of its driver, means."""
+        raise NotImplementedError
 
     def may_only_be_read(self, url: URL) -> bool:
         """Whether it can be told without connecting that nothing can be written there."""
         return False
 
-    def look_at_idle_connections(self, engine: Engine) -> None:
-        """Have a pooled connection that died while it was idle replaced before it is used.
+    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+        """Set up an engine of sqlq's own: how its transactions begin, how long they wait.
 
-        What a server or a proxy has closed can be told without asking it. Only after a longer rest, in which
-        a firewall may have forgotten the connection, it is asked for a sign of life, which costs a round
-        trip.
+        With `looks_at_idle` a pooled connection that died while it was idle is replaced before it is used. A
+        close by a server or a proxy can be told without a question. Only after a longer rest, in which a
+        firewall may have forgotten the connection, it is asked for a sign of life, which costs a round trip.
+
+        With `plans_once` what is prepared on its connections is planned once, and such that the plan holds
+        for tables of any size. Planning a claim takes as long as running it. A plan made while a table is
+        empty stays when there are a million rows in it, until it is analysed; so the plan may only go by
+        indexes, whose order makes sorting needless, as it has to for a full table.
         """
 
-    def plan_once(self, engine: Engine) -> None:
-        """Have what is prepared on connections of this engine planned once, and such that the plan holds for
-        tables of any size.
 
-        Planning a claim takes as long as running it. A plan made while a table is empty stays when there are
-        a million rows in it, until it is analysed; so the plan may only go by indexes, whose order
-        makes sorting needless, as it has to for a full table.
-        """
+def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Choose the jobs of a batch that their owner still holds, with the batch's own columns and more.
 
-    def prepare(self, engine: Engine, patience: Patience) -> None:
-        """Set up an engine of sqlq's own: how its transactions begin, how long they wait."""
-
-
-def held(dialect: Dialect, batch: Batch, *, skip_locked: bool = True) -> CTE:
-    """Return the jobs of a batch that their owner still holds, locked, with the batch's own columns.
-
-    This is the fence of every owner's write: the row is reserved, and under the owner's token. A row locked
-    by another transaction is skipped, so that one row's trouble (an open `complete()`, say) never blocks
-    another's; skipped means not known, never lost. Ascending ids, so that two batches cannot deadlock.
-    Materialized, so that the rows are locked once whatever plan the rest gets.
+    This is the fence of every owner's write: the row is reserved, and under the owner's token. Ascending ids,
+    so that two batches cannot deadlock.
     """
     rows = dialect.rows(batch)
     return (
-        select(jobs.c.id, *(rows.c[name] for name in batch.given))
+        select(jobs.c.id, *(rows.c[name] for name in batch.given), *columns)
         .join_from(rows, jobs, jobs.c.id == rows.c.id)
         .where(jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
         .order_by(jobs.c.id)
-        .with_for_update(of=jobs, skip_locked=skip_locked)  # guard: locked-rows-are-skipped
-        .cte("held")
-        .prefix_with("MATERIALIZED")
     )
 
 
 @cache
-def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> Insert:
-    found = held(dialect, batch)
+def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> ReturningInsert[Any]:
+    found = locked(jobs, held(dialect, batch))
     source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(
         found, jobs, jobs.c.id == found.c.id
     )
@@ -509,4 +595,4 @@ def _copy_held(dialect: Dialect, batch: Batch, target: Table) -> Insert:
 
 @cache
 def _delete_held(dialect: Dialect, batch: Batch) -> Delete:
-    return delete(jobs).where(jobs.c.id.in_(select(held(dialect, batch).c.id)))
+    return delete(jobs).where(jobs.c.id.in_(select(locked(jobs, held(dialect, batch)).c.id)))

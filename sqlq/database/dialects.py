@@ -1,12 +1,8 @@
-"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
-
-Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
-`store.endings`.
-"""
+"""The databases that there are, and which of them a connection leads to."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection, Engine
 
 from sqlq.database.dialect import Dialect
 from sqlq.database.postgresql.dialect import PostgreSQL
@@ -17,19 +13,25 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL
 
 def takes_no_writes(error: BaseException) -> bool:
     """Whether a database, of whatever kind, answers but takes no writes for the moment."""
-    return any(dialect.takes_no_writes(error) for dialect in DIALECTS.values())
+    return any(dialect.trouble(error).takes_no_writes for dialect in DIALECTS.values())
 
 
 def is_refused(error: BaseException) -> bool:
     """Whether a database, of whatever kind, answers and refuses this one statement."""
-    return any(dialect.refuses(error) for dialect in DIALECTS.values())
+    return any(dialect.trouble(error).refused for dialect in DIALECTS.values())
 
 
-def _dialect(conn: Connection) -> Dialect:
+def dialect_of(conn: Connection | Engine) -> Dialect:
+    """Return the dialect of the database that a connection or an engine leads to."""
     return DIALECTS[conn.dialect.name]
+
+
+def dialect_at(url: URL) -> Dialect:
+    """Return the dialect of the database that a URL names."""
+    return DIALECTS[url.get_backend_name()]
 
 
 def stricter_isolation(conn: Connection) -> str | None:
     """Return the name of the transaction's isolation level where it is stricter than READ COMMITTED and has
     one snapshot for all its statements; None where that does not matter."""
-    return _dialect(conn).stricter_isolation(conn)
+    return dialect_of(conn).stricter_isolation(conn)

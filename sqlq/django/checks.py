@@ -7,6 +7,7 @@ from typing import Any
 from django.core import checks
 from django.db import connections
 
+from sqlq.database.dialects import dialect_at
 from sqlq.django.configuration import Configuration, url_of
 from sqlq.errors import SqlqError
 
@@ -22,7 +23,7 @@ def check_settings(app_configs: Any = None, **kwargs: Any) -> list[checks.CheckM
     except SqlqError as error:
         return [checks.Error(str(error), id="sqlq.E002")]
     options = connections.settings[found.database].get("OPTIONS", {})
-    if url.get_backend_name() == "sqlite":
+    if dialect_at(url).in_a_file:
         if found.schema is not None:
             return [
                 checks.Error('SQLQ["schema"] is set, but SQLite has no schemas: leave it out', id="sqlq.E003")

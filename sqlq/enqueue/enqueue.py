@@ -134,7 +134,7 @@ class Enqueuer:
                 return insert(conn, schema)
         except Exception as error:
             if (said := database_error(conn, error)) is not None:
-                _say_why(said, dialects.DIALECTS[conn.dialect.name], conn.engine.url)
+                _say_why(said, dialects.dialect_of(conn), conn.engine.url)
             raise
 
     def join(self, session: SyncSession, work: Callable[[Any, str | None], T]) -> T:
@@ -173,7 +173,7 @@ class Enqueuer:
 
     def _mark(self, conn: Connection | Borrowed, done: Any) -> None:
         """Have handles know that their rows may go with the caller's transaction, and their ids to others."""
-        if conn.dialect.name != "sqlite":
+        if not self._database.dialect.in_a_file:
             return
         made = [each for each in (done if isinstance(done, list) else [done]) if isinstance(each, Job)]
         if not made:
@@ -235,7 +235,7 @@ class Enqueuer:
                 (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
                 return inserting.inserted(new, row)
             except DBAPIError as error:
-                if not database.dialect.has_no_room(error):  # guard: job-without-its-hint
+                if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the hint was refused, and with it the job, which does not depend on it
         (row,) = database.run_statement(statement, parameters)
         self._hints.send()
@@ -270,7 +270,7 @@ class Enqueuer:
                 "psycopg, asyncpg, sqlite3 and aiosqlite, too"
             )
         if style is None:
-            style = "qmark" if kind == "sqlite" else "pyformat"
+            style = dialects.DIALECTS[kind].own_paramstyle
         if style not in PARAMETER_STYLES:
             raise EnqueueError(
                 f"paramstyle is {style!r}: it is one of {', '.join(PARAMETER_STYLES)}, as the driver's own "
@@ -336,7 +336,7 @@ class Enqueuer:
         own, theirs = self._database.engine.url, conn.engine.url
         if own.get_backend_name() != theirs.get_backend_name():
             return False
-        if own.get_backend_name() == "sqlite":
+        if dialects.dialect_at(own).in_a_file:
             if in_memory(own) and in_memory(theirs):
                 return True
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
@@ -406,7 +406,7 @@ def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[
 def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
     """Raise `EnqueueError` where there is more to say of a refused write than the database does; to one that
     lacks a right, add how to get it."""
-    why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
+    why = dialect.trouble(error).advice  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error
     if (mend := health.missing_grant(error, url, "producer")) is not None:

@@ -58,7 +58,7 @@ class Hints:
 
     def __init__(self, database: Database) -> None:
         self._database = database.for_loops
-        self._silent = database.engine.dialect.name != "postgresql"
+        self._silent = not database.dialect.notifies
         self._listening: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._enqueued: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._start_anew()

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from sqlq.database.dialect import Batch, Dialect
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import dialect_of
 from sqlq.payload.encryption import HEAD, MARK, Kind
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, schedules
 
@@ -109,7 +109,7 @@ def rows(
     )
     query = query.order_by(place.key).limit(BATCH)
     # guard: rotation-skips-the-locked
-    found = conn.execute(query.with_for_update(skip_locked=True) if lock else query)
+    found = dialect_of(conn).lock(conn, query) if lock else conn.execute(query)
     return [Row(*row) for row in found]
 
 
@@ -125,7 +125,7 @@ def number(conn: Connection, place: Place, *, but: str, plain: bool) -> int:
 
 def write(conn: Connection, place: Place, texts: Sequence[tuple[Any, str]]) -> None:
     """Write texts, by the keys of their rows."""
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     conn.execute(_write(dialect, place), dialect.parameters(_batch(place), texts))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
-from sqlq.database.dialect import REPLACED
 from sqlq.errors import ConfigurationError
 from sqlq.schema import version, views
 from sqlq.schema.qualify import in_catalog
 from sqlq.schema.tables import metadata
 from sqlq.store.jobs.rows import COLUMNS
+from sqlq.store.jobs.unique import REPLACED
 
 QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
 TABLES = (*(table.name for table in metadata.tables.values()), *views.NAMES, version.TABLE)

@@ -26,7 +26,6 @@ from sqlalchemy import (
     Text,
     Update,
     bindparam,
-    delete,
     func,
     literal,
     select,
@@ -37,8 +36,8 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import IDS
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Dialect
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import Batch, Change, Dialect, Key
+from sqlq.database.dialects import dialect_of
 from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
@@ -111,9 +110,7 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
         return database.run(partial(_tick, schema=schema, at=at))
     # also what no driver takes for a number or a text, which is no error of the database
     except Exception as error:  # guard: an-odd-job-stops-no-other-schedule
-        if isinstance(error, DBAPIError) and (
-            database.dialect.is_away(error) or database.dialect.rolled_back(error)
-        ):
+        if isinstance(error, DBAPIError) and database.dialect.trouble(error).passes:
             raise
         return database.run(partial(_tick, schema=schema, at=at, singly=True))
 
@@ -125,9 +122,8 @@ def _tick(conn: Connection, *, schema: str | None, at: datetime | None, singly: 
         .where(_table.next_at <= clock)  # guard: ticks-are-due
         .order_by(_table.next_at, _table.name)
         .limit(BATCH)
-        .with_for_update(skip_locked=True)  # guard: one-ticks
     )
-    rows = conn.execute(due).all()
+    rows = dialect_of(conn).lock(conn, due)  # guard: one-ticks
     alive = _alive(conn, rows)
     turns: list[_Done] = []
     number = 0
@@ -237,7 +233,7 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
                 None if done.error is None else row.moment,
             )
         )
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     conn.execute(_update(dialect), dialect.parameters(_TURNS, rows))
 
 
@@ -301,7 +297,7 @@ def follow(
         query = select(schedules, type_coerce(now(), Moment).label("moment"))
         query = query.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
         query = query.order_by(_table.name)
-        rows = conn.execute(query.with_for_update() if lock else query).all()
+        rows = dialect_of(conn).lock(conn, query, waits=True) if lock else conn.execute(query).all()
         started = moment(conn, schema) - timedelta(milliseconds=age_ms())
         return _changes(rows, declared, service, tasks, started, database.seal)
 
@@ -322,8 +318,7 @@ def follow(
                 "declared_plan": new.plan.as_text(),
                 "declared_at": here - timedelta(milliseconds=age_ms()),
             }
-            insert = DIALECTS[conn.dialect.name].insert(schedules)
-            conn.execute(insert.on_conflict_do_nothing(index_elements=["name"]), values)
+            conn.execute(dialect_of(conn).insert_or_skip(schedules, _KEY), values)
         # anew, for another worker may have come first
         done, changes = look(conn, lock=True)
         for name, values in changes:
@@ -414,10 +409,8 @@ def add(conn: Any, schema: str | None, name: str, plan: Schedule, job: NewJob[An
     values = {**_job_columns(job), **_begun(plan, here), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
-    statement = DIALECTS[conn.dialect.name].insert(schedules).on_conflict_do_nothing(index_elements=["name"])
-    returned = conn.execute(
-        statement.returning(_table.name), values, execution_options=_said(schema)
-    ).scalar()
+    statement = dialect_of(conn).insert_or_skip(schedules, _KEY, returning=(_table.name,))
+    returned = conn.execute(statement, values, execution_options=_said(schema)).scalar()
     if returned is None:
         raise ConfigurationError(
             f"there is a schedule {name!r} already: change it, remove it, or give this one another name"
@@ -469,8 +462,7 @@ def resume(conn: Any, schema: str | None, name: str) -> bool:
 def remove(conn: Any, schema: str | None, name: str) -> None:
     """Take a schedule out. Jobs that it has enqueued stay."""
     _locked(conn, schema, name)
-    statement = delete(schedules).where(_table.name == name).returning(_table.name)
-    conn.execute(statement, execution_options=_said(schema))
+    dialect_of(conn).change(conn, _REMOVE, {"wanted": name}, options=_said(schema))
 
 
 def run(conn: Any, schema: str | None, name: str) -> Job[Any]:
@@ -500,21 +492,22 @@ def _rests(row: Row[Any]) -> bool:
 def _locked(conn: Any, schema: str | None, name: str) -> tuple[Row[Any], datetime]:
     """Return the row of a schedule, locked, and what time it is by the database's clock."""
     query = select(schedules, type_coerce(now(), Moment).label("moment")).where(_table.name == _NAME)
-    row = conn.execute(
-        query.with_for_update(), {"wanted": name}, execution_options=_said(schema)
-    ).one_or_none()
-    if row is None:
+    rows = dialect_of(conn).lock(conn, query, {"wanted": name}, waits=True, options=_said(schema))
+    if not rows:
         raise ScheduleNotFoundError(_unknown(conn, schema, name))
+    (row,) = rows
     return row, _instant(row.moment)
 
 
+_KEY = Key(("name",))
 _NAME = bindparam("wanted", type_=String)
+_this = _table.name == _NAME
+_REMOVE = Change(schedules, _this, returning=(_table.name,))
 
 
 def _set(conn: Any, schema: str | None, name: str, values: dict[str, Any]) -> None:
-    # every statement here returns rows, as drivers' own connections are asked for them
-    statement = update(schedules).where(_table.name == name).values(values).returning(_table.name)
-    conn.execute(statement, execution_options=_said(schema))
+    setting = Change(schedules, _this, values, returning=(_table.name,))
+    dialect_of(conn).change(conn, setting, {"wanted": name}, options=_said(schema))
 
 
 def _unknown(conn: Any, schema: str | None, name: str) -> str:

@@ -121,9 +121,10 @@ def _place(url: str) -> Iterator[App]:
 
     from sqlq.app.app import App
     from sqlq.config.urls import database_url
+    from sqlq.database.dialects import dialect_at
 
     where, schema = database_url(url), None
-    if where.get_backend_name() == "postgresql":
+    if dialect_at(where).has_schemas:
         schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
         where = _into(where, schema)
     place = App(where, schema=schema)

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask, Position
+from sqlq.database.dialect import Ask, Claimant, Position
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
@@ -255,7 +255,7 @@ class Claimer:
 
         def work(ask: Ask) -> list[ClaimedJob]:
             dialect, schema = self._database.dialect, self._database.schema
-            found = dialect.claim(ask, schema, names, limit, *self._given(), newest_first=True)
+            found = dialect.claim(ask, schema, names, limit, self._claimant(), newest_first=True)
             return claiming.claimed(found, names, limit, newest_first=True)
 
         return self._database.ask_alone(work)
@@ -270,19 +270,11 @@ class Claimer:
                 return claimed
         if not database.takes_single_statements:
             with database.begin() as conn:
-                owner, lease_ms, max_attempts, follow_ups = self._given()
-                return claiming.claim(
-                    *(conn, names),
-                    limit=limit,
-                    owner=owner,
-                    lease_ms=lease_ms,
-                    max_attempts=max_attempts,
-                    follow_ups=follow_ups,
-                )
+                return claiming.claim(conn, names, limit=limit, **self._claimant()._asdict())
         begun = time.monotonic()
         dialect, schema = database.dialect, database.schema
         claimed = self._run(
-            lambda ask: dialect.claim(ask, schema, names, limit, *self._given(), evenly=self._evenly),
+            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), evenly=self._evenly),
             names,
             limit,
         )
@@ -307,7 +299,7 @@ class Claimer:
             return []
         dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
-            lambda ask: dialect.claim_beyond(ask, schema, positions, limit, *self._given()),
+            lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
             names,
             limit,
         )
@@ -321,7 +313,7 @@ class Claimer:
             lambda ask: claiming.claimed(claim(ask), names, limit, evenly=self._evenly)
         )
 
-    def _given(self) -> tuple[str, int, str, str | None]:
+    def _claimant(self) -> Claimant:
         """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts and
         callbacks for rows without them."""
         tasks = tuple(self._tasks.values())
@@ -337,7 +329,7 @@ class Claimer:
             }
             # guard: a-claim-says-what-follows
             self._follow_ups = json.dumps(followed, ensure_ascii=False) if followed else None
-        return self._owner, self._lease_ms, self._tasks_say, self._follow_ups
+        return Claimant(self._owner, self._lease_ms, self._tasks_say, self._follow_ups)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Return the queues in the order of this claim. Queues without a given order take turns, by their

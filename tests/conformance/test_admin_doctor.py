@@ -136,7 +136,7 @@ def test_a_paused_queue_in_which_jobs_wait(patient: Patient) -> None:
     assert (found.verdict, found.said, found.remedy) == (
         Verdict.CHECK,
         "mail is paused, and 1 job waits in it",
-        "sqlq resume mail",
+        "sqlq queues resume mail",
     )
 
 

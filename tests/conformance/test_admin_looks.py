@@ -283,7 +283,7 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     "cancels": lambda conn: health.unheeded_cancels(conn, longer_than_ms=1_000),
     "unknown": health.unknown_tasks,
 }
-"""What `status`, `jobs`, `workers`, `failed list` and `doctor` ask for."""
+"""What `status`, `jobs`, `workers`, and `doctor` ask for."""
 NEED_STATISTICS = {"reserved", "stuck", "failures", "listing_queue", "listing_available"}
 """The others are bounded whatever the planner takes the tables for."""
 

@@ -1,4 +1,4 @@
-"""Workers at the hands of their operators: signals, `sqlq workers pause` and the like, `sqlq restart`."""
+"""Workers at the hands of their operators: signals, `sqlq workers pause` and the like."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
         assert len(sqlq_("workers", "resume", "mail-1", "--json").json()) == 2
         sqlq_.wait_for("a.started")
         before = _pids(app)
-        assert "asked mail-1 on " in sqlq_.ok("restart")
+        assert "asked mail-1 on " in sqlq_.ok("workers", "restart", "--all")
         becomes("idle", "idle", "stopping")
         assert len(_pids(app) - before) == 2, "the replacement of a busy one does not wait for it"
         sqlq_.touch("a.go")
@@ -104,7 +104,7 @@ def test_workers_are_asked_from_anywhere(sqlq_: Command, app: sqlq.App, becomes:
     assert "an operator restarts it" in sqlq_.log()
     assert "stopping: an operator stops this worker; what runs may finish" in sqlq_.log()
     assert app.workers.list(silent=True) == []
-    assert sqlq_.ok("restart") == "no worker is running\n"
+    assert sqlq_.ok("workers", "restart", "--all") == "no worker is running\n"
 
 
 @on_sqlite
@@ -117,6 +117,7 @@ def test_a_worker_to_which_nothing_comes_exits(sqlq_: Command, app: sqlq.App) ->
     assert "stopped: 1 completed" in sqlq_.log()
 
 
+@pytest.mark.integration
 @on_sqlite
 def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Command, app: sqlq.App) -> None:
     with (sqlq_.directory / "shop.py").open("a") as shop:
@@ -171,11 +172,11 @@ def test_without_setproctitle_titles_stay_as_they_are(sqlq_: Command) -> None:
 MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("workers", "pause"), "name the workers, or give --all"),
     (("workers", "stop", "a", "--all"), "name the workers, or give --all, and not both"),
-    (("pause",), "name the queues, or give --all"),
-    (("pause", "mail", "--all"), "name the queues, or give --all, and not both"),
-    (("resume",), "name the queues, or give --all"),
-    (("pause", "--all", "--for", "soon"), "--for is 'soon': give a duration such as \"30s\""),
-    (("pause", "mail", "--for", "0s"), "--for is zero: a pause has a length"),
+    (("queues", "pause"), "name the queues, or give --all"),
+    (("queues", "pause", "mail", "--all"), "name the queues, or give --all, and not both"),
+    (("queues", "resume"), "name the queues, or give --all"),
+    (("queues", "pause", "--all", "--for", "soon"), "--for is 'soon': give a duration such as \"30s\""),
+    (("queues", "pause", "mail", "--for", "0s"), "--for is zero: a pause has a length"),
     (("work", "-q", "high=many"), "--queue has 'high' with the weight 'many': it is a whole number from 1"),
     (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
     (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
@@ -196,14 +197,20 @@ def test_who_is_not_there_is_one_sentence(sqlq_: Command) -> None:
 
 
 def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
-    assert sqlq_.ok("pause", "--all", "--for", "10m") == "paused all queues for 10m\n"
+    assert sqlq_.ok("queues", "pause", "--all", "--for", "10m") == "paused all queues for 10m\n"
     _enqueue(sqlq_, "shop.send", "7")
     status = sqlq_.ok("status")
     assert "all queues are paused until " in status
-    assert "sqlq resume --all" in status
-    assert sqlq_.ok("pause", "--all") == "all queues are paused already, and from now on without an end\n"
-    assert sqlq_("resume", "--all", "--json").json() == {"all": True, "resumed": True}
-    assert sqlq_.ok("resume", "--all") == "all queues are not paused\n"
-    assert sqlq_.ok("pause", "mail", "--for", "1h").startswith("paused mail for 1h")
-    assert sqlq_.ok("pause", "mail", "--for", "2h") == "mail is paused already, and from now on for 2h\n"
+    assert "sqlq queues resume --all" in status
+    assert (
+        sqlq_.ok("queues", "pause", "--all")
+        == "all queues are paused already, and from now on without an end\n"
+    )
+    assert sqlq_("queues", "resume", "--all", "--json").json() == {"all": True, "resumed": True}
+    assert sqlq_.ok("queues", "resume", "--all") == "all queues are not paused\n"
+    assert sqlq_.ok("queues", "pause", "mail", "--for", "1h").startswith("paused mail for 1h")
+    assert (
+        sqlq_.ok("queues", "pause", "mail", "--for", "2h")
+        == "mail is paused already, and from now on for 2h\n"
+    )
     assert "paused: mail until " in sqlq_.ok("status")

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 FAILED_KEYS = {
     "id", "queue", "task", "payload", "priority", "attempts", "max_attempts", "unique_key", "created_at", "reserved_at",
-    "failed_at", "reason", "exception", "message",
+    "ended_at", "reason", "exception", "message",
 }  # fmt: skip
 
 
@@ -114,44 +114,47 @@ def test_status_knows_the_workers_that_live(sqlq_: Command) -> None:
     assert sqlq_("status", "--json").json()["workers"] == []
 
 
-# -- failed list, failed show --------------------------------------------------------------------------------
+# -- jobs --state failed, show --------------------------------------------------------------------------------
 
 
 def test_failed_jobs_are_listed_the_newest_first(sqlq_: Command, engine: Engine) -> None:
-    assert sqlq_.ok("failed", "list") == "no failed jobs\n"
-    assert sqlq_("failed", "list", "--json").json() == []
+    assert sqlq_.ok("jobs", "--state", "failed") == "no failed jobs\n"
+    assert sqlq_("jobs", "--state", "failed", "--json").json() == []
     for id in (101, 102):
         _failed(engine, id)
     _failed(engine, 103, queue="boxes", task="shop.pack", message="no box\nleft")
-    found = sqlq_("failed", "list", "--json").json()
+    found = sqlq_("jobs", "--state", "failed", "--json").json()
     assert [job["id"] for job in found] == [103, 102, 101]
-    assert all(job.keys() == FAILED_KEYS for job in found)
+    assert all(job.keys() >= FAILED_KEYS for job in found)
     assert found[0]["payload"] == {"args": ["it"]}
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d:\d\d", found[0]["failed_at"])
-    assert [job["id"] for job in sqlq_("failed", "list", "--queue", "boxes", "--json").json()] == [103]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d:\d\d", found[0]["ended_at"])
+    assert [job["id"] for job in sqlq_("jobs", "--state", "failed", "--queue", "boxes", "--json").json()] == [
+        103
+    ]
     assert [
-        job["id"] for job in sqlq_("failed", "list", "--task", "shop.fail", "-n", "1", "--json").json()
+        job["id"]
+        for job in sqlq_("jobs", "--state", "failed", "--task", "shop.fail", "-n", "1", "--json").json()
     ] == [102]
-    assert sqlq_.ok("failed", "list", "--queue", "nowhere") == "no failed jobs in queue nowhere\n"
-    header, *rows = sqlq_.ok("failed", "list").splitlines()
-    assert header.split() == ["id", "queue", "task", "attempts", "failed", "error"]
+    assert sqlq_.ok("jobs", "--state", "failed", "--queue", "nowhere") == "no failed jobs in queue nowhere\n"
+    header, *rows = sqlq_.ok("jobs", "--state", "failed").splitlines()
+    assert header.split() == ["id", "state", "queue", "task", "attempts", "time", "error"]
     assert [row.split()[0] for row in rows] == ["103", "102", "101"]
-    assert rows[0].rstrip().endswith("ValueError: no box")
-    assert "these are the newest 2; --limit N shows more" in sqlq_.ok("failed", "list", "-n", "2")
+    assert rows[0].rstrip().endswith("ValueError: no box left")
+    assert "these are the newest 2; --limit N shows more" in sqlq_.ok("jobs", "--state", "failed", "-n", "2")
 
 
 def test_a_table_is_whole_in_a_pipe_and_fits_where_a_width_is_given(sqlq_: Command, engine: Engine) -> None:
     message = "the warehouse says " + "no " * 100 + "end"
     task = "a_rather_long_package.with_modules.and_a_long_function"
     _failed(engine, 101, message=message, task=task)
-    (_, row) = sqlq_.ok("failed", "list").splitlines()
+    (_, row) = sqlq_.ok("jobs", "--state", "failed").splitlines()
     assert message in row
-    narrow = sqlq_.ok("failed", "list", env={"COLUMNS": "80"}).splitlines()
+    narrow = sqlq_.ok("jobs", "--state", "failed", env={"COLUMNS": "80"}).splitlines()
     assert max(map(len, narrow)) <= 80
     header, *rows = narrow
     start, end = header.index("task"), header.index("attempts")
     assert "".join(row[start:end].strip() for row in rows) == task, "a name that does not fit goes on below"
-    assert re.match(r"101  mail ", rows[0])
+    assert re.match(r"101  failed  mail ", rows[0])
     assert "ValueError: the w" in rows[0]
 
 
@@ -163,7 +166,7 @@ def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_st
     fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**sqlq_.environment, "TERM": "xterm-256color"}
     with subprocess.Popen(
-        [sys.executable, "-m", "sqlq", "failed", "list"],
+        [sys.executable, "-m", "sqlq", "jobs", "--state", "failed"],
         cwd=sqlq_.directory,
         env=environment,
         stdout=follow,
@@ -183,13 +186,13 @@ def test_a_terminal_gets_colours_and_a_table_that_fits_and_nothing_a_row_says_st
     plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     assert "gone" in plain
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 80
-    assert "\x1b" not in sqlq_.ok("failed", "list")
+    assert "\x1b" not in sqlq_.ok("jobs", "--state", "failed")
 
 
 def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_.shop("enqueue", "shop.fail", "lift it", "--json").json()["id"]
     wait_until(lambda: "1 failed" in sqlq_.work().err, timeout=60)
-    found = sqlq_("failed", "show", str(id), "--json").json()
+    found = sqlq_("show", str(id), "--json").json()
     assert (found["id"], found["state"], found["reason"], found["exception"]) == (
         id,
         "failed",
@@ -199,7 +202,7 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
     assert found["message"] == "cannot lift it\nfor several reasons"
     assert "raise ValueError" in found["traceback"]
     assert [(error["attempt"], error["exception"]) for error in found["errors"]] == [(1, "ValueError")]
-    said = sqlq_.ok("failed", "show", str(id))
+    said = sqlq_.ok("show", str(id))
     for words in (
         '{"args": ["lift it"]}',
         "2 of 2",
@@ -210,24 +213,20 @@ def test_all_about_one_failed_job(sqlq_: Command, app: sqlq.App) -> None:
         assert words in said
 
 
-def test_a_job_that_is_not_failed_is_not_shown_as_if_it_were(sqlq_: Command, app: sqlq.App) -> None:
-    (model,) = app.jobs.list()
-    assert (
-        f"job {model.id} has not failed for good: it is available"
-        in sqlq_("failed", "show", str(model.id)).sentence()
-    )
-    assert "there is no job 4711" in sqlq_("failed", "show", "4711").sentence()
-    assert sqlq_("failed", "show", "x").code == 2
+def test_what_is_no_job_is_one_sentence(sqlq_: Command) -> None:
+    assert "there is no job 4711" in sqlq_("show", "4711").sentence()
+    assert sqlq_("show", "x").code == 2
+    assert "no such command 'failed show': write sqlq show" in sqlq_("failed", "show", "7").misuse()
 
 
-# -- failed retry, failed forget -----------------------------------------------------------------------------
+# -- retry, delete -----------------------------------------------------------------------------
 
 
 def test_a_failed_job_runs_again_once_its_cause_is_mended(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_.shop("enqueue", "shop.fail", "it", "--json").json()["id"]
     wait_until(lambda: "1 failed" in sqlq_.work().err, timeout=60)
     sqlq_.touch("mended")
-    assert sqlq_.ok("failed", "retry", str(id)) == f"moved back 1 job to run again: {id}\n"
+    assert sqlq_.ok("retry", str(id)) == f"moved back 1 job to run again: {id}\n"
     sqlq_.work()
     job = app.jobs.get(id)
     assert (job.state, job.attempts, len(job.errors)) == (State.FINISHED, 1, 2)
@@ -242,21 +241,21 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("failed", "retry").misuse() == "name the failed jobs: by id, --task, --queue or --all"
-    assert "give one of the two" in sqlq_("failed", "retry", "101", "--all").sentence()
+    assert sqlq_("retry").misuse() == "name the failed jobs: by id, --task, --queue, --flow or --all"
+    assert "give one of the two" in sqlq_("retry", "101", "--all").sentence()
     nothing: dict[str, list[int]] = {"held_back": [], "not_failed": []}
-    assert sqlq_("failed", "retry", "101", "--json").json() == {"retried": [101], **nothing}
-    assert sqlq_("failed", "retry", "--task", "x", "--json").json() == {"retried": [103], **nothing}
-    assert sqlq_("failed", "retry", "--queue", "a", "--json").json() == {"retried": [102], **nothing}
-    assert sqlq_("failed", "retry", "--all", "--json").json() == {"retried": [104, 105], **nothing}
-    assert sqlq_.ok("failed", "retry", "--all") == "no failed jobs moved back\n"
+    assert sqlq_("retry", "101", "--json").json() == {"retried": [101], **nothing}
+    assert sqlq_("retry", "--task", "x", "--json").json() == {"retried": [103], **nothing}
+    assert sqlq_("retry", "--queue", "a", "--json").json() == {"retried": [102], **nothing}
+    assert sqlq_("retry", "--all", "--json").json() == {"retried": [104, 105], **nothing}
+    assert sqlq_.ok("retry", "--all") == "no failed jobs moved back\n"
 
 
 def test_retry_says_what_became_of_each_id(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
     for id in (101, 102):
         _failed(engine, id, key="k")
     (model,) = app.jobs.list(state="available")
-    done = sqlq_("failed", "retry", "101", "102", "4711", str(model.id))
+    done = sqlq_("retry", "101", "102", "4711", str(model.id))
     assert done.code == 1
     assert "moved back 1 job to run again: 101" in done.out
     assert "1 job stays failed, since live jobs hold the same unique keys: 102" in done.out
@@ -273,13 +272,13 @@ def test_forget_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("failed", "forget").misuse() == "name the failed jobs: by id, --task, --queue or --all"
-    assert sqlq_("failed", "forget", "101", "--json").json() == {"forgotten": [101], "not_failed": []}
-    assert sqlq_.ok("failed", "forget", "--task", "x") == "forgot 1 job of task x: 103\n"
-    assert sqlq_("failed", "forget", "102", "--queue", "b").code == 1, "ids and queue must both fit"
+    assert sqlq_("delete").misuse() == "name the failed jobs: by id, --task, --queue or --all"
+    assert sqlq_("delete", "101", "--json").json() == {"deleted": [101], "not_failed": []}
+    assert sqlq_.ok("delete", "--task", "x") == "deleted 1 job of task x: 103\n"
+    assert sqlq_("delete", "102", "--queue", "b").code == 1, "ids and queue must both fit"
     assert [job.id for job in app.jobs.list(state="failed")] == [105, 104, 102]
-    assert sqlq_("failed", "forget", "--all", "--json").json() == {
-        "forgotten": [102, 104, 105],
+    assert sqlq_("delete", "--all", "--json").json() == {
+        "deleted": [102, 104, 105],
         "not_failed": [],
     }
     assert app.jobs.list(state="failed") == []

@@ -109,22 +109,22 @@ def test_a_flow_is_cancelled(shop: Shop) -> None:
 
 
 def test_flows_are_listed_and_shown(shop: Shop, sqlq_: Command) -> None:
-    assert sqlq_.ok("flow", "list").startswith("no flows in ")
+    assert sqlq_.ok("flows").startswith("no flows in ")
     done, (pay, pack, ship, _) = order(shop)
-    (line,) = sqlq_.ok("flow", "list").splitlines()[1:]
+    (line,) = sqlq_.ok("flows").splitlines()[1:]
     assert line.split()[:4] == [str(done.id), "order", "7", "failed"]
-    (listed,) = sqlq_("flow", "list", "--json").json()
+    (listed,) = sqlq_("flows", "--json").json()
     assert (listed["counts"], listed["done"], listed["of"]) == (
         {"blocked": 1, "finished": 2, "failed": 1},
         2,
         4,
     )
-    said = sqlq_.ok("flow", "show", str(done.id))
+    said = sqlq_.ok("flows", "show", str(done.id))
     assert "two boxes" in said
     assert f"{pay}, {pack}" in said
     assert f"{pay} (failure)" in said
-    assert f"sqlq flow retry {done.id}" in said
-    shown = sqlq_("flow", "show", str(done.id), "--json").json()
+    assert f"sqlq retry --flow {done.id}" in said
+    shown = sqlq_("flows", "show", str(done.id), "--json").json()
     assert [step["after"] for step in shown["steps"] if step["id"] == ship] == [
         {str(pay): "success", str(pack): "success"}
     ]
@@ -132,23 +132,23 @@ def test_flows_are_listed_and_shown(shop: Shop, sqlq_: Command) -> None:
 
 def test_a_flow_is_mended_from_the_command_line(shop: Shop, sqlq_: Command) -> None:
     done, (pay, _, ship, _) = order(shop)
-    assert f"moved back 1 step of flow {done.id}" in sqlq_.ok("flow", "retry", str(done.id))
-    assert sqlq_.ok("flow", "retry", str(done.id)) == f"no step of flow {done.id} has failed\n"
+    assert f"moved back 1 job of flow {done.id}" in sqlq_.ok("retry", "--flow", str(done.id))
+    assert sqlq_.ok("retry", "--flow", str(done.id)) == f"no failed jobs of flow {done.id} moved back\n"
     shop.work()
-    assert sqlq_("flow", "retry", str(done.id), "--json").json() == {"retried": [pay]}
+    assert sqlq_("retry", "--flow", str(done.id), "--json").json()["retried"] == [pay]
     shop.work()
-    assert sqlq_.ok("flow", "skip", str(pay)).startswith(f"skipped step {pay}; flow {done.id} is running")
-    assert f"cancelled 1 step of flow {done.id}: {ship}" in sqlq_.ok("flow", "cancel", str(done.id))
-    assert sqlq_.ok("flow", "cancel", str(done.id)) == f"no step of flow {done.id} is left to cancel\n"
+    assert sqlq_.ok("flows", "skip", str(pay)).startswith(f"skipped step {pay}; flow {done.id} is running")
+    assert f"cancelled 1 job of flow {done.id}: {ship}" in sqlq_.ok("cancel", "--flow", str(done.id))
+    assert sqlq_.ok("cancel", "--flow", str(done.id)) == f"no jobs of flow {done.id} cancelled\n"
 
 
-@pytest.mark.parametrize("command", ["show", "retry", "cancel"])
-def test_a_flow_that_is_not_there_is_one_sentence(sqlq_: Command, command: str) -> None:
-    assert sqlq_("flow", command, "7").sentence() == "there is no flow 7: it never was, or is kept no more"
+@pytest.mark.parametrize("command", [("flows", "show"), ("retry", "--flow"), ("cancel", "--flow")])
+def test_a_flow_that_is_not_there_is_one_sentence(sqlq_: Command, command: tuple[str, str]) -> None:
+    assert sqlq_(*command, "7").sentence() == "there is no flow 7: it never was, or is kept no more"
 
 
 def test_a_step_that_is_not_there_is_one_sentence(sqlq_: Command) -> None:
-    assert sqlq_("flow", "skip", "7").sentence().startswith("there is no job 7")
+    assert sqlq_("flows", "skip", "7").sentence().startswith("there is no job 7")
 
 
 def test_a_job_in_a_flow_says_so(shop: Shop, sqlq_: Command) -> None:

@@ -195,7 +195,7 @@ def test_on_a_narrow_terminal_each_job_is_a_block(desk: Desk, monkeypatch: pytes
     assert lines[:5] == [f"id: {id}", "state: failed", "queue: default", "task: shop.send", "attempts: 1/3"]
     said, _, commands = desk("show", str(id)).partition("\nnext\n")
     assert max(map(len, said.splitlines())) <= 40
-    assert f"failed retry {id}" in commands, "whole, however long"
+    assert f"retry {id}" in commands, "whole, however long"
 
 
 def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> No
     (job,) = desk.claim()
     desk.settle(job, BOOM)
     said = desk("show", str(id))
-    assert re.sub(AGO, "", said) == re.sub(AGO, "", desk("failed", "show", str(id)))
+    assert re.sub(AGO, "", said) == re.sub(AGO, "", desk("show", str(id)))
     assert "\n\nerror\n  ValueError: no box\n  of that size\n\n" in said
     first = rf"\n\nhistory\n    1  {MOMENT}  failed: timeout: LookupError: no van\n"
     last = rf"\n    2  {MOMENT}  failed: ValueError: no box\n       claimed {MOMENT}, ended after [\d.]+ m?s"
@@ -286,8 +286,8 @@ def test_show_of_a_failed_job_has_every_attempt_and_what_to_do(desk: Desk) -> No
     assert re.search(last, said), said
     assert "\n\ntraceback\n  Traceback …\n    line 1\n  ValueError\n\n" in said
     retry, forget = said.partition("\n\nnext\n")[2].splitlines()
-    assert re.fullmatch(f"  sqlq .*failed retry {id}.* run it again, with all its attempts", retry)
-    assert re.fullmatch(f"  sqlq .*failed forget {id}.* delete it", forget)
+    assert re.fullmatch(f"  sqlq .*retry {id}.* run it again, with all its attempts", retry)
+    assert re.fullmatch(f"  sqlq .*delete {id}.* delete it", forget)
 
 
 def test_a_job_that_is_claimed_and_not_started_is_told_from_one_that_runs(desk: Desk) -> None:
@@ -343,23 +343,23 @@ def test_show_bears_what_other_programs_wrote(desk: Desk, engine: Engine) -> Non
 
 
 def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert desk("failed", "list", "--by", "error") == "no failed jobs\n"
+    assert desk("failed") == "no failed jobs\n"
     _, newest = desk.end(BOOM), desk.end(BOOM)
     other = desk.end(Failed("error", ErrorText("LookupError", "no van")))
-    header, first, second = desk("failed", "list", "--by", "error").splitlines()
+    header, first, second = desk("failed").splitlines()
     assert header.split() == ["number", "task", "newest", "error"]
     assert re.fullmatch(rf" +2  shop\.send +{newest}  ValueError: no box", first)
     assert re.fullmatch(rf" +1  shop\.send +{other}  LookupError: no van", second)
-    assert desk.json("failed", "list", "--by", "error", "-n", "1") == {
+    assert desk.json("failed", "-n", "1") == {
         "errors": [{"task": "shop.send", "error": "ValueError: no box", "number": 2, "newest": newest}],
         "capped": False,
     }
-    assert "and 1 other error; --limit N shows more" in desk("failed", "list", "--by", "error", "-n", "1")
+    assert "and 1 other error; --limit N shows more" in desk("failed", "-n", "1")
     monkeypatch.setattr(counts, "MOST", 1)
-    said = desk("failed", "list", "--by", "error")
+    said = desk("failed")
     assert "--exact counts all of them" in said
     assert "ValueError" not in said
-    assert "ValueError" in desk("failed", "list", "--by", "error", "--exact")
+    assert "ValueError" in desk("failed", "--exact")
 
 
 # -- status, workers -----------------------------------------------------------------------------------------
@@ -457,10 +457,10 @@ def looking(id: int) -> list[tuple[str, ...]]:
         ("jobs", "--state", "failed"),
         ("show", str(id)),
         ("workers", "--all"),
-        ("schedule", "list"),
-        ("failed", "list"),
-        ("failed", "list", "--by", "error"),
-        ("failed", "show", str(id)),
+        ("schedules",),
+        ("jobs", "--state", "failed"),
+        ("failed",),
+        ("show", str(id)),
         ("doctor",),
         ("migrate", "--check"),
     ]
@@ -544,8 +544,8 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
     desk.app.jobs.cancel([later])
     desk.app.worker(drain=True).run()
     waits = desk.app.enqueue(returns.new(7).set(delay="1h")).id
-    assert json.loads(desk("result", str(done), "--timeout", "30s")) == {"total": 7}
-    assert json.loads(desk("result", str(done), "--timeout", "none")) == {"total": 7}
+    assert json.loads(desk("show", str(done), "--result", "--wait", "30s")) == {"total": 7}
+    assert json.loads(desk("show", str(done), "--result", "--wait", "none")) == {"total": 7}
     for id, says in (
         (failed, f"job {failed} (shop.price) failed after 1 attempt: ZeroDivisionError: division by zero"),
         (later, f"job {later} (shop.price) was cancelled: cancelled by an operator"),
@@ -557,21 +557,19 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
         ),
     ):
         with pytest.raises(sqlq.SqlqError) as raised:
-            desk("result", str(id))
+            desk("show", str(id), "--result")
         assert explain(raised.value, Context()) == says
     with pytest.raises(sqlq.WaitTimeoutError, match="and has no result after 10 ms"):
-        desk("result", str(waits), "--timeout", "10ms")
-    with pytest.raises(click.UsageError, match=r"^--timeout is 'soon': give a duration such as"):
-        desk("result", str(waits), "--timeout", "soon")
+        desk("show", str(waits), "--result", "--wait", "10ms")
+    with pytest.raises(click.UsageError, match=r"^--wait is 'soon': give a duration such as"):
+        desk("show", str(waits), "--result", "--wait", "soon")
 
 
 # -- where it is shown ---------------------------------------------------------------------------------------
 
 
 @on_sqlite
-@pytest.mark.parametrize(
-    "words", [("show", "1"), ("show", "1", "--json"), ("failed", "show", "1"), ("jobs",)]
-)
+@pytest.mark.parametrize("words", [("show", "1"), ("show", "1", "--json"), ("jobs",)])
 def test_a_job_is_shown_in_a_locale_without_its_characters(
     sqlq_: Command, app: sqlq.App, words: tuple[str, ...]
 ) -> None:
@@ -581,9 +579,7 @@ def test_a_job_is_shown_in_a_locale_without_its_characters(
 
 
 @on_sqlite
-@pytest.mark.parametrize(
-    "words", ["show 1", "show 1 --json", "failed show 1", "jobs --json", "status --json"]
-)
+@pytest.mark.parametrize("words", ["show 1", "show 1 --json", "jobs --json", "status --json"])
 def test_a_command_exits_with_0_when_its_reader_has_seen_enough(
     sqlq_: Command, app: sqlq.App, words: str
 ) -> None:

@@ -71,22 +71,20 @@ def test_what_was_altered_is_said_to_be(sealed: Command, engine: Engine) -> None
         conn.execute(text("UPDATE jobs SET task = 'shop.fail'"))
     assert "does not fit: it was altered, or is of another task or queue" in sealed.ok("show", "1")
     sealed.work()
-    shown = sealed.ok("failed", "show", "1")
+    shown = sealed.ok("show", "1")
     assert "error (bad_signature)" in shown
     assert "does not fit" in shown
 
 
 def test_keys_are_changed(sqlq_: Command) -> None:
     sqlq_.environment |= {"SQLQ_KEYS": OLD}
-    assert sqlq_.ok("keys", "list").startswith("there are no rows in ")
+    assert sqlq_.ok("keys").startswith("there are no rows in ")
     for n in range(3):
         sqlq_.shop("enqueue", "shop.send", str(n))
     both = {"SQLQ_KEYS": f"{KEY},{OLD}"}
-    assert [each["state"] for each in json.loads(sqlq_.ok("keys", "list", "--json", env=both))] == ["known"]
-    assert re.search(
-        r"jobs\.payload +3 +signed +[0-9a-f]{8} +not here", sqlq_.ok("keys", "list", env=WITHOUT)
-    )
-    unopened = sqlq_("keys", "check", env={"SQLQ_KEYS": KEY})
+    assert [each["state"] for each in json.loads(sqlq_.ok("keys", "--json", env=both))] == ["known"]
+    assert re.search(r"jobs\.payload +3 +signed +[0-9a-f]{8} +not here", sqlq_.ok("keys", env=WITHOUT))
+    unopened = sqlq_("keys", "rotate", "--check", env={"SQLQ_KEYS": KEY})
     assert (unopened.code, unopened.out) == (1, "0 sealed texts opened, 3 did not\n")
     assert unopened.err.count("which this App does not have") == 3
     assert sqlq_.ok("keys", "rotate", env=both) == "sealed anew: 3 in jobs.payload\n"
@@ -94,8 +92,10 @@ def test_keys_are_changed(sqlq_: Command) -> None:
         "sealed anew: nothing, all is sealed with the first key\n"
     )
     new = {"SQLQ_KEYS": KEY}
-    assert sqlq_.ok("keys", "check", env=new) == "3 sealed texts opened, 0 did not\n"
-    assert json.loads(sqlq_.ok("keys", "check", "--json", env=new))["opened"] == {"jobs.payload": 3}
+    assert sqlq_.ok("keys", "rotate", "--check", env=new) == "3 sealed texts opened, 0 did not\n"
+    assert json.loads(sqlq_.ok("keys", "rotate", "--check", "--json", env=new))["opened"] == {
+        "jobs.payload": 3
+    }
     wrong = sqlq_("keys", "rotate", env={"SQLQ_KEYS": OLD})
     assert (wrong.code, wrong.out) == (1, "sealed anew: nothing\n")
     assert wrong.err.count("which this App does not have") == 3
@@ -117,6 +117,6 @@ def test_a_key_that_is_none_is_one_sentence(sqlq_: Command, keys: str, wrong: st
 
 def test_without_a_key_nothing_is_rotated(sqlq_: Command) -> None:
     assert sqlq_("keys", "rotate").sentence().startswith("there are no keys: name the App that has them")
-    assert sqlq_("keys", "check").sentence().startswith("there are no keys")
+    assert sqlq_("keys", "rotate", "--check").sentence().startswith("there are no keys")
     seal = sqlq_("status", env={"SQLQ_SEAL": "encrypt"})
     assert seal.sentence().startswith("SQLQ_SEAL is set, but there is no key")

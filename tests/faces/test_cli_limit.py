@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -48,7 +49,8 @@ def test_an_operators_word_counts_until_it_is_cleared(app: sqlq.App, call: sqlq.
     app.limits.clear("stripe")
     assert allowed(app) == ["stripe: 2 running"]
     app.limits.set("stripe", rate="10/1s")
-    sqlq.App(app.url).limits.clear("stripe")  # without the code that declares it
+    with closing(sqlq.App(app.url)) as without_the_code:
+        without_the_code.limits.clear("stripe")
     assert allowed(app) == ["stripe: 10/1s"]
     app.enqueue(call.new())
     admit.look(app.database)
@@ -91,25 +93,25 @@ def test_a_template_is_no_key(sqlq_: Command) -> None:
     module = 'import sqlq\napp = sqlq.App()\napp.limit("account:{id}", running=2)\n'
     (sqlq_.directory / "limited.py").write_text(module)
     for words in (("set", "account:{id}", "--running", "1"), ("clear", "account:{id}")):
-        said = sqlq_("-a", "limited:app", "limit", *words).sentence()
+        said = sqlq_("-a", "limited:app", "limits", *words).sentence()
         assert "the key 'account:{id}' is made from arguments: name the key that those" in said
         assert "as 'account:42'" in said
 
 
 def test_the_command_lists_sets_and_clears(sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]) -> None:
-    assert "no limits in" in sqlq_.ok("limit", "list")
+    assert "no limits in" in sqlq_.ok("limits")
     app.enqueue_many([call.new(n) for n in range(5)])
     admit.look(app.database)
-    said = sqlq_.ok("limit", "list")
+    said = sqlq_.ok("limits")
     assert "stripe" in said
     assert "2 running" in said
-    assert sqlq_.ok("limit", "set", "stripe", "--running", "7", "--rate", "100/1m") == (
+    assert sqlq_.ok("limits", "set", "stripe", "--running", "7", "--rate", "100/1m") == (
         "stripe: 7 running, 100/1m, until it is cleared\n"
     )
-    (found,) = sqlq_("limit", "list", "--json").json()
+    (found,) = sqlq_("limits", "--json").json()
     assert (found["says"], found["max_running"], found["waiting"]) == ("7 running, 100/1m", 7, 3)
     assert found["set_at"] is not None
-    assert sqlq_.ok("limit", "clear", "stripe").startswith("stripe: 7 running, 100/1m, until a job")
+    assert sqlq_.ok("limits", "clear", "stripe").startswith("stripe: 7 running, 100/1m, until a job")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
@@ -118,12 +120,12 @@ def test_the_list_shows_keys_of_blocked_jobs_before_any_worker_ran(
 ) -> None:
     keyed = app.task(name="keyed", limit=sqlq.Limit("key:{n}", running=1))(one_number)
     app.enqueue_many([keyed.new(n % 2) for n in range(3)])
-    lines = sqlq_.ok("limit", "list").splitlines()
+    lines = sqlq_.ok("limits").splitlines()
     assert [line.split()[0] for line in lines] == ["key", "key:0", "key:1"]
-    (line,) = sqlq_("limit", "list", "key:1", "--json").json()
+    (line,) = sqlq_("limits", "--prefix", "key:1", "--json").json()
     assert (line["waiting"], line["running"], line["is_known"]) == (1, 0, False)
     admit.look(app.database)
-    (line,) = sqlq_("limit", "list", "key:1", "--json").json()
+    (line,) = sqlq_("limits", "--prefix", "key:1", "--json").json()
     assert (line["max_running"], line["is_known"]) == (1, True)
 
 
@@ -135,7 +137,7 @@ def test_a_key_that_nothing_else_names_is_said(sqlq_: Command) -> None:
         f"app.limit({key!r}, running=2)\n" for key in ("stripe", "account:{id}")
     )
     (sqlq_.directory / "limited.py").write_text(module)
-    run = partial(sqlq_.ok, "-a", "limited", "limit", "set")
+    run = partial(sqlq_.ok, "-a", "limited", "limits", "set")
     unknown = "nothing else is known of this key"
     assert unknown in run("strpe", "--running", "2")
     for key in ("stripe", "account:7", "strpe"):
@@ -144,12 +146,12 @@ def test_a_key_that_nothing_else_names_is_said(sqlq_: Command) -> None:
 
 def test_mistakes_are_one_sentence(sqlq_: Command) -> None:
     said = "say what is allowed: --running, --rate or both"
-    assert sqlq_("limit", "set", "stripe").misuse() == said
+    assert sqlq_("limits", "set", "stripe").misuse() == said
     said = "--running is 0: it must be a whole number from 1 to 1,000,000"
-    assert sqlq_("limit", "set", "stripe", "--running", "0").misuse() == said
+    assert sqlq_("limits", "set", "stripe", "--running", "0").misuse() == said
     said = "--rate is 'often': it is a number of starts and a period"
-    assert sqlq_("limit", "set", "stripe", "--rate", "often").misuse().startswith(said)
-    assert sqlq_("limit", "clear", "strip").sentence().startswith("there is no limit of the key 'strip'")
+    assert sqlq_("limits", "set", "stripe", "--rate", "often").misuse().startswith(said)
+    assert sqlq_("limits", "clear", "strip").sentence().startswith("there is no limit of the key 'strip'")
 
 
 def test_the_doctor_names_lines_that_stand_still(app: sqlq.App, call: sqlq.Task[..., None]) -> None:

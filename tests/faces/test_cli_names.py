@@ -24,9 +24,12 @@ def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
     assert bare.ok("enqueue", "-a", "shop:app", "shop.where", "-d", "sqlite:///a.db").startswith(
         "enqueued job 1"
     )
-    assert "shop.where" not in bare.ok("failed", "-d", "sqlite:///a.db", "list")
-    assert bare.ok("failed", "list", "-d", "sqlite:///a.db") == "no failed jobs\n"
-    assert bare.ok("-d", "sqlite:///a.db", "failed", "list", "-d", "sqlite:///a.db") == "no failed jobs\n"
+    assert "paused bulk" in bare.ok("queues", "-d", "sqlite:///a.db", "pause", "bulk")
+    assert bare.ok("jobs", "--state", "failed", "-d", "sqlite:///a.db") == "no failed jobs\n"
+    assert (
+        bare.ok("-d", "sqlite:///a.db", "jobs", "--state", "failed", "-d", "sqlite:///a.db")
+        == "no failed jobs\n"
+    )
     assert "1 completed" in bare("work", "--drain", "-a", "shop:app", "-d", "sqlite:///a.db").err
     assert not (bare.directory / "sqlq.db").exists()
 
@@ -82,13 +85,13 @@ NEEDING_NO_CODE = (
     "jobs",
     "doctor",
     "workers",
-    "failed list",
-    "failed retry --all",
-    "flow list",
-    "limit list",
-    "schedule list",
-    "pause mail",
-    "resume mail",
+    "jobs --state failed",
+    "retry --all",
+    "flows",
+    "limits",
+    "schedules",
+    "queues pause mail",
+    "queues resume mail",
     "cancel --queue mail",
     "prune --finished 1d",
     "metrics",
@@ -273,6 +276,7 @@ def test_migrate_says_when_nothing_named_a_database(bare: Command) -> None:
 SECRETS = ("password=SEKRET", "sslpassword=SEKRET", "passfile=/SEKRET", "sslmode=wrong&password=SEKRET")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("secret", [None, *SECRETS])
 def test_no_output_shows_a_password(bare: Command, database_url: str, secret: str | None) -> None:
@@ -291,8 +295,8 @@ def test_no_output_shows_a_password(bare: Command, database_url: str, secret: st
             "doctor",
             "doctor --json",
             "migrate",
-            "limit list",
-            "keys list",
+            "limits",
+            "keys",
         ):
             told += [bare(*words.split(), "-d", place), bare(*words.split(), env=env)]
         told += [

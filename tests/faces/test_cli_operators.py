@@ -128,30 +128,32 @@ def test_workers_that_fell_silent(sqlq_: Command, app: sqlq.App, engine: Engine)
 
 def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     (id,) = _enqueue(app)
-    said = sqlq_.ok("pause", "mail", "nope")
+    said = sqlq_.ok("queues", "pause", "mail", "nope")
     assert (
         said
         == "paused mail\npaused nope; nothing else is known of a queue of that name: no job is in it, and "
         "no worker or task names it\n"
     )
-    assert sqlq_.shop("pause", "mail", "empty").out.count("nothing else is known") == 1
+    assert sqlq_.shop("queues", "pause", "mail", "empty").out.count("nothing else is known") == 1
     (sqlq_.directory / "other.py").write_text(
         "import sqlq\napp = sqlq.App(queues={'slow': {}})\n\n@app.task(queue='bulk')\ndef t(): ...\n"
     )
     assert (
-        sqlq_.ok("-a", "other", "pause", "slow", "bulk", "--for", "1m")
+        sqlq_.ok("-a", "other", "queues", "pause", "slow", "bulk", "--for", "1m")
         == "paused bulk for 1m\npaused slow for 1m\n"
     )
-    sqlq_.ok("resume", "slow", "bulk", "empty")
-    assert sqlq_("pause", "mail", "--json").json() == [{"queue": "mail", "paused": False, "known": True}]
+    sqlq_.ok("queues", "resume", "slow", "bulk", "empty")
+    assert sqlq_("queues", "pause", "mail", "--json").json() == [
+        {"queue": "mail", "paused": False, "known": True}
+    ]
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "available"
     _, *rows = sqlq_.ok("status").splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
     url = shlex.quote(sqlq_.environment["SQLQ_DATABASE_URL"])
-    assert f"paused: mail, nope; go on with sqlq resume mail -d {url}" in rows
-    assert sqlq_.ok("resume", "mail", "other") == "resumed mail\nother is not paused\n"
+    assert f"paused: mail, nope; go on with sqlq queues resume mail -d {url}" in rows
+    assert sqlq_.ok("queues", "resume", "mail", "other") == "resumed mail\nother is not paused\n"
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "finished"
 
@@ -216,7 +218,13 @@ def test_doctor_where_nothing_can_be_looked_at(bare: Command, empty_database_url
 
 # -- bad input -----------------------------------------------------------------------------------------------
 
-COMMANDS = (("cancel", "1"), ("pause", "mail"), ("resume", "mail"), ("prune", "--failed", "1d"), ("workers",))
+COMMANDS = (
+    ("cancel", "1"),
+    ("queues", "pause", "mail"),
+    ("queues", "resume", "mail"),
+    ("prune", "--failed", "1d"),
+    ("workers",),
+)
 
 
 def test_an_unmigrated_database_is_one_sentence(bare: Command, empty_database_url: str) -> None:
@@ -232,7 +240,7 @@ def test_a_wrong_url_is_one_sentence(bare: Command) -> None:
 @on_sqlite
 def test_a_file_that_may_not_be_written_is_one_sentence(bare: Command, engine: Engine) -> None:
     read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
-    said = bare("-d", read_only, "pause", "mail").sentence()
+    said = bare("-d", read_only, "queues", "pause", "mail").sentence()
     assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
 
 
@@ -242,13 +250,13 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     for arguments, complaint in (
         (("cancel", "--queue", ""), "queue is ''"),
         (("cancel", "--task", "x" * 300), "task has 300 characters"),
-        (("pause", "mail", " "), "queue is ' '"),
-        (("resume", "x" * 256), "queue has 256 characters"),
+        (("queues", "pause", "mail", " "), "queue is ' '"),
+        (("queues", "resume", "x" * 256), "queue has 256 characters"),
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), "name the jobs: by id, --task or --queue"),
-        (("cancel", "--force"), "name the jobs: by id, --task or --queue"),
+        (("cancel",), "name the jobs: by id, --task, --queue or --flow"),
+        (("cancel", "--force"), "name the jobs: by id, --task, --queue or --flow"),
         (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),
         (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
         (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),
@@ -258,7 +266,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     for unreadable in (
         ("cancel", "x"),
         ("cancel", "1.5"),
-        ("pause",),
+        ("queues", "pause"),
         ("prune", "--finished"),
         ("workers", "x"),
         ("doctor", "--no"),

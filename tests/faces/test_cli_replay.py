@@ -64,7 +64,7 @@ def test_show_tells_the_whole_story_of_a_job(sqlq_: Command, app: sqlq.App) -> N
         return app.jobs.get(id).state
 
     wait_until(lambda: work() == "failed")
-    assert sqlq_.ok("failed", "retry", str(id))
+    assert sqlq_.ok("retry", str(id))
     sqlq_.touch("mended")
     # its first attempts are as odd again
     wait_until(lambda: work() == "finished")
@@ -187,6 +187,7 @@ run()
 """
 
 
+@pytest.mark.integration
 def test_an_interrupted_command_says_so_and_goes_on_when_it_is_repeated(
     sqlq_: Command, app: sqlq.App
 ) -> None:

@@ -14,65 +14,68 @@ CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
 
 
 def test_a_schedule_is_added_looked_at_changed_run_and_removed(sqlq_: Command, app: sqlq.App) -> None:
-    assert sqlq_.ok("schedule", "list") == "no schedules\n"
-    done = sqlq_.shop("schedule", "add", "nightly", "shop.send", "7", "true", *CRON, "--priority", "3")
+    assert sqlq_.ok("schedules") == "no schedules\n"
+    done = sqlq_.shop("schedules", "add", "nightly", "shop.send", "7", "true", *CRON, "--priority", "3")
     assert done.code == 0, done
     assert done.out.startswith("added nightly: 0 3 * * * Europe/Berlin, next 20")
     found = app.schedules.get("nightly")
     assert (found.payload, found.queue, found.is_declared) == ('{"args": [7, true]}', "mail", False)
 
-    table = sqlq_.ok("schedule", "list").splitlines()
+    table = sqlq_.ok("schedules").splitlines()
     assert table[0].split() == ["name", "state", "when", "task", "next", "ticks", "skipped", "last", "job"]
     assert table[1].startswith("nightly  active  0 3 * * * Europe/Berlin  shop.send")
-    shown = sqlq_.ok("schedule", "show", "nightly")
+    shown = sqlq_.ok("schedules", "show", "nightly")
     assert shown.startswith("schedule nightly: active\n")
-    assert len(shown.partition("next moments\n")[2].splitlines()) == 10
-    (listed,) = sqlq_("schedule", "list", "--json").json()
+    assert len(shown.partition("next runs\n")[2].splitlines()) == 10
+    (listed,) = sqlq_("schedules", "--json").json()
     assert (listed["name"], listed["plan"], len(listed["upcoming"])) == (
         "nightly",
         "0 3 * * * Europe/Berlin",
         10,
     )
-    assert sqlq_("schedule", "show", "nightly", "--json").json()["ticks"] == 0
+    assert sqlq_("schedules", "show", "nightly", "--json").json()["ticks"] == 0
 
-    id = sqlq_("schedule", "run", "nightly", "--json").json()["id"]
-    assert sqlq_.ok("schedule", "run", "nightly") == f"enqueued job {id + 1}: shop.send in queue mail\n"
-    assert f"{id + 1} available" in sqlq_.ok("schedule", "list")
+    id = sqlq_("schedules", "run", "nightly", "--json").json()["id"]
+    assert sqlq_.ok("schedules", "run", "nightly") == f"enqueued job {id + 1}: shop.send in queue mail\n"
+    assert f"{id + 1} available" in sqlq_.ok("schedules")
     assert "schedule      nightly, for 20" in sqlq_.ok("show", str(id))
-    shown = sqlq_.ok("schedule", "show", "nightly")
+    shown = sqlq_.ok("schedules", "show", "nightly")
     assert [line.split()[:2] for line in shown.partition("last jobs\n")[2].splitlines()[1:]] == [
         [str(id + 1), "available"],
         [str(id), "available"],
     ]
     span = ("--from", "2026-03-28T00:00:00Z", "--to", "2026-03-31T00:00:00Z")
-    said = sqlq_.ok("schedule", "backfill", "nightly", *span)
+    said = sqlq_.ok("schedules", "run", "nightly", *span)
     assert said == f"enqueued 3 jobs of nightly: {id + 2}, {id + 3}, {id + 4}\n"
-    assert sqlq_("schedule", "backfill", "nightly", *span, "--json").json()["ids"] == [id + 5, id + 6, id + 7]
+    assert sqlq_("schedules", "run", "nightly", *span, "--json").json()["ids"] == [id + 5, id + 6, id + 7]
     assert [str(app.jobs.get(id + n).scheduled_for)[:19] for n in (2, 3, 4)] == [
         "2026-03-28 02:00:00",
         "2026-03-29 01:00:00",
         "2026-03-30 01:00:00",
     ]
 
-    assert sqlq_.ok("schedule", "pause", "nightly") == "paused nightly\n"
-    assert sqlq_.ok("schedule", "pause", "nightly") == "nightly is paused already\n"
-    assert sqlq_("schedule", "resume", "nightly", "--json").json() == {"schedule": "nightly", "resumed": True}
-    assert sqlq_.ok("schedule", "resume", "nightly") == "nightly is not paused\n"
-    assert sqlq_.ok("schedule", "change", "nightly", "--every", "90s").startswith(
+    assert sqlq_.ok("schedules", "pause", "nightly") == "paused nightly\n"
+    assert sqlq_.ok("schedules", "pause", "nightly") == "nightly is paused already\n"
+    assert sqlq_("schedules", "resume", "nightly", "--json").json() == {
+        "schedule": "nightly",
+        "resumed": True,
+    }
+    assert sqlq_.ok("schedules", "resume", "nightly") == "nightly is not paused\n"
+    assert sqlq_.ok("schedules", "change", "nightly", "--every", "90s").startswith(
         "changed nightly: every 90 s, next"
     )
-    assert sqlq_.ok("schedule", "remove", "nightly") == "removed nightly\n"
-    assert sqlq_("schedule", "show", "nightly").sentence() == "there is no schedule 'nightly'"
+    assert sqlq_.ok("schedules", "remove", "nightly") == "removed nightly\n"
+    assert sqlq_("schedules", "show", "nightly").sentence() == "there is no schedule 'nightly'"
 
 
 def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.App) -> None:
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
     write_declared(app)
-    sqlq_.ok("schedule", "change", "nightly", "--cron", "0 4 * * *")
-    assert "0 4 * * * (pinned)" in sqlq_.ok("schedule", "list")
-    assert sqlq_.ok("schedule", "reset", "nightly") == "reset nightly\n"
-    assert sqlq_.ok("schedule", "reset", "nightly") == "nightly is as code declares it\n"
-    assert "code declared it: the next worker" in sqlq_.ok("schedule", "remove", "nightly")
+    sqlq_.ok("schedules", "change", "nightly", "--cron", "0 4 * * *")
+    assert "0 4 * * * (by an operator)" in sqlq_.ok("schedules")
+    assert sqlq_.ok("schedules", "change", "nightly", "--reset") == "reset nightly\n"
+    assert sqlq_.ok("schedules", "change", "nightly", "--reset") == "nightly is as code declares it\n"
+    assert "code declared it: the next worker" in sqlq_.ok("schedules", "remove", "nightly")
 
 
 @on_sqlite
@@ -94,12 +97,12 @@ def test_what_code_declares_is_reset_and_comes_back(sqlq_: Command, app: sqlq.Ap
     ],
 )
 def test_what_cannot_be_is_one_sentence(sqlq_: Command, arguments: list[str], said: str) -> None:
-    assert said in sqlq_.shop("schedule", "add", "x", "shop.send", "7", *arguments).misuse()
+    assert said in sqlq_.shop("schedules", "add", "x", "shop.send", "7", *arguments).misuse()
 
 
 @on_sqlite
 def test_other_mistakes_are_one_sentence(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
-    add = ("schedule", "add", "nightly", "shop.send")
+    add = ("schedules", "add", "nightly", "shop.send")
     assert "no task is named 'shop.sent'" in sqlq_.shop(*add[:3], "shop.sent", *CRON).sentence()
     assert "missing a required argument" in sqlq_.shop(*add, *CRON).sentence()
     assert "add checks the job against its task: name the App" in sqlq_(*add, "7", *CRON).misuse()
@@ -107,12 +110,12 @@ def test_other_mistakes_are_one_sentence(sqlq_: Command, app: sqlq.App, engine: 
     assert "the schedule 'nightly' has no moment to come" in past
     assert sqlq_.shop(*add, "7", *CRON).code == 0
     assert "there is a schedule 'nightly' already" in sqlq_.shop(*add, "7", *CRON).sentence()
-    assert "did you mean 'nightly'?" in sqlq_("schedule", "pause", "nightli").sentence()
-    backfill = ("schedule", "backfill", "nightly", "--from", "2026-01-01T00:00:00Z", "--to")
+    assert "did you mean 'nightly'?" in sqlq_("schedules", "pause", "nightli").sentence()
+    backfill = ("schedules", "run", "nightly", "--from", "2026-01-01T00:00:00Z", "--to")
     assert "is not after --from" in sqlq_(*backfill, "2025-01-01T00:00:00Z").misuse()
     assert "has no moment from" in sqlq_.ok(*backfill, "2026-01-01T00:01:00Z")
     assert "backfill it in parts" in sqlq_(*backfill, "2126-01-01T00:00:00Z").sentence()
-    assert "no code declares it" in sqlq_("schedule", "reset", "nightly").sentence()
+    assert "no code declares it" in sqlq_("schedules", "change", "nightly", "--reset").sentence()
 
 
 def test_what_fails_is_shown_by_the_list_and_the_doctor(
@@ -153,7 +156,7 @@ def test_what_fails_is_shown_by_the_list_and_the_doctor(
         in said
     )
     assert "1 schedule is due for more than 60 s" in said
-    listed = sqlq_.ok("schedule", "list")
+    listed = sqlq_.ok("schedules")
     assert "failing" in listed
     assert "error: it broke" in listed
     assert f"{job.id} failed: unknown_task" in listed

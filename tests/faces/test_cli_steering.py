@@ -73,10 +73,14 @@ def checked(done: Done, *args: str) -> Done:
 
 
 LOOKS = [
-    *(["status"], ["jobs"], ["failed", "list"], ["workers"], ["doctor"], ["metrics"]),
-    *(["flow", "list"], ["flow", "show", "1"], ["limit", "list"], ["schedule", "list"]),
-    *(["schedule", "show", STEERING], ["failed", "list", "--by", "error"]),
-    *(["jobs", "--task", STEERING], ["jobs", "--queue", STEERING], ["failed", "list", "--task", STEERING]),
+    *(["status"], ["jobs"], ["jobs", "--state", "failed"], ["workers"], ["doctor"], ["metrics"]),
+    *(["flows"], ["flows", "show", "1"], ["limits"], ["schedules"]),
+    *(["schedules", "show", STEERING], ["failed"]),
+    *(
+        ["jobs", "--task", STEERING],
+        ["jobs", "--queue", STEERING],
+        ["jobs", "--state", "failed", "--task", STEERING],
+    ),
 ]
 
 
@@ -96,11 +100,11 @@ def test_no_line_of_a_worker_steers(hostile: Command, form: str) -> None:
 
 def test_no_look_steers(hostile: Command) -> None:
     hostile.work()
-    shown = [hostile("jobs", "--json"), hostile("failed", "list", "--json")]
+    shown = [hostile("jobs", "--json"), hostile("jobs", "--state", "failed", "--json")]
     ids = [str(row["id"]) for each in shown for row in each.json()]
     assert len(ids) > 6
     ids = list(dict.fromkeys(ids))
-    for args in [*LOOKS, *(["show", id] for id in ids), *(["result", id] for id in ids)]:
+    for args in [*LOOKS, *(["show", id] for id in ids), *(["show", id, "--result"] for id in ids)]:
         said = checked(hostile(*args), *args)
         assert said.code in (0, 1), said
         if args[0] not in ("doctor", "metrics", "result"):
@@ -109,20 +113,29 @@ def test_no_look_steers(hostile: Command) -> None:
 
 def test_no_change_steers(hostile: Command) -> None:
     for args in (
-        *(["pause", STEERING], ["pause", STEERING], ["resume", STEERING], ["status"]),
-        *(["limit", "set", STEERING, "--running", "2"], ["limit", "clear", STEERING]),
-        *(["schedule", "pause", STEERING], ["schedule", "resume", STEERING], ["schedule", "run", STEERING]),
+        *(
+            ["queues", "pause", STEERING],
+            ["queues", "pause", STEERING],
+            ["queues", "resume", STEERING],
+            ["status"],
+        ),
+        *(["limits", "set", STEERING, "--running", "2"], ["limits", "clear", STEERING]),
+        *(
+            ["schedules", "pause", STEERING],
+            ["schedules", "resume", STEERING],
+            ["schedules", "run", STEERING],
+        ),
         *(["cancel", "--queue", STEERING], ["enqueue", STEERING], ["enqueue", "shop.fine", "-q", STEERING]),
-        *(["replay", "--task", STEERING], ["failed", "retry", "--task", STEERING], ["show", STEERING]),
+        *(["replay", "--task", STEERING], ["retry", "--task", STEERING], ["show", STEERING]),
         *(
             ["workers", "pause", STEERING],
             ["workers", STEERING],
-            ["schedule", "remove", STEERING],
+            ["schedules", "remove", STEERING],
             [STEERING],
         ),
         *(
-            ["failed", "forget", "--task", STEERING],
-            ["flow", "show", STEERING],
+            ["delete", "--task", STEERING],
+            ["flows", "show", STEERING],
             ["jobs", "--state", STEERING],
         ),
     ):

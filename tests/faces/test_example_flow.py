@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from sqlalchemy import Engine, text
@@ -21,19 +20,13 @@ def run(line: str, folder: Path, url: str) -> str:
     program, *arguments = shlex.split(line)
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     environment |= {"SQLQ_DATABASE_URL": url, "PYTHONPATH": str(EXAMPLE.parents[1])}
-    if program == "sqlq" and "work" not in arguments:
-        done = preloaded().run(arguments, folder, environment, 120)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        return done.stdout
-    known = {"sqlq": [sys.executable, "-m", "sqlq"], "python": [sys.executable]}
-    done = subprocess.run(
-        [*known.get(program, [program]), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    if program in ("sqlq", "python"):
+        words = arguments if program == "sqlq" else [program, *arguments]
+        done = preloaded().run(words, folder, environment, timeout=120)
+    else:
+        done = subprocess.run(
+            [program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout
 
@@ -54,8 +47,8 @@ def test_an_order_goes_well_and_one_is_repaired(tmp_path: Path, database_url: st
     assert alarms == "order 8 was not paid\n"
     assert "failed" in stopped
     assert "DeclinedError: the card for order 8 was declined" in stopped
-    assert re.search(r"sqlq .*flow retry 2", stopped)
-    assert "moved back 1 step of flow 2" in retried
+    assert re.search(r"sqlq .*retry --flow 2", stopped)
+    assert "moved back 1 job of flow 2" in retried
     assert "5 finished" in listed
     with engine.connect() as conn:
         assert conn.execute(text("SELECT id, state FROM orders ORDER BY id")).all() == [

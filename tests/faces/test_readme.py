@@ -75,9 +75,9 @@ from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, pauses
 from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
+from tests.kit import working
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
-from tests.worker.test_leases import working
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -216,6 +216,8 @@ class Desk:
         # a lone command that no shell has to read is forked, which takes a tenth of the time
         if words[:1] == ["sqlq"] and not SHELL.search(script):
             done = preloaded().run(words[1:], self.directory, names, timeout=120)
+        elif words[:1] == ["python"] and words[1].endswith(".py") and not SHELL.search(script):
+            done = preloaded().run(words, self.directory, names, timeout=120)
         else:
             done = subprocess.run(
                 ["sh", "-e", "-c", script],
@@ -322,7 +324,7 @@ def test_commands(desk: Desk) -> None:
     assert "1 available, 1 blocked" in desk.run(listed).replace(
         "1 blocked, 1 available", "1 available, 1 blocked"
     )
-    assert "sqlq flow cancel 1 -a shop:app" in desk.run(shown)
+    assert "sqlq cancel --flow 1 -a shop:app" in desk.run(shown)
     assert "no step of flow 1 has failed" in desk.run(retried)
     assert "cancelled 2 steps of flow 1" in desk.run(cancelled)
     assert "sqlq_database_up 1.0" in desk.run(block("sh", "metrics"))
@@ -573,7 +575,7 @@ class TestPython:
         run_python("flow", names)
         assert drain(names["app"]).completed == 3
         assert capsys.readouterr().out == "order 7, receipt 7, 2 boxes\n"
-        assert names["app"].flow(1).counts == {"finished": 3, "cancelled": 1}
+        assert names["app"].flows.get(1).counts == {"finished": 3, "cancelled": 1}
 
     def test_limits(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         run_python("limits", names)
@@ -605,7 +607,7 @@ class TestPython:
         run_python("options", names)
         scheduled = [("later", "scheduled", {"args": [7]}), ("mail", "scheduled", {"args": [7]})]
         assert found(names["app"]) == mail(7) + scheduled
-        later = names["app"].list(queue="later")[0]
+        later = names["app"].jobs.list(queue="later")[0]
         assert (later.priority, later.max_attempts) == (10, 3)
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -690,7 +692,7 @@ class TestPython:
             ("report north", datetime(2026, 3, 31, 4, 30, tzinfo=UTC)),
             ("poll", datetime(2026, 3, 31, 12, tzinfo=UTC)),
         ]
-        names["app"].cancel(task="shop.poll")
+        names["app"].jobs.cancel(task="shop.poll")
         assert drain(names["app"]).completed == 2
         assert names["app"].result(found[1].id) == "north for 31 March"
 
@@ -699,7 +701,7 @@ class TestPython:
         run_python("run_time", names)
         assert len(names["made"]) == 7
         assert len(names["upcoming"]) == 10
-        assert names["app"].get(names["job"].id).schedule == "report south"
+        assert names["app"].jobs.get(names["job"].id).schedule == "report south"
         assert names["app"].schedules.list() == []
 
     def test_unique(self, names: dict[str, Any]) -> None:
@@ -726,16 +728,16 @@ class TestPython:
 
     def test_newest(self, names: dict[str, Any]) -> None:
         run_python("newest", names)
-        assert [job.state for job in names["app"].list()] == ["scheduled"]
+        assert [job.state for job in names["app"].jobs.list()] == ["scheduled"]
 
     def test_spread(self, names: dict[str, Any]) -> None:
         run_python("spread", names)
-        first, second, *_, last = (names["app"].get(job.id).available_at for job in names["polls"])
+        first, second, *_, last = (names["app"].jobs.get(job.id).available_at for job in names["polls"])
         assert ((second - first).total_seconds(), (last - first).total_seconds()) == (1, 299)
 
     def test_expires(self, names: dict[str, Any]) -> None:
         run_python("expires", names)
-        late, soon = names["app"].list()
+        late, soon = names["app"].jobs.list()
         assert (soon.start_by - soon.available_at).total_seconds() == 90
         assert (late.start_by - late.created_at).total_seconds() == 70 * 60
 
@@ -1002,7 +1004,7 @@ class TestPython:
             run_python("statement", names)
             connection.commit()
             assert found(names["app"]) == mail(7)
-            assert names["row"] == (names["app"].list()[0].id,)
+            assert names["row"] == (names["app"].jobs.list()[0].id,)
             run_python("statement", names)
             assert names["row"] is None
         assert drain(names["app"]).completed == 1

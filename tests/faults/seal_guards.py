@@ -46,7 +46,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("schedules-are-sealed", None, "pass", SEALED + "test_schedules_are_sealed_when_they_are_stored[sqlite-sign]"),
     ("a-sealed-schedule-stays", None, "if True:", SEALED + "test_a_deploy_writes_a_sealed_schedule_anew_only_where_it_differs[sqlite-encrypt]"),
     ("djangos-keys-are-shown-nowhere", "repr=False", "repr=True", "tests/faces/django/test_inside.py::test_in_memory[sqlite]"),
-    ("rotation-skips-the-locked", "skip_locked=True", "nowait=True", ROTATION + "test_a_row_that_is_locked_is_passed_over_and_said[postgresql]"),
+    ("rotation-skips-the-locked", "lock(conn, query)", "lock(conn, query, waits=True)", ROTATION + "test_a_row_that_is_locked_is_passed_over_and_said[postgresql]"),
     ("rotation-leaves-what-does-not-open", None, "raise", ROTATION + "test_what_does_not_open_is_left_as_it_is_and_said[sqlite]"),
 ]
 # fmt: on

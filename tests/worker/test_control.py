@@ -17,8 +17,8 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 OBEYED_SECONDS = 2.0
 BUSY_MACHINE = 6.0
@@ -296,7 +296,7 @@ def test_the_doctor_names_pauses_that_are_easily_forgotten(app: sqlq.App, engine
     ((said, remedy),) = about()
     assert said.startswith("all queues are paused, without an end, since ")
     assert remedy is not None
-    assert remedy.startswith("sqlq resume --all")
+    assert remedy.startswith("sqlq queues resume --all")
     ago = "now() - interval '2 hours'" if engine.dialect.name == "postgresql" else "state_at - 7200000"
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE sqlq_workers SET state_at = {ago}"))

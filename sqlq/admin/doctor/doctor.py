@@ -53,7 +53,7 @@ class Doctor:
         """Return what was found, in the order in which it matters. Raises whatever keeps from connecting at
         all."""
         found = [self._connection()]
-        if self._database.engine.dialect.name == "postgresql":
+        if self._database.dialect.vacuums:
             server = ServerCheck(self._database)
             found += self._each(
                 server.primary,
@@ -71,7 +71,7 @@ class Doctor:
         found += self._each(self._migrations)
         if found[-1].verdict is not Verdict.OK:
             return found
-        if self._database.engine.dialect.name == "postgresql":
+        if self._database.dialect.vacuums:
             found += self._each(ServerCheck(self._database).dead_rows)
         found += self._each(
             self._indexes,
@@ -122,7 +122,7 @@ class Doctor:
         with health_checks.reading(self._database) as conn:
             number = ".".join(map(str, conn.dialect.server_version_info or ()))
         took = readable((time.monotonic() - began) * 1000)
-        name = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}[self._database.engine.dialect.name]
+        name = self._database.dialect.title
         return ok("connection", f"{masked(self._database.engine.url)}, {name} {number}, connected in {took}")
 
     def _migrations(self) -> Iterator[Finding]:
@@ -276,7 +276,7 @@ class Doctor:
         for queue in holding:
             waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             said = f"{queue.queue} is paused, and {waiting} in it"
-            yield check("paused", said, command(f"resume {word(queue.queue)}"))
+            yield check("paused", said, command(f"queues resume {word(queue.queue)}"))
         if not holding and not old:
             yield ok("paused", "no queue that holds waiting jobs is paused")
 
@@ -342,7 +342,8 @@ class Doctor:
         failed = [queue for queue in self._held if queue.failed]
         if failed:
             said = f"{_held_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
-            remedy = f"{command('failed list')}; then retry, forget, or {command('prune --failed 30d')}"
+            lists, prunes = command("jobs --state failed"), command("prune --failed 30d")
+            remedy = f"{lists}; then retry or delete them, or {prunes}"
             yield check("failed", said, remedy)
         else:
             yield ok("failed", "no job has failed for good")

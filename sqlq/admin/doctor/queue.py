@@ -31,10 +31,10 @@ def lines(conn: Connection) -> Iterator[Finding]:
         queue = word(line.waits_in)
         if line.held_by is not None:
             held = f"job {line.held_by} has failed, and holds those after it"
-            yield to_do("limits", f"{said}: {held}", command(f"failed retry {line.held_by}"))
+            yield to_do("limits", f"{said}: {held}", command(f"retry {line.held_by}"))
         elif line.waits_in in paused:
             said = f"{said}: its queue {line.waits_in!r} is paused"
-            yield check("limits", said, command(f"resume {queue}"))
+            yield check("limits", said, command(f"queues resume {queue}"))
         elif served is not None and line.waits_in not in served:
             said = f"{said}: no worker serves its queue {line.waits_in!r}"
             yield to_do("limits", said, command(f"work -q {queue}", needs_app=True))
@@ -44,7 +44,7 @@ def lines(conn: Connection) -> Iterator[Finding]:
             yield to_do("limits", f"{said}: {held}, in queue {line.queue!r}", work)
         else:
             held = f"{counted(line.running, 'job holds', 'jobs hold')} its slots"
-            yield check("limits", f"{said}: {held}", command("limit list"))
+            yield check("limits", f"{said}: {held}", command("limits"))
     if not found:
         yield ok("limits", "no line of a limit stands still")
 
@@ -59,7 +59,7 @@ def flows_that_stand_still(conn: Connection) -> Iterator[Finding]:
             "flows",
             f"{flow} stands still: its step {each.step} ({each.task}) failed {span(each.seconds)} ago, and "
             f"{waits} for it",
-            f"{command(f'flow retry {each.flow_id}')}, or skip the step, or cancel the flow",
+            f"{command(f'retry --flow {each.flow_id}')}, or skip the step, or cancel the flow",
         )
     if not found:
         yield ok("flows", "no flow stands still behind a failed step")
@@ -70,7 +70,7 @@ def plans(conn: Connection, *, is_worked_on: bool) -> Iterator[Finding]:
     late = schedules.late(conn, longer_than_ms=LATE_TICK_MS)
     failing = schedules.failing(conn)
     for name, error in failing[:NAMED]:
-        see = command(f"schedule show {word(name)}")
+        see = command(f"schedules show {word(name)}")
         said = f"the schedule {name} cannot be ticked: {error}"
         yield to_do("schedules", said, f"see {see}, and mend what it names")
     if late:

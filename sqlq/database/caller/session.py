@@ -19,7 +19,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from sqlq.database.caller.adapter import Borrowed
 from sqlq.database.caller.drivers import DriverConnection, kind_of_connection, recognised
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.database.sqlite.dialect import begin_as_for_a_write, savepoint_may_be_outermost
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
@@ -116,7 +116,7 @@ def connection_to_write(session: Any) -> Connection:
             "rollback would not undo "
             "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
         )
-    if DIALECTS[conn.dialect.name].commits_at_once(conn.connection):  # guard: no-autocommit
+    if dialect_of(conn).commits_at_once(conn.connection):  # guard: no-autocommit
         raise EnqueueError(
             "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
             "or connection with another isolation_level (enqueue without a session commits at once, too)"

@@ -22,7 +22,6 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    insert,
     null,
     select,
     type_coerce,
@@ -32,7 +31,7 @@ from sqlalchemy import (
 from sqlq.config.constants import IDS
 from sqlq.database.database import Database
 from sqlq.database.dialect import Batch, Dialect
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import dialect_of
 from sqlq.errors import SealError
 from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, Job, State
@@ -53,7 +52,7 @@ EDGES_AT_ONCE = 5_000
 def insert_flow(conn: Connection, plan: Plan, schema: str | None) -> EnqueuedFlow:
     """Insert a flow on a caller's connection or one of sqlq's, in the transaction that is open there."""
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    named = insert(flows).values(name=plan.name).returning(flows.c.id)
+    named = dialect_of(conn).insert(flows, {"name": plan.name}, returning=(flows.c.id,))
     flow_id = conn.execute(named, execution_options=options).scalar_one()
     jobs = tuple(_insert_steps(conn, plan, schema, flow_id))
     return EnqueuedFlow(flow_id, plan.name, jobs, plan.ends, plan.is_list)
@@ -67,7 +66,7 @@ def grow(conn: Connection, plan: Plan, schema: str | None, flow_id: int, grown_f
 def _insert_steps(
     conn: Connection, plan: Plan, schema: str | None, flow_id: int, grown_from: int | None = None
 ) -> list[Job]:
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     wakes.write(conn, dialect, wakes.of(plan.jobs), options)
     waiting = {edge.step for edge in plan.edges}
@@ -112,16 +111,15 @@ def _insert(dialect: Dialect) -> Any:
         "available_at": case((waits | limited, far()), else_=due),
         "due_at": case((waits & is_delayed, due), (limited & ~waits, due), else_=null()),
     }
-    source = select(*columns.values()).order_by(rows.c.n)
-    return dialect.insert(jobs).from_select([*columns], source).returning(jobs.c.id, NEW_OR_BLOCKED)
+    return dialect.insert(jobs, columns, order_by=rows.c.n, returning=(jobs.c.id, NEW_OR_BLOCKED))
 
 
 @cache
 def _insert_edges(dialect: Dialect) -> Any:
     rows = dialect.rows(_EDGES)
-    source = select(*(rows.c[name] for name in _EDGES.columns))
-    statement = dialect.insert(edges).from_select([*_EDGES.columns], source)
-    return statement.returning(edges.c.place)  # a driver's own connection wants rows to fetch
+    columns = {name: rows.c[name] for name in _EDGES.columns}
+    # a driver's own connection needs rows to fetch
+    return dialect.insert(edges, columns, order_by=rows.c.job_id, returning=(edges.c.place,))
 
 
 # -- results -------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from sqlq.database.dialect import Batch, Dialect
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql import health
 from sqlq.database.postgresql.health import Rows
 from sqlq.database.sqlite import health as healths
@@ -161,7 +161,7 @@ _LEVELS = (
 
 
 def _count_waiting(conn: Connection, found: Sequence[Level], each: int) -> Sequence[Any]:
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     return conn.execute(_waiting(dialect), {"limit": each, **dialect.parameters(_LEVEL, found)}).all()
 
 
@@ -214,7 +214,7 @@ class Vitals(NamedTuple):
 
 def vitals(conn: Connection) -> Vitals:
     failed = {str(reason): number for reason, number in conn.execute(_BY_REASON, {"limit": MOST})}
-    if DIALECTS[conn.dialect.name].one_writer:
+    if dialect_of(conn).one_writer:
         return Vitals(failed, None, None, _wal_bytes(conn))
     oldest = health.old_transactions(conn, older_than_s=0)
     return Vitals(failed, health.dead_rows(conn), oldest[0].seconds if oldest else 0.0, None)

@@ -26,17 +26,11 @@ STATEMENT_TIMEOUT_MS = 15_000
 """On PostgreSQL: an examination must not become the load that it looks for."""
 
 
-def limit_time(conn: Connection) -> None:
-    """Let no question of this transaction take long (PostgreSQL)."""
-    if conn.dialect.name == "postgresql":
-        _asked(conn, "SELECT set_config('statement_timeout', :ms, true)", ms=str(STATEMENT_TIMEOUT_MS))
-
-
 @contextmanager
 def reading(database: Database) -> Iterator[Connection]:
     """Read in a transaction in which no question takes long."""
     with database.read() as conn:
-        limit_time(conn)
+        database.dialect.limit_time(conn, statement_ms=STATEMENT_TIMEOUT_MS)
         yield conn
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, case, exists, func, select, text, update
+from sqlalchemy import Connection, case, exists, func, select, update
 
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import failed_jobs, jobs
 from sqlq.schema.types import now
 from sqlq.store.jobs import settle
@@ -56,37 +57,29 @@ def cancel(
     so long, and the database's error raised then. A forced one's token rises before anything else is written:
     from then on its owner matches nothing.
     """
-    if wait_ms is not None and conn.dialect.name == "postgresql":
-        conn.execute(
-            text("SELECT pg_catalog.set_config('lock_timeout', :wait, true)"), {"wait": f"{wait_ms}ms"}
-        )
-    rows = conn.execute(
-        select(
-            jobs.c.id,
-            case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running"),
-            jobs.c.flow_id,
-            jobs.c.limit_key,
-        )
-        .where(jobs.c.id.in_(ids))
-        .order_by(jobs.c.id)
-        .with_for_update(skip_locked=wait_ms is None)  # guard: cancel-passes-over-locked
-    ).all()
+    dialect = dialect_of(conn)
+    if wait_ms is not None:
+        dialect.limit_time(conn, lock_ms=wait_ms)
+    running = case((jobs.c.reserved_at.is_(None), 0), else_=1).label("running")
+    chosen = select(jobs.c.id, running, jobs.c.flow_id, jobs.c.limit_key).where(jobs.c.id.in_(ids))
+    # guard: cancel-passes-over-locked
+    rows = dialect.lock(conn, chosen.order_by(jobs.c.id), waits=wait_ms is not None)
     ending = [row for row in rows if force or not row.running]
     keys = [row.limit_key for row in ending if row.limit_key is not None]
     settle.wake(conn, keys)  # guard: cancelled-slots-are-looked-at
     waiting = [row.id for row in rows if not row.running]
-    running = [row.id for row in rows if row.running]
+    held = [row.id for row in rows if row.running]
     settle.cancel(conn, waiting, WAITING_REASON)
     if force:
-        settle.revoke(conn, running)
-        settle.cancel(conn, running, RUNNING_REASON)
+        settle.revoke(conn, held)
+        settle.cancel(conn, held, RUNNING_REASON)
         return CancelledBatch(Gone.of(rows), [])
     requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
-    conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_requested_at=requested))
-    if running:
+    conn.execute(update(jobs).where(jobs.c.id.in_(held)).values(cancel_requested_at=requested))
+    if held:
         # guard: cancels-are-hinted-at
-        workers.hint_at_cancels(conn, workers.running_of(conn, running))
-    return CancelledBatch(Gone.of(row for row in rows if not row.running), running)
+        workers.hint_at_cancels(conn, workers.running_of(conn, held))
+    return CancelledBatch(Gone.of(row for row in rows if not row.running), held)
 
 
 class Found(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Text, Update, case, select, update
+from sqlalchemy import CTE, BigInteger, Connection, Text, case, select
 
-from sqlq.database.dialect import Batch, Dialect, Right, held
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import Batch, Change, Dialect, Right, held
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 
 _CHECKPOINT = Batch(id=BigInteger, token=BigInteger, before=Text, after=Text)
@@ -25,11 +26,11 @@ def save(
     moves on takes back the count of releases, and of losses all but one: a job that gets on does not circle,
     and its next attempt need not wait long.
     """
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     parameters = dialect.parameters(_CHECKPOINT, [(*right, before, after)])
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
-    row = conn.execute(_save(dialect), parameters, execution_options=options).one_or_none()
-    return None if row is None else row[0] is not None
+    rows = dialect.change(conn, _save(dialect), parameters, options=options)
+    return rows[0][0] is not None if rows else None
 
 
 def is_held(conn: Connection, right: Right, *, schema: str | None) -> bool:
@@ -43,15 +44,20 @@ def is_held(conn: Connection, right: Right, *, schema: str | None) -> bool:
 
 
 @cache
-def _save(dialect: Dialect) -> Update:
-    mine = held(dialect, _CHECKPOINT, skip_locked=False)  # guard: checkpoint-waits
+def _save(dialect: Dialect) -> Change:
+    # guard: checkpoints-follow-each-other
+    return Change(
+        jobs,
+        held(dialect, _CHECKPOINT),
+        _saved,
+        returning=(jobs.c.cancel_requested_at,),
+        where=lambda mine: jobs.c.cursor.is_not_distinct_from(mine.c.before),
+        waits=True,  # guard: checkpoint-waits
+    )
+
+
+def _saved(mine: CTE) -> dict[str, Any]:
     moves_on = jobs.c.cursor.is_distinct_from(mine.c.after)  # guard: only-who-gets-on-is-patient
     # after a loss it goes on in processes of its own
     fewer = case((moves_on & (jobs.c.losses > 1), 1), else_=jobs.c.losses)
-    # guard: checkpoints-follow-each-other
-    return (
-        update(jobs)
-        .values(cursor=mine.c.after, releases=case((moves_on, 0), else_=jobs.c.releases), losses=fewer)
-        .where(jobs.c.id == mine.c.id, jobs.c.cursor.is_not_distinct_from(mine.c.before))
-        .returning(jobs.c.cancel_requested_at)
-    )
+    return {"cursor": mine.c.after, "releases": case((moves_on, 0), else_=jobs.c.releases), "losses": fewer}

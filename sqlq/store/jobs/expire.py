@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, select, text
 
+from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import NOT_IN_TIME
 from sqlq.schema.tables import IN_TIME_ONLY, jobs
 from sqlq.schema.types import now
@@ -34,7 +35,7 @@ def expire(conn: Connection, *, limit: int) -> list[Expired]:
     def cancel(some: Sequence[Expired]) -> None:
         settle.cancel(conn, [job.id for job in some], NOT_IN_TIME)
 
-    late = [Expired(*row) for row in conn.execute(_TOO_LATE, {"most": limit})]
+    late = [Expired(*row) for row in dialect_of(conn).lock(conn, _TOO_LATE, {"most": limit})]
     expired = list(settle.end_apart(conn, late, cancel, "was not started in time"))
     if expired:
         # guard: the-slots-of-the-expired-are-looked-at
@@ -48,5 +49,4 @@ _TOO_LATE = (
     .where(text(IN_TIME_ONLY), jobs.c.start_by <= now())  # guard: expiry-takes-what-is-late
     .order_by(jobs.c.start_by, jobs.c.id)
     .limit(bindparam("most", type_=Integer))
-    .with_for_update(skip_locked=True)
 )

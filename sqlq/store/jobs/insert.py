@@ -14,14 +14,14 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from sqlq.database.compiled import Compiled
-from sqlq.database.dialects import DIALECTS, _dialect
+from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import unique
 from sqlq.store.jobs.rows import (
     NEW_STATE,
+    computed,
     driver_row_of,
-    insert_of,
     insert_of_many,
     is_delayed,
     is_due_at_once,
@@ -44,25 +44,25 @@ def insert(conn: Connection, new: Sequence[NewJob], schema: str | None) -> list[
     """
     options = {"schema_translate_map": {TOKEN_SCHEMA: schema}}
     if any(job.limit_key is not None for job in new):
-        unique.require_read_committed(conn, _dialect(conn), new)
-        wakes.write(conn, _dialect(conn), wakes.of(new), options)  # guard: a-limited-job-is-looked-at
+        unique.require_read_committed(conn, dialect_of(conn), new)
+        wakes.write(conn, dialect_of(conn), wakes.of(new), options)  # guard: a-limited-job-is-looked-at
     elif len(new) == 1 and new[0].unique_key is None:
         return [inserted(new[0], conn.exec_driver_sql(*insert_statement(new[0], conn.dialect, schema)).one())]
     keyed = [i for i, job in enumerate(new) if job.unique_key is not None]
     if keyed:
-        unique.require_read_committed(conn, _dialect(conn), (new[i] for i in keyed))
+        unique.require_read_committed(conn, dialect_of(conn), (new[i] for i in keyed))
     plain = new if not keyed else [job for job in new if job.unique_key is None]
     done = [job for part in slices(plain, _ROWS_AT_ONCE) for job in _insert_plain(conn, part, options)]
     if not keyed:
         return done
-    found = insert_keyed(conn, _dialect(conn), new, keyed, options)
+    found = insert_keyed(conn, dialect_of(conn), new, keyed, options)
     inserted_plainly = iter(done)
     return [found[i] if i in found else next(inserted_plainly) for i in range(len(new))]
 
 
 def _insert_plain(conn: Connection, new: Sequence[NewJob], options: Mapping[str, Any]) -> list[Job]:
     """Insert jobs without unique keys, by one statement."""
-    statement, parameters = insert_of_many(_dialect(conn), new)
+    statement, parameters = insert_of_many(dialect_of(conn), new)
     # ids rise in the order of the rows: the statement sorts them before it numbers them
     rows = sorted(conn.execute(statement, parameters, execution_options=options).all(), key=_id)
     if len(rows[0]) == 1:  # all are due at once
@@ -109,10 +109,11 @@ def _compiled_for_others(
 ) -> tuple[Any, Compiled]:
     found = DIALECTS[kind]
     dialect = found.for_parameters(style)
-    statement = inserting(found, said, conflict) if keyed else insert_of(found, said)
-    compiled = Compiled.of(
-        statement.returning(jobs.c.id), dialect, schema or TOKEN_SCHEMA, parameters_of(said)
-    )
+    if keyed:
+        statement = inserting(found, said, conflict, (jobs.c.id,))
+    else:
+        statement = found.insert(jobs, computed(said), returning=(jobs.c.id,))
+    compiled = Compiled.of(statement, dialect, schema or TOKEN_SCHEMA, parameters_of(said))
     return dialect, compiled._replace(statement=compiled.statement.replace(f"{TOKEN_SCHEMA}.", ""))
 
 
@@ -121,7 +122,7 @@ def _compiled(dialect: Any, schema: str | None, said: tuple[str, ...]) -> Compil
     """Return the insert of one job that says these options."""
     found = DIALECTS[dialect.name]
     returned = (jobs.c.id, NEW_STATE) if is_delayed(said) else (jobs.c.id,)
-    statement = insert_of(found, said).returning(*returned)
+    statement = found.insert(jobs, computed(said), returning=returned)
     return Compiled.of(statement, dialect, schema, parameters_of(said))
 
 

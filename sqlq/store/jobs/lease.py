@@ -9,24 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from enum import Enum
 from functools import cache
-from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Update,
-    bindparam,
-    literal,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, Connection, bindparam, literal, select
 
-from sqlq.database.dialect import Batch, Dialect, Right, held
-from sqlq.database.dialects import _dialect
+from sqlq.database.dialect import RIGHT, Batch, Change, Dialect, Right, held
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import after
 
-_RIGHT = (jobs.c.id, jobs.c.lease_token)
 HOLD = Batch(id=BigInteger, token=BigInteger)
 """Rights, and nothing else."""
 
@@ -37,35 +27,27 @@ HOLD = Batch(id=BigInteger, token=BigInteger)
 def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
     """Renew leases, counted from now, and return those renewed, with whether an operator has asked for the
     job's end (T11). What is missing is locked or lost; see `fates`."""
-    dialect = _dialect(conn)
-    return _renewed(
-        conn.execute(_extend(dialect), {**dialect.parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms})
-    )
+    dialect = dialect_of(conn)
+    given = {**dialect.parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
+    return {
+        (id, token): cancel_requested_at is not None
+        for id, token, cancel_requested_at in dialect.change(conn, _extend(dialect), given)
+    }
 
 
-def _renewed(rows: Iterable[Any]) -> dict[Right, bool]:
-    return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
-
-
-_RENEWED: dict[str, Any] = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
+# guard: renewal
+_RENEWED = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
 
 
 @cache
-def _extend(dialect: Dialect) -> Update:
-    mine = held(dialect, HOLD)
-    # guard: renewal
-    return (
-        update(jobs)
-        .values(_RENEWED)
-        .where(jobs.c.id == mine.c.id)
-        .returning(*_RIGHT, jobs.c.cancel_requested_at)
-    )
+def _extend(dialect: Dialect) -> Change:
+    return Change(jobs, held(dialect, HOLD), _RENEWED, returning=(*RIGHT, jobs.c.cancel_requested_at))
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
     """Return the rights that an owner has, by id. Reads every row that is reserved."""
     mine = (jobs.c.reserved_at.is_not(None), jobs.c.reserved_by == owner)
-    return [(id, token) for id, token in conn.execute(select(*_RIGHT).where(*mine).order_by(jobs.c.id))]
+    return [(id, token) for id, token in conn.execute(select(*RIGHT).where(*mine).order_by(jobs.c.id))]
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -92,7 +74,7 @@ def fates(
     A row that is gone altogether was settled where finished jobs, or these, are not kept. A standby is not
     believed: it raises.
     """
-    _dialect(conn).refuse_standby(conn)  # guard: standby-is-not-believed
+    dialect_of(conn).refuse_standby(conn)  # guard: standby-is-not-believed
     wanted = list(wanted)
     ids = [id for id, _ in wanted]
     found: dict[int, tuple[int, bool]] = {}

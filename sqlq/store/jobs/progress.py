@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import DOUBLE_PRECISION, BigInteger, Connection, Text, Update, case, func, update
+from sqlalchemy import CTE, DOUBLE_PRECISION, BigInteger, Connection, Text, case, func
 
-from sqlq.database.dialect import NO_OPTIONS, Batch, Dialect, Right, held, rights
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import NO_OPTIONS, RIGHT, Batch, Change, Dialect, Right, held, rights
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs
 
 
@@ -39,31 +39,28 @@ def write(
     conn: Connection,
     notes: Sequence[Note],
     *,
-    skip_locked: bool = True,
+    waits: bool = False,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> set[Right]:
     """Write notes in one statement, each fenced by itself, and return the rights that were their owner's.
 
-    A row that another transaction has locked is left out, unless `skip_locked` is False: then it is waited
-    for.
+    A row that another transaction has locked is left out, or with `waits` waited for.
     """
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     parameters = dialect.parameters(_NOTES, sorted(notes))
-    return rights(conn.execute(_write(dialect, skip_locked), parameters, execution_options=options))
+    return rights(dialect.change(conn, _write(dialect, waits), parameters, options=options))
 
 
 @cache
-def _write(dialect: Dialect, skip_locked: bool) -> Update:
-    mine = held(dialect, _NOTES, skip_locked=skip_locked)
+def _write(dialect: Dialect, waits: bool) -> Change:
+    return Change(jobs, held(dialect, _NOTES), _noted, returning=RIGHT, waits=waits)
+
+
+def _noted(mine: CTE) -> dict[str, Any]:
     silent = mine.c.progress.is_(None)
-    return (
-        update(jobs)
-        .values(
-            progress=func.coalesce(mine.c.progress, jobs.c.progress),
-            progress_of=case((silent, jobs.c.progress_of), else_=mine.c.progress_of),
-            progress_note=case((silent, jobs.c.progress_note), else_=mine.c.progress_note),
-            retention_ms=func.coalesce(jobs.c.retention_ms, mine.c.retention_ms),
-        )
-        .where(jobs.c.id == mine.c.id)
-        .returning(jobs.c.id, jobs.c.lease_token)
-    )
+    return {
+        "progress": func.coalesce(mine.c.progress, jobs.c.progress),
+        "progress_of": case((silent, jobs.c.progress_of), else_=mine.c.progress_of),
+        "progress_note": case((silent, jobs.c.progress_note), else_=mine.c.progress_note),
+        "retention_ms": func.coalesce(jobs.c.retention_ms, mine.c.retention_ms),
+    }

@@ -19,7 +19,8 @@ from sqlalchemy import (
     select,
 )
 
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import Change
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import after, now
 from sqlq.store.jobs import lookup
@@ -52,19 +53,12 @@ class Gone(NamedTuple):
 
 def forget_failed(conn: Connection, chosen: Selection) -> Gone:
     """Delete a batch of failed jobs for good and return them, at most 1,000."""
-    ids = (
-        select(failed_jobs.c.id)
-        .where(chosen.where(failed_jobs))
-        .order_by(failed_jobs.c.id)
-        .limit(lookup.BATCH)
-        .with_for_update(skip_locked=True)
-    )
-    forgotten = delete(failed_jobs).where(failed_jobs.c.id.in_(ids))
-    rows = conn.execute(
-        forgotten.returning(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.limit_key)
-    ).all()
+    dialect = dialect_of(conn)
+    ids = select(failed_jobs.c.id).where(chosen.where(failed_jobs)).order_by(failed_jobs.c.id)
+    returning = (failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.limit_key)
+    rows = dialect.change(conn, Change(failed_jobs, ids.limit(lookup.BATCH), returning=returning))
     held = {Wake(row.limit_key) for row in rows if row.limit_key is not None}
-    write(conn, DIALECTS[conn.dialect.name], held)  # guard: forgetting-lets-a-line-go-on
+    write(conn, dialect, held)  # guard: forgetting-lets-a-line-go-on
     gone = Gone.of(rows)
     _clear_up_after(conn, gone)
     return gone
@@ -84,8 +78,8 @@ def erase(conn: Connection, queues: Collection[str]) -> None:
     """Delete every job of these queues, whatever its state, and flows that are left without a step; for
     queues that no other program uses."""
     for source, _ in TABLES:
-        erased = delete(source).where(source.c.queue.in_(queues)).returning(source.c.id, source.c.flow_id)
-        _clear_up_after(conn, Gone.of(conn.execute(erased)))
+        erasing = Change(source, source.c.queue.in_(queues), returning=(source.c.id, source.c.flow_id))
+        _clear_up_after(conn, Gone.of(dialect_of(conn).change(conn, erasing)))
 
 
 def prune(conn: Connection, *, finished_older_than_ms: int, limit: int) -> int:
@@ -123,9 +117,9 @@ def _delete(conn: Connection, source: Table, chosen: Select[Any], parameters: di
     """Delete at most `most` of the chosen rows; one that is locked is left to the next turn."""
     # guard: what-is-asked-for-is-kept
     chosen = chosen.where(or_(source.c.flow_id.is_(None), ~_is_asked_for(source)))
-    ids = chosen.limit(bindparam("most", type_=Integer)).with_for_update(skip_locked=True)
-    pruned = delete(source).where(source.c.id.in_(ids)).returning(source.c.id, source.c.flow_id)
-    gone = Gone.of(conn.execute(pruned, parameters))
+    ids = chosen.limit(bindparam("most", type_=Integer))
+    pruning = Change(source, ids, returning=(source.c.id, source.c.flow_id))
+    gone = Gone.of(dialect_of(conn).change(conn, pruning, parameters))
     _clear_up_after(conn, gone)
     return len(gone.ids)
 

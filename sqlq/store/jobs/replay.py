@@ -37,7 +37,7 @@ from sqlalchemy import (
 
 from sqlq.config.constants import HEADERS_BYTES
 from sqlq.database.dialect import Batch, Dialect
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.model.job import State
 from sqlq.payload.headers import REPLAY
@@ -245,11 +245,11 @@ def replay(
     What another transaction has locked is passed over. A replay under a limit waits in its line, as any new
     job. `caller` is the context of who asks for it, which goes into their headers.
     """
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     rows = [
         tuple(row)
         for query in _next_of(choice, after_id, BATCH)
-        for row in conn.execute(query.with_for_update(skip_locked=True))  # guard: one-replays-it
+        for row in dialect.lock(conn, query)  # guard: one-replays-it
     ]
     chosen = sorted(rows)[:BATCH]
     if not chosen:
@@ -285,8 +285,8 @@ def _copy(
     columns["headers"] = _headers(ended, caller)  # guard: a-replay-says-so-in-its-headers
     due = _due(ended, pace)
     columns |= {"replay_of": ended.c.id, **in_line(columns["limit_key"].is_not(None), due)}
-    source = select(*columns.values()).order_by(ended.c.id)
-    return dialect.insert(jobs).from_select([*columns], source).returning(*(jobs.c[name] for name in _MADE))
+    made = [jobs.c[name] for name in _MADE]
+    return dialect.insert(jobs, columns, order_by=ended.c.id, returning=made)
 
 
 def _headers(ended: FromClause, caller: Mapping[str, str]) -> ColumnElement[Any]:

@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Connection, Integer, Text, case, cast, null, 
 from sqlq.database.compiled import Compiled
 from sqlq.database.database import Database
 from sqlq.database.dialect import Batch, Dialect, schema_of
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import DIALECTS, dialect_of
 from sqlq.database.notifications import ANY_JOB
 from sqlq.model.job import State
 from sqlq.schema.tables import jobs
@@ -64,9 +64,7 @@ def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
     not between two. Those that are in none are not among them. True stands for a job of which more than the
     state is wanted."""
     compiled = _compiled(conn.dialect, schema_of(conn))
-    return _seen(
-        wanted, DIALECTS[conn.dialect.name], compiled, lambda *asked: conn.exec_driver_sql(*asked).all()
-    )
+    return _seen(wanted, dialect_of(conn), compiled, lambda *asked: conn.exec_driver_sql(*asked).all())
 
 
 def look_alone(database: Database, wanted: Mapping[int, bool]) -> dict[int, Seen]:

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import ERROR_BYTES
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import ErrorText
@@ -24,6 +24,7 @@ from sqlq.schema.tables import CARRIED, failed_jobs, jobs
 from sqlq.schema.types import now
 from sqlq.store.jobs.lookup import Selection, _records
 from sqlq.store.jobs.rows import in_line
+from sqlq.store.jobs.unique import LIVE_KEY
 from sqlq.store.limits.wakes import Wake, write
 
 CARRIED_BATCH = 100
@@ -37,23 +38,18 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     """Move a batch of failed jobs back to be run again; return the ids moved, and those whose unique key is
     held by a live job, which stay.
 
-    At most 1,000 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker
+    At most 100 with ids above `after_id`, in ascending order. The id and the token stay, so that a worker
     of the failed attempt still matches nothing; what the last attempt failed of joins the errors of the
     earlier ones.
     """
-    rows = conn.execute(
-        select(failed_jobs)
-        .where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
-        .order_by(failed_jobs.c.id)
-        .limit(CARRIED_BATCH)
-        .with_for_update(skip_locked=True)
-    ).all()
+    dialect = dialect_of(conn)
+    failed = select(failed_jobs).where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
+    rows = dialect.lock(conn, failed.order_by(failed_jobs.c.id).limit(CARRIED_BATCH))
     if not rows:
         return [], []
-    dialect = DIALECTS[conn.dialect.name]
     keys = {row.id: row.limit_key for row in rows if row.limit_key is not None}
-    insert = dialect.insert(jobs).values(**(_IN_LINE if keys else {"available_at": now()}))
-    statement = dialect.passing_over_live_keys(insert).returning(jobs.c.id)
+    values = _IN_LINE if keys else {"available_at": now()}
+    statement = dialect.insert_or_skip(jobs, LIVE_KEY, values, returning=(jobs.c.id,))
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     given = [_put_back(row) | ({"in_line": int(row.id in keys)} if keys else {}) for row in ordered]

@@ -21,7 +21,6 @@ from sqlalchemy import (
     func,
     literal,
     null,
-    select,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -33,7 +32,7 @@ from sqlq.schema.types import Moment, after, far, moment_after, now
 T = TypeVar("T")
 
 # A new row is not reserved, so that is not asked: SQLite 3.40 answers `reserved_at IS NOT NULL` with 1 for a
-# NULL in RETURNING.
+# NULL in what an insert returns.
 NEW_STATE = case((jobs.c.available_at <= now(), State.AVAILABLE.value), else_=State.SCHEDULED.value)
 NEW_OR_BLOCKED = case((jobs.c.available_at >= far(), State.BLOCKED.value), else_=NEW_STATE)
 LIVE_STATE = case(
@@ -144,11 +143,6 @@ def driver_row_of(job: NewJob, said: Sequence[str], dialect: Any) -> dict[str, A
     return row
 
 
-def is_computed(said: Sequence[str]) -> bool:
-    """Whether a column is computed from what these options say."""
-    return not set(_COMPUTED).isdisjoint(said)
-
-
 def state_of(said: Sequence[str]) -> ColumnElement[Any]:
     """Return the state in which jobs are that say these options."""
     return NEW_OR_BLOCKED if "limit" in said else NEW_STATE
@@ -181,7 +175,7 @@ def _times(said: Sequence[str], value: Callable[[str], ColumnElement[Any]]) -> M
 
 
 def in_line(limited: ColumnElement[bool], due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-    """Return the columns of jobs that wait in the line of a limit, where they are `limited`."""
+    """Return the columns of jobs that wait for a slot of a limit, where the jobs are `limited`."""
     return {
         "available_at": case((limited, far()), else_=due),
         "blocked_by": case((limited, "limit"), else_=null()),  # guard: a-limited-job-is-blocked
@@ -193,11 +187,9 @@ def _parameter(name: str) -> ColumnElement[Any]:
     return bindparam(name, type_=_TYPES[name])
 
 
-@cache
-def insert_of(dialect: Dialect, said: tuple[str, ...]) -> Any:
-    """Return the insert of one job that says these options."""
-    statement = dialect.insert(jobs)
-    return statement.values(**_times(said, _parameter)) if is_computed(said) else statement
+def computed(said: Sequence[str]) -> Mapping[str, Any]:
+    """Return the columns of an insert of one job that are computed from what these options say."""
+    return _times(said, _parameter)
 
 
 def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[str, Any]]:
@@ -231,7 +223,7 @@ def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
         name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _COMPUTED
     }
     columns: dict[str, Any] = {**common, "payload": texts.c.value, **_times(said, _parameter)}
-    return _insert_from(dialect, columns, texts.c.place, state_of(said))
+    return _insert_all(dialect, columns, texts.c.place, state_of(said))
 
 
 @cache
@@ -239,12 +231,11 @@ def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
     rows = dialect.rows(_batch(said))
     columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
     columns |= _times(said, lambda name: rows.c[name])
-    return _insert_from(dialect, columns, rows.c.n, state_of(said))
+    return _insert_all(dialect, columns, rows.c.n, state_of(said))
 
 
-def _insert_from(
+def _insert_all(
     dialect: Dialect, columns: dict[str, Any], place: ColumnElement[Any], state: ColumnElement[Any]
 ) -> Any:
-    source = select(*columns.values()).order_by(place)
     returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
-    return dialect.insert(jobs).from_select([*columns], source).returning(*returned)
+    return dialect.insert(jobs, columns, order_by=place, returning=returned)

@@ -27,7 +27,6 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
-    Update,
     bindparam,
     case,
     delete,
@@ -40,11 +39,21 @@ from sqlalchemy import (
 )
 from sqlalchemy import insert as insert_into
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.dml import ReturningDelete
 
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
-from sqlq.database.dialect import CLAIMED, NO_OPTIONS, Batch, Dialect, Right, held, rights, schema_of
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import (
+    CLAIMED,
+    NO_OPTIONS,
+    RIGHT,
+    Batch,
+    Change,
+    Dialect,
+    Right,
+    held,
+    rights,
+    schema_of,
+)
+from sqlq.database.dialects import dialect_of
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
 from sqlq.model.callbacks import as_trusted, follow_up, settlement
@@ -89,17 +98,16 @@ def _end(
     rows: Sequence[tuple[Any, ...]],
     target: Table | None,
     *,
-    skip_locked: bool = True,
+    waits: bool = False,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> set[Right]:
     """Move the jobs of a batch that their owner still holds into `target`, or with None delete them; return
-    the rights to them. Without `skip_locked` a row that another transaction has locked is waited for."""
-    dialect = DIALECTS[conn.dialect.name]
+    the rights to them. With `waits` a row that another transaction has locked is waited for."""
+    dialect = dialect_of(conn)
     if target is not None:
-        return dialect.move(conn, batch, rows, target, skip_locked=skip_locked, options=options)
+        return dialect.move(conn, batch, rows, target, waits=waits, options=options)
     parameters = dialect.parameters(batch, rows)
-    gone = conn.execute(_drop(dialect, batch, skip_locked), parameters, execution_options=options)
-    return rights(gone)
+    return rights(dialect.change(conn, _drop(dialect, batch, waits), parameters, options=options))
 
 
 def _put_back(
@@ -114,14 +122,14 @@ def _put_back(
 
     Those that have `keys` of limits, by their ids, give their slots back and wait in line.
     """
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     done: set[Right] = set()
     for in_line in (False, True):
         some = [row for row in rows if (row[0] in keys) is in_line]
         if not some:
             continue
         statement = _waiting_again(dialect, batch, changes, in_line=in_line)
-        back = rights(conn.execute(statement, dialect.parameters(batch, some)))
+        back = rights(dialect.change(conn, statement, dialect.parameters(batch, some)))
         done |= back
         if in_line:
             has_moments = "at" in batch.columns
@@ -144,32 +152,30 @@ def _follow(conn: Connection, follow_ups: Iterable[NewJob | None], schema: str |
 Changes: TypeAlias = Callable[[CTE], Mapping[str, Any]]
 """Given the jobs of a batch that are held, with the batch's columns, says what changes in their rows."""
 
-_RIGHT = (jobs.c.id, jobs.c.lease_token)
 _UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
 
 
 @cache
-def _drop(dialect: Dialect, batch: Batch, skip_locked: bool) -> ReturningDelete[Any]:
-    mine = held(dialect, batch, skip_locked=skip_locked)
-    return delete(jobs).where(jobs.c.id.in_(select(mine.c.id))).returning(*_RIGHT)
+def _drop(dialect: Dialect, batch: Batch, waits: bool) -> Change:
+    return Change(jobs, held(dialect, batch), returning=RIGHT, waits=waits)
 
 
 @cache
-def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Update:
-    mine = held(dialect, batch)
-    # guard: a-put-back-keeps-its-place
-    due = func.coalesce(
-        *([mine.c.at] if "at" in batch.columns else []),
-        after(mine.c.delay_ms),
-        *([jobs.c.due_at] if in_line else []),
-        jobs.c.available_at,
-    )
-    # guard: a-put-back-holds-no-slot
-    waits = (
-        {"available_at": far(), "blocked_by": "limit", "due_at": due} if in_line else {"available_at": due}
-    )
-    values = {**_UNRESERVED, **waits, **changes(mine)}
-    return update(jobs).values(**values).where(jobs.c.id == mine.c.id).returning(*_RIGHT)
+def _waiting_again(dialect: Dialect, batch: Batch, changes: Changes, *, in_line: bool = False) -> Change:
+    def values(mine: CTE) -> Mapping[str, Any]:
+        # guard: a-put-back-keeps-its-place
+        due = func.coalesce(
+            *([mine.c.at] if "at" in batch.columns else []),
+            after(mine.c.delay_ms),
+            *([jobs.c.due_at] if in_line else []),
+            jobs.c.available_at,
+        )
+        in_its_line = {"available_at": far(), "blocked_by": "limit", "due_at": due}
+        # guard: a-put-back-holds-no-slot
+        waits = in_its_line if in_line else {"available_at": due}
+        return {**_UNRESERVED, **waits, **changes(mine)}
+
+    return Change(jobs, held(dialect, batch), values, returning=RIGHT)
 
 
 # -- settle (T4 to T7) ---------------------------------------------------------------------------------------
@@ -334,7 +340,7 @@ def complete(
     batch, row = _finished(right, "completed", done.result, done.note, course)
     target = finished_jobs if keep_finished else None  # guard: complete-without-retention
     # guard: complete-waits
-    ended = bool(_end(conn, batch, [row], target, skip_locked=False, options=options))
+    ended = bool(_end(conn, batch, [row], target, waits=True, options=options))
     if ended:  # guard: a-late-complete-is-not-followed
         _follow(conn, [follow_up], schema)  # guard: complete-is-followed
     return ended
@@ -363,7 +369,7 @@ def rescue(conn: Connection, *, limit: int = 500, seal: Seal | None = None) -> l
     Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
     before anything else is written: from then on the old owner matches nothing.
     """
-    expired = conn.execute(_REVOKE, {"most": limit}).all()
+    expired = dialect_of(conn).change(conn, _REVOKE, {"most": limit})
     return _lose(conn, expired, "did not renew its lease", seal)
 
 
@@ -377,8 +383,8 @@ def lose(
 ) -> list[Rescued]:
     """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it, and
     `late` which attempts were past their timeout then."""
-    dialect = DIALECTS[conn.dialect.name]
-    revoked = conn.execute(_revoke(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
+    dialect = dialect_of(conn)
+    revoked = dialect.change(conn, _revoke(dialect), dialect.parameters(HOLD, sorted(wanted)))
     return _lose(conn, revoked, why, seal, {id for id, _ in late})
 
 
@@ -387,8 +393,8 @@ def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None 
     that another transaction has locked is passed over."""
     if not wanted:
         return set()
-    dialect = DIALECTS[conn.dialect.name]
-    rows = conn.execute(_unbegun(dialect), dialect.parameters(HOLD, sorted(wanted))).all()
+    dialect = dialect_of(conn)
+    rows = dialect.lock(conn, _unbegun(dialect), dialect.parameters(HOLD, sorted(wanted)))
     # guard: what-never-began-keeps-its-key
     unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
     settlements = [
@@ -446,7 +452,7 @@ def _keys_of(rows: Iterable[Any]) -> dict[int, str]:
 
 def wake(conn: Connection, keys: Iterable[str]) -> None:
     """Have these keys looked at when this transaction commits: what it ends gives their slots back."""
-    write(conn, DIALECTS[conn.dialect.name], {Wake(key) for key in keys})
+    write(conn, dialect_of(conn), {Wake(key) for key in keys})
 
 
 def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> None:
@@ -494,8 +500,8 @@ def end_apart(
             end(some)
         return some
     except DBAPIError as refusal:
-        dialect = DIALECTS[conn.dialect.name]
-        if dialect.is_away(refusal) or dialect.rolled_back(refusal):
+        dialect = dialect_of(conn)
+        if dialect.trouble(refusal).passes:
             raise
         if (half := len(some) // 2) > 0:
             return [job for part in (some[:half], some[half:]) for job in end_apart(conn, part, end, why)]
@@ -521,11 +527,10 @@ _EXPIRED = (
     .where(jobs.c.reserved_at.is_not(None), _HAS_EXPIRED)
     .order_by(jobs.c.id)
     .limit(bindparam("most", type_=Integer))
-    .with_for_update(skip_locked=True)
-    .cte("expired")
-    .prefix_with("MATERIALIZED")
 )
-_revoking = update(jobs).values(lease_token=next_token(jobs.c.lease_token))  # guard: rescue-raises-the-token
+
+
+_RAISED = {"lease_token": next_token(jobs.c.lease_token)}  # guard: rescue-raises-the-token
 _REVOKED = (
     jobs.c.id,
     jobs.c.lease_token,
@@ -542,18 +547,17 @@ _REVOKED = (
     jobs.c.flow_id,
     jobs.c.limit_key,
 )
-_REVOKE = _revoking.where(jobs.c.id == _EXPIRED.c.id).returning(*_REVOKED)
+_REVOKE = Change(jobs, _EXPIRED, _RAISED, returning=_REVOKED)
 
 
 @cache
 def _unbegun(dialect: Dialect) -> Select[Any]:
-    mine = held(dialect, HOLD)
-    return select(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by).where(jobs.c.id == mine.c.id)
+    return held(dialect, HOLD).with_only_columns(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by)
 
 
 @cache
-def _revoke(dialect: Dialect) -> Update:
-    return _revoking.where(jobs.c.id == held(dialect, HOLD).c.id).returning(*_REVOKED)
+def _revoke(dialect: Dialect) -> Change:
+    return Change(jobs, held(dialect, HOLD), _RAISED, returning=_REVOKED)
 
 
 # -- cancel (T10, T12) ---------------------------------------------------------------------------------------
@@ -581,9 +585,10 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
     there. A row that another transaction has locked is waited for."""
     for table, waits in ((jobs, jobs.c.reserved_at.is_(None)), (failed_jobs, true())):
         this = (table.c.id == step, waits)
-        found = conn.execute(select(table.c.limit_key).where(*this).with_for_update()).one_or_none()
-        if found is not None:
-            wake(conn, [key for key in found if key is not None])  # guard: skipping-lets-a-line-go-on
+        found = dialect_of(conn).lock(conn, select(table.c.limit_key).where(*this), waits=True)
+        if found:
+            # guard: skipping-lets-a-line-go-on
+            wake(conn, [row.limit_key for row in found if row.limit_key is not None])
             _finish(conn, table, [step], "completed", reason)
             return True
     return False

@@ -10,17 +10,32 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, Text, and_, bindparam, cast, literal, select, text, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    literal,
+    null,
+    select,
+    text,
+    union_all,
+)
 
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialect import Batch, Dialect, Key
 from sqlq.errors import EnqueueError
 from sqlq.model.job import Job, NewJob, State
 from sqlq.schema.tables import HOLDS_KEY, HOLDS_KEY_TO_THE_END, failed_jobs, finished_jobs, jobs
-from sqlq.store.jobs.rows import TABLES, insert_of, row_of, said_by_any, slices, state_of
+from sqlq.schema.types import moment_after
+from sqlq.store.jobs.rows import TABLES, computed, row_of, said_by_any, slices, state_of
 
 
 def insert_keyed(
@@ -31,12 +46,12 @@ def insert_keyed(
     options: Mapping[str, Any],
 ) -> dict[int, Job]:
     """Insert the jobs at these places, which have unique keys, and return them by their places."""
-    places: dict[Key, list[int]] = defaultdict(list)
+    places: dict[JobKey, list[int]] = defaultdict(list)
     for i in keyed:
         places[new[i].queue, new[i].unique_key].append(i)
     lasting = [key for key, found in places.items() if any(map(lasts, (new[i] for i in found)))]
     several = (len(places) > 1 or bool(lasting)) and not dialect.one_writer
-    missed: list[Key] = []
+    missed: list[JobKey] = []
     # A rival's job can end between the insert that met it and the look at it: then the key is free, and we
     # try again. With higher keys in hand that would be out of order, so they are let go of before.
     for _ in range(_ROUNDS):
@@ -62,10 +77,10 @@ def _insert_in_order(
     conn: Connection,
     dialect: Dialect,
     new: Sequence[NewJob],
-    places: Mapping[Key, list[int]],
-    lasting: Sequence[Key],
+    places: Mapping[JobKey, list[int]],
+    lasting: Sequence[JobKey],
     options: Mapping[str, Any],
-) -> tuple[dict[int, Job], list[Key]]:
+) -> tuple[dict[int, Job], list[JobKey]]:
     """Insert one job of each key, or let it take the place of the one that waits, or find the live one;
     return the jobs by their places, and the keys of which there was neither. Of those that last, a job that
     has ended is found, too."""
@@ -73,7 +88,7 @@ def _insert_in_order(
     counts = {key: _that_counts(new, found) for key, found in places.items()}
     done: dict[int, Job] = {}
 
-    def found(key: Key, job: Job) -> None:
+    def found(key: JobKey, job: Job) -> None:
         for i in waiting.pop(key, ()):
             is_it = i == counts[key]
             done[i] = job if is_it else replace(job, created=False, replaced=False)
@@ -126,21 +141,65 @@ def conflict_of(job: NewJob) -> Conflict | None:
 def _statement(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None) -> Any:
     returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, state_of(said))
     told = () if conflict is None else (dialect.is_new,)
-    return inserting(dialect, said, conflict).returning(*returned, *told)
+    return inserting(dialect, said, conflict, (*returned, *told))
 
 
-def inserting(dialect: Dialect, said: tuple[str, ...], conflict: Conflict | None) -> Any:
-    """Return the insert of a job with a unique key, that leaves the live job with that key alone, or lets the
-    new one take its place while it waits."""
-    statement = insert_of(dialect, said)
+def inserting(
+    dialect: Dialect,
+    said: tuple[str, ...],
+    conflict: Conflict | None,
+    returning: Sequence[ColumnElement[Any]],
+) -> Any:
+    """Return the insert of a job with a unique key. It leaves the live job with that key alone, or replaces
+    it while it waits."""
     if conflict is None:
-        return dialect.passing_over_live_keys(statement)
-    return dialect.replacing_waiting(statement, conflict.at_most_ms)
+        return dialect.insert_or_skip(jobs, LIVE_KEY, computed(said), returning=returning)
+    # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
+    return dialect.insert_or_change(
+        *(jobs, LIVE_KEY, computed(said), partial(_replacing, at_most_ms=conflict.at_most_ms)),
+        where=and_(jobs.c.reserved_at.is_(None), jobs.c.blocked_by.is_(None)),
+        returning=returning,
+    )
+
+
+def _replacing(new: Any, at_most_ms: int | None) -> dict[str, Any]:
+    """Return the columns of a waiting job that a new one replaces: all that the new one says but for when it
+    is due, and no attempts. With `at_most_ms` it is due when the new one is, if that is later, and no longer
+    than this after it was first enqueued.
+
+    The id, the token and the time of its creation stay: a worker that held the job matches nothing.
+    """
+    values = {name: new[name] for name in _REPLACED}
+    values |= {name: literal(0) for name in _COUNTED}
+    values |= {name: null() for name in _FORGOTTEN}
+    if at_most_ms is not None:
+        latest = moment_after(jobs.c.created_at, literal(at_most_ms, BigInteger))
+        earlier = case((new.available_at < latest, new.available_at), else_=latest)
+        # guard: postponed-to-a-limit
+        values["available_at"] = case((earlier > jobs.c.available_at, earlier), else_=jobs.c.available_at)
+    return values
+
+
+LIVE_KEY = Key(("queue", "unique_key"), text(HOLDS_KEY))  # guard: unique-arbiter
+"""The index of the keys that live jobs hold."""
+_REPLACED = (
+    *("task", "payload", "priority", "max_attempts", "on_success", "on_failure", "timeout_ms"),
+    *("headers", "label", "backoff", "retention_ms", "start_by"),
+)
+"""What a job says of itself that takes another's place; its queue and unique key are the other's."""
+_FORGOTTEN = (
+    *("errors", "cursor", "progress", "progress_of", "progress_note"),
+    *("unknown_since", "cancel_requested_at"),
+)
+"""What the other had come to."""
+_COUNTED = ("attempts", "releases", "losses")
+REPLACED = (*_REPLACED, *_COUNTED, *_FORGOTTEN, "available_at")
+"""What an enqueue writes into the row of a job that it replaces or postpones."""
 
 
 _ROUNDS = 20
 
-Key: TypeAlias = tuple[str, str | None]
+JobKey: TypeAlias = tuple[str, str | None]
 """A queue and a unique key in it."""
 _KEYS_AT_ONCE = 1_000
 """Drivers take 32,767 parameters in one statement, and each key is two, in two tables."""
@@ -164,10 +223,15 @@ def require_read_committed(conn: Connection, dialect: Dialect, new: Iterable[New
 
 
 def held(
-    conn: Connection, dialect: Dialect, keys: Sequence[Key], options: Mapping[str, Any], *, live: bool = False
-) -> dict[Key, Job]:
+    conn: Connection,
+    dialect: Dialect,
+    keys: Sequence[JobKey],
+    options: Mapping[str, Any],
+    *,
+    live: bool = False,
+) -> dict[JobKey, Job]:
     """Return the ended jobs that hold these keys, of several the newest; or the `live` ones."""
-    found: dict[Key, Job] = {}
+    found: dict[JobKey, Job] = {}
     for some in slices(keys, _KEYS_AT_ONCE):
         given = dialect.parameters(_KEYS, some)
         rows = conn.execute(_holders_of(dialect, live), given, execution_options=options)

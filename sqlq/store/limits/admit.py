@@ -22,7 +22,6 @@ from sqlalchemy import (
     Integer,
     Table,
     bindparam,
-    delete,
     exists,
     func,
     null,
@@ -32,8 +31,8 @@ from sqlalchemy import (
 )
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Dialect, Line
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import Batch, Change, Dialect, Key, Line
+from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import failed_jobs, jobs, limits, queues, wakes
@@ -98,7 +97,7 @@ def look(
 
 def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Served | None = None) -> Admitted:
     """Do so in the transaction that is open."""
-    taken = conn.execute(_TAKE, {"most": most}).all() if most else []
+    taken = dialect_of(conn).change(conn, _TAKE, {"most": most}) if most else []
     wanted = {*keys, *(wake.limit_key for wake in taken)}
     done = _admit(conn, wanted, _said(taken), served or Served())
     done.more_wakes = done.more_wakes or (most > 0 and len(taken) == most)
@@ -117,15 +116,8 @@ _DUE = (
     .where(wakes.c.at <= now())
     .order_by(wakes.c.at, wakes.c.id)
     .limit(bindparam("most", type_=Integer))
-    .with_for_update(skip_locked=True)
-    .cte("due")
-    .prefix_with("MATERIALIZED")
 )
-_TAKE = (
-    delete(wakes)
-    .where(wakes.c.id.in_(select(_DUE.c.id)))
-    .returning(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS))
-)
+_TAKE = Change(wakes, _DUE, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
 _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
 
 
@@ -151,7 +143,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     done = Admitted()
     if not keys:
         return done
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     most = max(1, JOBS_AT_ONCE // len(keys))
     turns = {turn.key: turn for turn in _turns(conn, dialect, sorted(keys), said, most)}
     if gone := said.keys() - turns.keys():  # forgotten just now: it is made anew by the next look
@@ -180,7 +172,7 @@ def _turns(
     """Lock the rows of these keys, write what is said into them, and yield what may be granted. A key without
     a row is left to a sweep."""
     _add(conn, dialect, said)
-    rows = conn.execute(_LOCK, {"keys": list(keys)}).all()
+    rows = dialect.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)  # guard: a-key-is-waited-for
     if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
         conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
     for row in rows:
@@ -223,7 +215,7 @@ def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
     that two that add the same cannot deadlock."""
     if said:
         rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
-        conn.execute(dialect.insert(limits).on_conflict_do_nothing(index_elements=["limit_key"]), rows)
+        conn.execute(dialect.insert_or_skip(limits, _KEY), rows)
 
 
 def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
@@ -294,12 +286,12 @@ class Turn:
         return Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
 
 
+_KEY = Key(("limit_key",))
 _MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
 _LOCK = (
     select(limits, now().label("moment"))
     .where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
     .order_by(limits.c.limit_key)
-    .with_for_update()  # guard: a-key-is-waited-for
 )
 _KNOWN = select(limits.c.limit_key).where(limits.c.limit_key.in_(bindparam("keys", expanding=True)))
 _WAKES_OF = select(wakes).where(wakes.c.limit_key.in_(bindparam("keys", expanding=True)))
@@ -358,12 +350,15 @@ def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple
 def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], list[str]]:
     """Return the next keys in whose lines jobs wait, each with a row by now, and those of which slots were
     given back, once for each slot."""
-    freed = list(conn.scalars(_BACK_INTO_LINE, {"most": JOBS_AT_ONCE}))
+    dialect = dialect_of(conn)
+    rows = [*dialect.change(conn, _BACK_INTO_LINE, {"most": JOBS_AT_ONCE})]
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
-        freed += list(conn.scalars(_BACK_INTO_LINE_UNSERVED, {"most": JOBS_AT_ONCE, "served": served}))
+        given = {"most": JOBS_AT_ONCE, "served": served}
+        rows += dialect.change(conn, _BACK_INTO_LINE_UNSERVED, given)
+    freed = [row.limit_key for row in rows]
     keys = [key for key in conn.scalars(_KEYS, {"after_key": after_key, "most": most}) if key is not None]
     if keys:
-        _add(conn, DIALECTS[conn.dialect.name], _unknown(conn, keys))
+        _add(conn, dialect, _unknown(conn, keys))
     return keys, freed
 
 
@@ -389,22 +384,18 @@ _ANY = select(
 )
 
 
-def _back_into_line(in_vain: ColumnElement[bool]) -> Any:
+def _back_into_line(in_vain: ColumnElement[bool]) -> Change:
     """Return what takes slots from jobs that wait for a worker in vain."""
     holds_a_slot = (jobs.c.limit_key.is_not(None), jobs.c.blocked_by.is_(None), jobs.c.reserved_at.is_(None))
-    found = (
-        select(jobs.c.id)
-        .where(*holds_a_slot, in_vain)
-        .order_by(jobs.c.id)
-        .limit(bindparam("most", type_=Integer))
-        .with_for_update(of=jobs, skip_locked=True)
-        .cte("waiting_in_vain")
-        .prefix_with("MATERIALIZED")
-    )
-    due_at = func.coalesce(jobs.c.due_at, jobs.c.available_at)
+    found = select(jobs.c.id).where(*holds_a_slot, in_vain).order_by(jobs.c.id)
     # guard: paused-hold-no-slots
-    back = {"due_at": due_at, "available_at": far(), "blocked_by": "limit"}
-    return update(jobs).where(jobs.c.id.in_(select(found.c.id))).values(back).returning(jobs.c.limit_key)
+    back = {
+        "due_at": func.coalesce(jobs.c.due_at, jobs.c.available_at),
+        "available_at": far(),
+        "blocked_by": "limit",
+    }
+    limited = found.limit(bindparam("most", type_=Integer))
+    return Change(jobs, limited, back, returning=(jobs.c.limit_key,))
 
 
 _BACK_INTO_LINE = _back_into_line(
@@ -423,8 +414,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
     What the limit says comes back with the next job that is enqueued under it. A replay of a job that ended
     before its key was forgotten does not say it: such jobs go one after the other.
     """
-    found = conn.execute(_FORGET, {"ago_ms": -unused_ms, "most": most})
-    return len(found.all())
+    return len(dialect_of(conn).change(conn, _FORGET, {"ago_ms": -unused_ms, "most": most}))
 
 
 def _has(table: Table, *where: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -447,13 +437,9 @@ _unused = (
     )
     .order_by(limits.c.used_at)
     .limit(bindparam("most", type_=Integer))
-    .with_for_update(of=limits, skip_locked=True)  # guard: no-key-is-waited-for
-    .cte("unused")
-    .prefix_with("MATERIALIZED")
 )
-_FORGET = (
-    delete(limits).where(limits.c.limit_key.in_(select(_unused.c.limit_key))).returning(limits.c.limit_key)
-)
+# guard: no-key-is-waited-for
+_FORGET = Change(limits, _unused, returning=(limits.c.limit_key,))
 
 
 # -- looking, and an operator's word -------------------------------------------------------------------------
@@ -512,22 +498,22 @@ def status(conn: Connection, key: str) -> LimitStatus | None:
 
 def pin(conn: Connection, key: str, rule: Rule) -> None:
     """Set what a key allows, until `unpin`, and have it looked at."""
-    dialect = DIALECTS[conn.dialect.name]
-    row = dialect.insert(limits).values(limit_key=key, **rule._asdict(), pinned_at=now())
-    conn.execute(row.on_conflict_do_update(index_elements=["limit_key"], set_={"pinned_at": now()}))
+    dialect = dialect_of(conn)
+    values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
+    conn.execute(dialect.insert_or_change(limits, _KEY, values, lambda new: {"pinned_at": now()}))
     write(conn, dialect, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
 
 
 def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
     """Let tasks say again what a key allows, and have that be `rule`, where that is known."""
     conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=null()))
-    write(conn, DIALECTS[conn.dialect.name], [Wake(key)] if rule is None else _set(conn, key, rule))
+    write(conn, dialect_of(conn), [Wake(key)] if rule is None else _set(conn, key, rule))
 
 
 def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
     """Give a key another rule; return when to look at it: now, and before its next start."""
     again = {Wake(key)}
-    for row in conn.execute(_LOCK, {"keys": [key]}).all():
+    for row in dialect_of(conn).lock(conn, _LOCK, {"keys": [key]}, waits=True):
         next_free_at = _change(conn, row, rule)
         if next_free_at is not None and rule.rate is not None:
             again.add(Wake(key, moment=next_free_at - AHEAD / 2))

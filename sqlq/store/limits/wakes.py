@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Integer, Text, case, select
+from sqlalchemy import BigInteger, Connection, Integer, Text, case
 
 from sqlq.database.dialect import NO_OPTIONS, Batch, Dialect
 from sqlq.model.checks import Rule
@@ -83,5 +83,5 @@ def _insert(dialect: Dialect) -> Any:
     columns |= {name: case((rows.c[name] == 1, True), else_=False) for name in ("in_order", "holds")}
     due = case((rows.c.delay_ms == 0, now()), else_=after(rows.c.delay_ms))
     columns["at"] = case((rows.c.moment.is_not(None), rows.c.moment), else_=due)
-    statement = dialect.insert(wakes).from_select([*columns], select(*columns.values()))
-    return statement.returning(wakes.c.id)  # a driver's own connection wants rows to fetch
+    # a driver's own connection needs rows to fetch
+    return dialect.insert(wakes, columns, order_by=rows.c.limit_key, returning=(wakes.c.id,))

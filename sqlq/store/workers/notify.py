@@ -14,6 +14,7 @@ from sqlalchemy import (
 
 from sqlq.database.database import Database
 from sqlq.database.dialect import schema_of
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.qualify import in_catalog
 
 
@@ -33,7 +34,7 @@ def notifying_statement(
 
 def wake_others(conn: Connection) -> None:
     """Wake idle workers when this transaction commits, where they do not see commits by themselves."""
-    if conn.dialect.name == "postgresql":
+    if dialect_of(conn).notifies:
         conn.execute(text("SELECT pg_catalog.pg_notify(:channel, '')"), {"channel": _channel_of(conn)})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -18,7 +18,8 @@ from sqlalchemy import (
     update,
 )
 
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import Change, Key
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import queues
 from sqlq.schema.types import Moment, after, now
 from sqlq.store.workers.notify import wake_others
@@ -65,8 +66,11 @@ _PAUSED = select(queues.c.queue, queues.c.paused_until, type_coerce(now(), Momen
 
 def end_pauses(conn: Connection) -> list[str]:
     """Resume what was paused until a moment that has come; return the queues, "" for all."""
-    over = update(queues).where(queues.c.paused_until <= now())
-    return list(conn.scalars(over.values(paused_at=null(), paused_until=null()).returning(queues.c.queue)))
+    return [row.queue for row in dialect_of(conn).change(conn, _END)]
+
+
+_resumed: dict[str, Any] = {"paused_at": null(), "paused_until": null()}
+_END = Change(queues, queues.c.paused_until <= now(), _resumed, returning=(queues.c.queue,))
 
 
 def next_end(conn: Connection) -> float | None:
@@ -86,27 +90,24 @@ def pause(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool
     Takes effect with the next claim: the claim statement itself looks at the pause. That of all queues is
     seen by each worker within two seconds.
     """
-    dialect = DIALECTS[conn.dialect.name]
+    dialect = dialect_of(conn)
     until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
-    added = (
-        dialect.insert(queues)
-        .values(queue=name, paused_at=now(), paused_until=until)
-        .on_conflict_do_nothing(index_elements=["queue"])
-    )
-    if conn.scalar(added.returning(queues.c.queue)) is not None:
+    values = {"queue": name, "paused_at": now(), "paused_until": until}
+    added = dialect.insert_or_skip(queues, Key(("queue",)), values, returning=(queues.c.queue,))
+    if conn.scalar(added) is not None:
         return True
     row = queues.c.queue == name
-    before = conn.scalar(select(queues.c.paused_at).where(row).with_for_update())
+    (before,) = dialect.lock(conn, select(queues.c.paused_at).where(row), waits=True)
     since = func.coalesce(queues.c.paused_at, now())
     conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
-    return before is None
+    return before.paused_at is None
 
 
 def resume(conn: Connection, name: str) -> bool:
     """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
     paused = queues.c.paused_at.is_not(None)
     again = update(queues).where(queues.c.queue == name, paused)
-    resumed = conn.execute(again.values(paused_at=null(), paused_until=null())).rowcount == 1
+    resumed = conn.execute(again.values(_resumed)).rowcount == 1
     if resumed:
         wake_others(conn)
     return resumed

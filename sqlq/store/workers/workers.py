@@ -14,19 +14,16 @@ from sqlalchemy import (
     Connection,
     String,
     bindparam,
-    cast,
     delete,
     insert,
-    null,
     select,
     type_coerce,
-    union_all,
     update,
 )
 
 from sqlq.config.constants import LEASE_MS
-from sqlq.database.dialect import Right
-from sqlq.database.dialects import DIALECTS
+from sqlq.database.dialect import Change, Right
+from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import jobs, workers
 from sqlq.schema.types import Moment, after, now
 from sqlq.store.workers.pauses import _PAUSED, ALL
@@ -77,67 +74,38 @@ def seen(conn: Connection, id: str) -> bool:
 def stand_in(
     conn: Connection, owners: Collection[str], *, lease_ms: int
 ) -> tuple[set[str], dict[str, dict[Right, bool]]]:
-    """Note that these workers live, and renew all they hold, for their supervisor; in one statement where the
-    database can do that in one.
+    """Renew all that these workers hold, and note that they live, for their supervisor.
 
     Rows that another transaction has locked are passed over, so that one worker that is stuck keeps the
     leases of no other from being renewed. Returns which of the workers are entered, and for each the rights
     renewed, and whether their end is asked for. The id of a worker is made anew for each process and never
     used again, so that it stands for its rights.
     """
-    given = {"owners": sorted(owners), "lease_ms": lease_ms}
-    if not DIALECTS[conn.dialect.name].changes_in_queries:
-        rows = [(id, None, None, None) for (id,) in conn.execute(_STILL_HERE, given)]
-        rows += [tuple(row) for row in conn.execute(_STILL_THEIRS, given)]
-    else:
-        rows = [tuple(row) for row in conn.execute(_STAND_IN, given)]
-    entered: set[str] = set()
+    dialect = dialect_of(conn)
+    given = {"owners": sorted(owners)}
     renewed: dict[str, dict[Right, bool]] = {owner: {} for owner in owners}
+    rows = dialect.change(conn, _RENEW, {**given, "lease_ms": lease_ms})
     for owner, id, token, cancel_requested_at in rows:
-        if id is None:
-            entered.add(owner)
-        else:
-            renewed[owner][id, token] = cancel_requested_at is not None
-    return entered, renewed
+        renewed[owner][id, token] = cancel_requested_at is not None
+    dialect.change(conn, _SEEN, given)
+    return set(conn.scalars(_entered, given)), renewed
 
 
 _owners = bindparam("owners", expanding=True, type_=String)
-_STILL_HERE = update(workers).where(workers.c.id.in_(_owners)).values(seen_at=now()).returning(workers.c.id)
 _theirs = (
     select(jobs.c.id)
     .where(jobs.c.reserved_at.is_not(None), jobs.c.reserved_by.in_(_owners))  # guard: renews-its-own
     .order_by(jobs.c.id)
-    .with_for_update(skip_locked=True)
-    .cte("theirs")
-    .prefix_with("MATERIALIZED")
 )
-_STILL_THEIRS = (
-    update(jobs)
-    .values(lease_expires_at=after(bindparam("lease_ms", type_=BigInteger)))
-    .where(jobs.c.id == _theirs.c.id)
-    .returning(jobs.c.reserved_by, jobs.c.id, jobs.c.lease_token, jobs.c.cancel_requested_at)
+_RENEW = Change(
+    jobs,
+    _theirs,
+    {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))},
+    returning=(jobs.c.reserved_by, jobs.c.id, jobs.c.lease_token, jobs.c.cancel_requested_at),
 )
-_free = (
-    select(workers.c.id)
-    .where(workers.c.id.in_(_owners))
-    .order_by(workers.c.id)
-    .with_for_update(skip_locked=True)  # guard: one-stuck-worker-is-passed-over
-    .cte("free")
-    .prefix_with("MATERIALIZED")
-)
-_seen = update(workers).where(workers.c.id == _free.c.id).values(seen_at=now()).returning(workers.c.id)
-_renewed = _STILL_THEIRS.cte("renewed")
-_STAND_IN = union_all(
-    select(
-        workers.c.id,
-        cast(null(), jobs.c.id.type),
-        cast(null(), jobs.c.lease_token.type),
-        cast(null(), jobs.c.cancel_requested_at.type),
-    )
-    .where(workers.c.id.in_(_owners))
-    .add_cte(_seen.cte("seen")),
-    select(*_renewed.c),
-)
+_entered = select(workers.c.id).where(workers.c.id.in_(_owners)).order_by(workers.c.id)
+# guard: one-stuck-worker-is-passed-over
+_SEEN = Change(workers, _entered, {"seen_at": now()}, returning=(workers.c.id,))
 
 
 def note_unstarted(conn: Connection, id: str, number: int) -> None:
@@ -334,16 +302,17 @@ def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
 
 def _write(conn: Connection, ids: Collection[str], **values: Any) -> set[str]:
     # in one order, so that two operators cannot deadlock
-    chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id).with_for_update()
-    found = set(conn.scalars(chosen))
-    conn.execute(update(workers).where(workers.c.id.in_(found)).values(values))
-    return found
+    chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
+    writing = Change(workers, chosen, values, returning=(workers.c.id,), waits=True)
+    return {row.id for row in dialect_of(conn).change(conn, writing)}
 
 
 def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
     """Note what a worker is at; unless it `waits`, not while another transaction has locked its row."""
-    this = select(workers.c.id).where(workers.c.id == id).with_for_update(skip_locked=not waits)
-    conn.execute(update(workers).where(workers.c.id.in_(this)).values(state=state, state_at=now()))
+    values = {"state": state, "state_at": now()}
+    this = select(workers.c.id).where(workers.c.id == id)
+    saying = Change(workers, this, values, returning=(workers.c.id,), waits=waits)
+    dialect_of(conn).change(conn, saying)
 
 
 def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:

@@ -156,7 +156,7 @@ class JobContext:
     @property
     def releases(self) -> int:
         """How often the job was released or snoozed, which `attempts` does not count. A checkpoint, or
-        `sqlq failed retry`, begins the number anew."""
+        `sqlq retry`, begins the number anew."""
         return self._attempt.claimed.releases
 
     @property

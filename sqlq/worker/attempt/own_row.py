@@ -131,7 +131,7 @@ class OwnRow:
             attempt.completed = True
             if attempt.said is not None or attempt.keeps_ms is not None:
                 options = {"schema_translate_map": {TOKEN_SCHEMA: target.schema}}
-                progress.write(conn, [attempt.note()], skip_locked=False, options=options)
+                progress.write(conn, [attempt.note()], waits=True, options=options)
             # guard: complete-seals
             stored = done if encryption is None else done.sealed_by(encryption, attempt.task, attempt.queue)
             # guard: complete-by-the-owner

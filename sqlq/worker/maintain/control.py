@@ -3,7 +3,7 @@ state that it writes to its row.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
-    sqlq pause --all ──► sqlq_queues ─┘
+    sqlq queues pause ──► sqlq_queues ┘
 
 A request counts once, and the newest of all counts. On PostgreSQL the poller sees the requests in rows; on
 SQLite the worker reads them after a commit.
@@ -274,7 +274,7 @@ class Entry:
             except DBAPIError as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
-                if not self._database.dialect.is_away(error) or not (patient or is_read_only(error)):
+                if not self._database.dialect.trouble(error).is_away or not (patient or is_read_only(error)):
                     raise
                 self._grace.pulse()  # who waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))

@@ -440,7 +440,6 @@ class Vacuum:
         """`ended` returns how many jobs the worker has ended so far."""
         self._database = database
         self._jobs_ended = ended
-        self._postgresql = database.engine.dialect.name == "postgresql"
         self._ended = 0
         self._said_at = float("-inf")
 
@@ -451,7 +450,7 @@ class Vacuum:
 
     def _look(self, ended: int) -> None:
         if (
-            not self._postgresql
+            not self._database.dialect.vacuums
             or ended - self._ended < BUSY_JOBS
             or time.monotonic() - self._said_at < SAY_EVERY_SECONDS
         ):
@@ -466,7 +465,7 @@ class Vacuum:
                     else []
                 )
         except DBAPIError as error:
-            if self._database.dialect.is_away(error):
+            if self._database.dialect.trouble(error).is_away:
                 raise
             log.debug("this role may not see who holds vacuum back: %s", error.orig)
             return

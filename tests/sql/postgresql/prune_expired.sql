@@ -1,4 +1,5 @@
-DELETE FROM public.finished_jobs WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) ANY (SELECT public.finished_jobs.id 
+WITH held AS MATERIALIZED 
+(SELECT public.finished_jobs.id AS id 
 FROM public.finished_jobs 
 WHERE public.finished_jobs.expires_at OPERATOR(pg_catalog.<) pg_catalog.statement_timestamp() AND ((public.finished_jobs.flow_id IS NULL) OR NOT ((EXISTS (SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
@@ -9,9 +10,12 @@ FROM public.sqlq_edges
 WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) public.finished_jobs.id AND (EXISTS (SELECT * 
 FROM public.failed_jobs AS failed_step 
 WHERE failed_step.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))))) ORDER BY public.finished_jobs.expires_at 
- LIMIT %(most)s::INTEGER FOR UPDATE SKIP LOCKED) RETURNING public.finished_jobs.id, public.finished_jobs.flow_id;
+ LIMIT %(most)s::INTEGER FOR UPDATE OF finished_jobs SKIP LOCKED)
+ DELETE FROM public.finished_jobs WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) ANY (SELECT held.id 
+FROM held) RETURNING public.finished_jobs.id, public.finished_jobs.flow_id;
 
-DELETE FROM public.failed_jobs WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) ANY (SELECT public.failed_jobs.id 
+WITH held AS MATERIALIZED 
+(SELECT public.failed_jobs.id AS id 
 FROM public.failed_jobs 
 WHERE public.failed_jobs.expires_at OPERATOR(pg_catalog.<) pg_catalog.statement_timestamp() AND ((public.failed_jobs.flow_id IS NULL) OR NOT ((EXISTS (SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
@@ -22,5 +26,7 @@ FROM public.sqlq_edges
 WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) public.failed_jobs.id AND (EXISTS (SELECT * 
 FROM public.failed_jobs AS failed_step 
 WHERE failed_step.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id)))))) ORDER BY public.failed_jobs.expires_at 
- LIMIT %(most)s::INTEGER FOR UPDATE SKIP LOCKED) RETURNING public.failed_jobs.id, public.failed_jobs.flow_id;
+ LIMIT %(most)s::INTEGER FOR UPDATE OF failed_jobs SKIP LOCKED)
+ DELETE FROM public.failed_jobs WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) ANY (SELECT held.id 
+FROM held) RETURNING public.failed_jobs.id, public.failed_jobs.flow_id;
 

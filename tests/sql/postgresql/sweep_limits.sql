@@ -1,12 +1,11 @@
-WITH waiting_in_vain AS MATERIALIZED 
+WITH held AS MATERIALIZED 
 (SELECT public.jobs.id AS id 
 FROM public.jobs 
 WHERE public.jobs.limit_key IS NOT NULL AND public.jobs.blocked_by IS NULL AND public.jobs.reserved_at IS NULL AND public.jobs.queue OPERATOR(pg_catalog.=) ANY (SELECT public.sqlq_queues.queue 
 FROM public.sqlq_queues 
 WHERE public.sqlq_queues.paused_at IS NOT NULL) ORDER BY public.jobs.id 
  LIMIT %(most)s::INTEGER FOR UPDATE OF jobs SKIP LOCKED)
- UPDATE public.jobs SET available_at=TIMESTAMP WITH TIME ZONE '9998-01-01 00:00:00+00:00', blocked_by=%(blocked_by)s::VARCHAR, due_at=coalesce(public.jobs.due_at, public.jobs.available_at) WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (SELECT waiting_in_vain.id 
-FROM waiting_in_vain) RETURNING public.jobs.limit_key;
+ UPDATE public.jobs SET available_at=TIMESTAMP WITH TIME ZONE '9998-01-01 00:00:00+00:00', blocked_by=%(blocked_by)s::VARCHAR, due_at=coalesce(public.jobs.due_at, public.jobs.available_at) FROM held WHERE public.jobs.id OPERATOR(pg_catalog.=) held.id RETURNING public.jobs.limit_key;
 
 SELECT DISTINCT public.sqlq_workers.queues 
 FROM public.sqlq_workers 

@@ -1,18 +1,18 @@
 INSERT INTO main.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, CASE WHEN (batch.in_order = ?) THEN ? ELSE ? END AS anon_1, CASE WHEN (batch.holds = ?) THEN ? ELSE ? END AS anon_2, CASE WHEN (batch.moment IS NOT NULL) THEN batch.moment ELSE CASE WHEN (batch.delay_ms = ?) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + batch.delay_ms) END END AS anon_3 
 FROM (SELECT CAST(json_extract("each".value, ?) AS TEXT) AS limit_key, CAST(json_extract("each".value, ?) AS INTEGER) AS max_running, CAST(json_extract("each".value, ?) AS INTEGER) AS rate, CAST(json_extract("each".value, ?) AS BIGINT) AS period_ms, CAST(json_extract("each".value, ?) AS INTEGER) AS in_order, CAST(json_extract("each".value, ?) AS INTEGER) AS holds, CAST(json_extract("each".value, ?) AS INTEGER) AS moment, CAST(json_extract("each".value, ?) AS BIGINT) AS delay_ms 
-FROM json_each(?) AS "each") AS batch RETURNING id;
+FROM json_each(?) AS "each") AS batch ORDER BY batch.limit_key RETURNING id;
 
 INSERT INTO main.jobs (queue, task, max_attempts, payload, limit_key, available_at, blocked_by, due_at) SELECT ? AS anon_2, ? AS anon_3, ? AS anon_4, texts.value, ? AS anon_5, CASE WHEN (? IS NOT NULL) THEN 253339228800000 ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) END AS anon_6, CASE WHEN (? IS NOT NULL) THEN ? ELSE NULL END AS anon_7, CASE WHEN (? IS NOT NULL) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ELSE NULL END AS anon_8 
 FROM (SELECT "each".value AS value, "each"."key" AS place 
 FROM json_each(?) AS "each") AS texts ORDER BY texts.place RETURNING id, CASE WHEN (available_at >= 253339228800000) THEN ? ELSE CASE WHEN (available_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))) THEN ? ELSE ? END END AS anon_1;
 
-WITH due AS MATERIALIZED 
+WITH held AS MATERIALIZED 
 (SELECT main.sqlq_wakes.id AS id 
 FROM main.sqlq_wakes 
 WHERE main.sqlq_wakes.at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ORDER BY main.sqlq_wakes.at, main.sqlq_wakes.id
  LIMIT ? OFFSET ?)
- DELETE FROM main.sqlq_wakes WHERE main.sqlq_wakes.id IN (SELECT due.id 
-FROM due) RETURNING id, limit_key, max_running, rate, period_ms, in_order, holds;
+ DELETE FROM main.sqlq_wakes WHERE main.sqlq_wakes.id IN (SELECT held.id 
+FROM held) RETURNING id, limit_key, max_running, rate, period_ms, in_order, holds;
 
 INSERT INTO main.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (limit_key) DO NOTHING;
 

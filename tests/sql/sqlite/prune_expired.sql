@@ -1,4 +1,5 @@
-DELETE FROM main.finished_jobs WHERE main.finished_jobs.id IN (SELECT main.finished_jobs.id 
+WITH held AS MATERIALIZED 
+(SELECT main.finished_jobs.id AS id 
 FROM main.finished_jobs 
 WHERE main.finished_jobs.expires_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.finished_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT main.sqlq_edges.job_id 
 FROM main.sqlq_edges 
@@ -9,9 +10,12 @@ FROM main.sqlq_edges
 WHERE main.sqlq_edges.depends_on = main.finished_jobs.id AND (EXISTS (SELECT * 
 FROM main.failed_jobs AS failed_step 
 WHERE failed_step.id = main.sqlq_edges.job_id)))))) ORDER BY main.finished_jobs.expires_at
- LIMIT ? OFFSET ?) RETURNING id, flow_id;
+ LIMIT ? OFFSET ?)
+ DELETE FROM main.finished_jobs WHERE main.finished_jobs.id IN (SELECT held.id 
+FROM held) RETURNING id, flow_id;
 
-DELETE FROM main.failed_jobs WHERE main.failed_jobs.id IN (SELECT main.failed_jobs.id 
+WITH held AS MATERIALIZED 
+(SELECT main.failed_jobs.id AS id 
 FROM main.failed_jobs 
 WHERE main.failed_jobs.expires_at < (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.failed_jobs.flow_id IS NULL OR NOT ((EXISTS (SELECT main.sqlq_edges.job_id 
 FROM main.sqlq_edges 
@@ -22,5 +26,7 @@ FROM main.sqlq_edges
 WHERE main.sqlq_edges.depends_on = main.failed_jobs.id AND (EXISTS (SELECT * 
 FROM main.failed_jobs AS failed_step 
 WHERE failed_step.id = main.sqlq_edges.job_id)))))) ORDER BY main.failed_jobs.expires_at
- LIMIT ? OFFSET ?) RETURNING id, flow_id;
+ LIMIT ? OFFSET ?)
+ DELETE FROM main.failed_jobs WHERE main.failed_jobs.id IN (SELECT held.id 
+FROM held) RETURNING id, flow_id;
 

@@ -7,5 +7,5 @@ WHERE main.jobs.lease_token = batch.token AND main.jobs.reserved_at IS NOT NULL 
 
 INSERT INTO main.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, CASE WHEN (batch.in_order = ?) THEN ? ELSE ? END AS anon_1, CASE WHEN (batch.holds = ?) THEN ? ELSE ? END AS anon_2, CASE WHEN (batch.moment IS NOT NULL) THEN batch.moment ELSE CASE WHEN (batch.delay_ms = ?) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + batch.delay_ms) END END AS anon_3 
 FROM (SELECT CAST(json_extract("each".value, ?) AS TEXT) AS limit_key, CAST(json_extract("each".value, ?) AS INTEGER) AS max_running, CAST(json_extract("each".value, ?) AS INTEGER) AS rate, CAST(json_extract("each".value, ?) AS BIGINT) AS period_ms, CAST(json_extract("each".value, ?) AS INTEGER) AS in_order, CAST(json_extract("each".value, ?) AS INTEGER) AS holds, CAST(json_extract("each".value, ?) AS INTEGER) AS moment, CAST(json_extract("each".value, ?) AS BIGINT) AS delay_ms 
-FROM json_each(?) AS "each") AS batch RETURNING id;
+FROM json_each(?) AS "each") AS batch ORDER BY batch.limit_key RETURNING id;
 

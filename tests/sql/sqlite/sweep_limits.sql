@@ -1,12 +1,11 @@
-WITH waiting_in_vain AS MATERIALIZED 
+WITH held AS MATERIALIZED 
 (SELECT main.jobs.id AS id 
 FROM main.jobs 
 WHERE main.jobs.limit_key IS NOT NULL AND main.jobs.blocked_by IS NULL AND main.jobs.reserved_at IS NULL AND main.jobs.queue IN (SELECT main.sqlq_queues.queue 
 FROM main.sqlq_queues 
 WHERE main.sqlq_queues.paused_at IS NOT NULL) ORDER BY main.jobs.id
  LIMIT ? OFFSET ?)
- UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=coalesce(main.jobs.due_at, main.jobs.available_at) WHERE main.jobs.id IN (SELECT waiting_in_vain.id 
-FROM waiting_in_vain) RETURNING limit_key;
+ UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=coalesce(main.jobs.due_at, main.jobs.available_at) FROM held WHERE main.jobs.id = held.id RETURNING limit_key;
 
 SELECT DISTINCT main.sqlq_workers.queues 
 FROM main.sqlq_workers 

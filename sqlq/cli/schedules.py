@@ -1,4 +1,4 @@
-"""`sqlq schedule`: look at schedules, add and change them, and enqueue what they did not."""
+"""`sqlq schedules`: look at schedules, add and change them, and enqueue jobs of past times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import click
 from sqlq.cli.context import Context
 from sqlq.cli.enqueue import argument, json_object
 from sqlq.cli.jobs import STYLES
-from sqlq.cli.looks import queue_name, show_field, show_heading, show_rows, show_wrapped
+from sqlq.cli.looks import queue_name, show_field, show_heading, show_list, show_rows, show_wrapped
 from sqlq.cli.output import (
     Cell,
     Column,
     F,
     ago,
+    answer,
     counted,
     json_option,
     listed,
@@ -32,9 +33,20 @@ if TYPE_CHECKING:
 STATE_STYLES = {"failing": "red", "paused": "yellow", "retired": "dim", "ended": "dim"}
 
 
-@click.group()
-def schedule() -> None:
-    """Look at schedules, add, change, pause and run them."""
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def schedules(ctx: click.Context, as_json: bool) -> None:
+    """List schedules; add, change, pause and run them.
+
+    The list has when each is due, and the state of its last job.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
+    columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
+    found = ctx.obj.app().schedules.list()
+    show_list(columns, found, _row, as_object=as_object, nothing="no schedules", as_json=as_json)
 
 
 def plan_options(command: F) -> F:
@@ -82,23 +94,6 @@ def _plan(options: dict[str, Any]) -> Any:
 # -- look ----------------------------------------------------------------------------------------------------
 
 
-@schedule.command("list")
-@json_option
-@click.pass_obj
-def list_schedules(context: Context, as_json: bool) -> None:
-    """List schedules by name: when each is due, and what became of its last job."""
-    found = context.app().schedules.list()
-    if as_json:
-        show_json([as_object(each) for each in found])
-        return
-    if not found:
-        click.echo("no schedules")
-        return
-    columns = [Column("name"), Column("state"), Column("when"), Column("task"), Column("next")]
-    columns += [Column("ticks", right=True), Column("skipped", right=True), Column("last job", wide=True)]
-    show_rows(columns, [_row(each) for each in found])
-
-
 def _row(each: ScheduleDetails) -> list[Cell]:
     from sqlq.config.durations import written
 
@@ -108,8 +103,8 @@ def _row(each: ScheduleDetails) -> list[Cell]:
     last = _outcome(each.jobs[0]) if each.jobs else None
     if each.error is not None:
         last = f"error: {each.error}"
-    pinned = " (pinned)" if each.is_pinned else ""
-    return [each.name, state, f"{when}{pinned}", each.task, due, each.ticks, each.skipped, last]
+    by_hand = " (by an operator)" if each.is_pinned else ""
+    return [each.name, state, f"{when}{by_hand}", each.task, due, each.ticks, each.skipped, last]
 
 
 def _outcome(job: LastJob) -> str:
@@ -124,16 +119,13 @@ def as_object(each: ScheduleDetails) -> dict[str, Any]:
     return found
 
 
-@schedule.command()
+@schedules.command()
 @click.argument("name")
 @json_option
 @click.pass_obj
 def show(context: Context, name: str, as_json: bool) -> None:
-    """Show all about a schedule: its next ten moments, and its last ten jobs."""
-    _show(context.app().schedules.get(name), as_json)
-
-
-def _show(found: ScheduleDetails, as_json: bool) -> None:
+    """Show a schedule: its next ten runs, and its last ten jobs."""
+    found = context.app().schedules.get(name)
     if as_json:
         show_json(as_object(found))
         return
@@ -144,7 +136,7 @@ def _show(found: ScheduleDetails, as_json: bool) -> None:
         show_field(name, value)
     if found.upcoming:
         click.echo()
-        show_heading("next moments")
+        show_heading("next runs")
         for moment in found.upcoming:
             show_wrapped("", written(moment), before="  ")
     if found.jobs:
@@ -168,7 +160,7 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 
     plan = found.plan
     if plan is not None:
-        yield "when", f"{plan}{', pinned by an operator' if found.is_pinned else ''}"
+        yield "when", f"{plan}{', set by an operator' if found.is_pinned else ''}"
         for name in ("starts", "ends"):
             if (moment := getattr(plan, name)) is not None:
                 yield name, written(moment)
@@ -195,7 +187,7 @@ def _fields(found: ScheduleDetails) -> Iterator[tuple[str, str]]:
 # -- write ---------------------------------------------------------------------------------------------------
 
 
-@schedule.command()
+@schedules.command()
 @click.argument("name")
 @click.argument("task")
 @click.argument("args", nargs=-1)
@@ -213,11 +205,11 @@ def add(
     Arguments are read as by sqlq enqueue. It stays until it is removed, whatever code declares.
 
     \b
-    sqlq schedule add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
+    sqlq schedules add -a shop.tasks:app nightly shop.tasks.report --cron "0 3 * * *"
     """
     kwargs, queue, priority = (options.pop(option) for option in ("kwargs", "queue", "priority"))
     plan = _plan(options)
-    app = context.app_with_tasks("schedule add checks the job against its task")
+    app = context.app_with_tasks("schedules add checks the job against its task")
     found = app.tasks.find(task)
     job = found.new_from_json(
         [argument(arg) for arg in args], json_object(kwargs, "--kwargs", '{"copy": true}')
@@ -225,68 +217,67 @@ def add(
     with naming_options("queue", "priority"):
         job = job.set(queue=queue, priority=priority)
     app.schedules.add(name, job, plan)
-    _said(context, name, "added", as_json)
+    _planned(context, name, "added", as_json)
 
 
-@schedule.command()
+@schedules.command()
 @click.argument("name")
+@click.option("--reset", is_flag=True, help="The plan that code declares, in place of options.")
 @plan_options
 @json_option
 @click.pass_obj
-def change(context: Context, /, name: str, as_json: bool, **options: Any) -> None:
+def change(context: Context, /, name: str, reset: bool, as_json: bool, **options: Any) -> None:
     """Give a schedule another plan.
 
-    The options say all of the new plan, also what stays as it was. Of a schedule that code declares, it
-    holds across deploys until sqlq schedule reset.
+    The options are the whole new plan. It overrides the plan that code declares, across deploys, until
+    --reset.
     """
-    context.app().schedules.change(name, _plan(options))
-    _said(context, name, "changed", as_json)
+    schedules = context.app().schedules
+    if not reset:
+        schedules.change(name, _plan(options))
+        _planned(context, name, "changed", as_json)
+        return
+    if given := next((option for option, value in options.items() if value is not None), None):
+        raise click.UsageError(f"--reset takes the plan that code declares: leave out --{given}")
+    changed = schedules.reset(name)
+    line = f"reset {plain(name)}" if changed else f"{plain(name)} is as code declares it"
+    answer({"schedule": name, "reset": changed}, line, as_json=as_json)
 
 
-def _said(context: Context, name: str, word: str, as_json: bool) -> None:
+def _planned(context: Context, name: str, verb: str, as_json: bool) -> None:
     from sqlq.config.durations import written
 
     found = context.app().schedules.get(name)
-    if as_json:
-        show_json(as_object(found))
-        return
-    due = f", next {written(found.upcoming[0])}" if found.upcoming else f", {found.state}"
-    click.echo(f"{word} {plain(name)}: {found.plan}{due}")
+    due = f"next {written(found.upcoming[0])}" if found.upcoming else found.state
+    answer(as_object(found), f"{verb} {plain(name)}: {found.plan}, {due}", as_json=as_json)
 
 
-@schedule.command()
-@click.argument("name")
-@json_option
-@click.pass_obj
-def reset(context: Context, name: str, as_json: bool) -> None:
-    """Give a schedule back the plan that code declares."""
-    changed = context.app().schedules.reset(name)
-    _switched(
-        name, "reset", as_json=as_json, changed=changed, else_said=f"{plain(name)} is as code declares it"
-    )
-
-
-@schedule.command()
+@schedules.command()
 @click.argument("name")
 @json_option
 @click.pass_obj
 def pause(context: Context, name: str, as_json: bool) -> None:
-    """Enqueue nothing for a schedule until it is resumed, across deploys, too."""
+    """Enqueue nothing for a schedule until it is resumed.
+
+    The pause holds across deploys. Runs that pass meanwhile are not caught up.
+    """
     changed = context.app().schedules.pause(name)
-    _switched(name, "paused", as_json=as_json, changed=changed, else_said=f"{plain(name)} is paused already")
+    line = f"paused {plain(name)}" if changed else f"{plain(name)} is paused already"
+    answer({"schedule": name, "paused": changed}, line, as_json=as_json)
 
 
-@schedule.command()
+@schedules.command()
 @click.argument("name")
 @json_option
 @click.pass_obj
 def resume(context: Context, name: str, as_json: bool) -> None:
-    """Go on with a schedule, from its next moment."""
+    """Go on with a schedule, from its next run."""
     changed = context.app().schedules.resume(name)
-    _switched(name, "resumed", as_json=as_json, changed=changed, else_said=f"{plain(name)} is not paused")
+    line = f"resumed {plain(name)}" if changed else f"{plain(name)} is not paused"
+    answer({"schedule": name, "resumed": changed}, line, as_json=as_json)
 
 
-@schedule.command()
+@schedules.command()
 @click.argument("name")
 @json_option
 @click.pass_obj
@@ -296,54 +287,45 @@ def remove(context: Context, name: str, as_json: bool) -> None:
     One that code declares is added again by the next worker that starts with that code: pause it instead.
     """
     schedules = context.app().schedules
-    declared = schedules.get(name).is_declared
+    is_declared = schedules.get(name).is_declared
     schedules.remove(name)
-    _switched(name, "removed", as_json=as_json)
-    if declared and not as_json:
-        click.echo("code declared it: the next worker that starts with that code adds it again")
+    again = "code declared it: the next worker that starts with that code adds it again"
+    lines = [f"removed {plain(name)}", *([again] if is_declared else [])]
+    answer({"schedule": name, "removed": True}, *lines, as_json=as_json)
 
 
-def _switched(name: str, word: str, *, as_json: bool, changed: bool = True, else_said: str = "") -> None:
-    if as_json:
-        show_json({"schedule": name, word: changed})
-    else:
-        click.echo(f"{word} {plain(name)}" if changed else else_said)
-
-
-@schedule.command()
+@schedules.command()
 @click.argument("name")
+@click.option("--from", "since", metavar="TIME", help="The runs from this time on, in place of one now.")
+@click.option("--to", "until", metavar="TIME", help="The runs before this time.")
 @json_option
 @click.pass_obj
-def run(context: Context, name: str, as_json: bool) -> None:
-    """Enqueue a job of a schedule now, beside its moments."""
-    job = context.app(needs_code=True).schedules.run(name)
-    if as_json:
-        show_json({"id": job.id, "queue": job.queue, "task": job.task, "created": job.created})
-    elif job.created:
-        click.echo(f"enqueued job {job.id}: {plain(job.task)} in queue {queue_name(job.queue)}")
-    else:
-        click.echo(f"nothing enqueued: job {job.id} holds its unique key")
+def run(context: Context, name: str, since: str | None, until: str | None, as_json: bool) -> None:
+    """Enqueue a job of a schedule now, beside its plan.
 
-
-@schedule.command()
-@click.argument("name")
-@click.option("--from", "since", metavar="TIME", required=True, help="The first moment there may be.")
-@click.option("--to", "until", metavar="TIME", required=True, help="Moments before this one.")
-@json_option
-@click.pass_obj
-def backfill(context: Context, name: str, since: str, until: str, as_json: bool) -> None:
-    """Enqueue a job for each moment of a schedule in a time that is past, or to come.
-
-    All of them or none, at most 10,000; also for moments that had a job.
+    With --from and --to, enqueue a job for each run of a time that is past or to come: all of them or none,
+    at most 10,000, also for runs that had a job.
     """
+    if since is not None or until is not None:
+        _backfill(context, name, since, until, as_json=as_json)
+        return
+    job = context.app(needs_code=True).schedules.run(name)
+    line = f"enqueued job {job.id}: {plain(job.task)} in queue {queue_name(job.queue)}"
+    if not job.created:
+        line = f"nothing enqueued: job {job.id} holds its unique key"
+    value = {"id": job.id, "queue": job.queue, "task": job.task, "created": job.created}
+    answer(value, line, as_json=as_json)
+
+
+def _backfill(context: Context, name: str, since: str | None, until: str | None, *, as_json: bool) -> None:
+    if since is None or until is None:
+        raise click.UsageError("--from and --to are given together")
     begin, end = moment_of(since, "--from"), moment_of(until, "--to")
     if end <= begin:
         raise click.UsageError(f"--to {until} is not after --from {since}: there is no moment between them")
-    made = context.app(needs_code=True).schedules.backfill(name, begin, end)
-    ids = [job.id for job in made if job.created]
-    if as_json:
-        show_json({"schedule": name, "ids": ids})
-    elif ids:
-        click.echo(f"enqueued {counted(len(ids), 'job')} of {plain(name)}: {listed(ids)}")
-    else:
-        click.echo(f"{plain(name)} has no moment from {since} to {until}")
+    jobs = context.app(needs_code=True).schedules.backfill(name, begin, end)
+    ids = [job.id for job in jobs if job.created]
+    line = f"{plain(name)} has no moment from {since} to {until}"
+    if ids:
+        line = f"enqueued {counted(len(ids), 'job')} of {plain(name)}: {listed(ids)}"
+    answer({"schedule": name, "ids": ids}, line, as_json=as_json)

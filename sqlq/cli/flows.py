@@ -1,4 +1,4 @@
-"""`sqlq flow`: look at flows, and mend them: cancel one, retry its failed steps, or skip a step."""
+"""`sqlq flows`: look at flows, and skip a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.cli.context import Context
-from sqlq.cli.looks import show_field, show_rows
-from sqlq.cli.output import Cell, Column, ago, counted, json_option, limit_option, listed, plain, show_json
-from sqlq.config.command_hint import command, word
+from sqlq.cli.looks import show_field, show_list, show_rows
+from sqlq.cli.output import Cell, Column, ago, answer, counted, json_option, limit_option, plain, show_json
+from sqlq.config.command_hint import command
 
 if TYPE_CHECKING:
     from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
@@ -22,28 +22,29 @@ SHOWN = 1_000
 """Of so many steps a person is shown a line each."""
 
 
-@click.group()
-def flow() -> None:
-    """List flows, show one, and mend it."""
-
-
-@flow.command("list")
+@click.group(invoke_without_command=True)
 @limit_option(20, "At most so many, the newest.")
 @json_option
-@click.pass_obj
-def list_flows(context: Context, limit: int, as_json: bool) -> None:
-    """List flows, the newest first, and how far each is."""
-    found = context.app().flows.list(limit=limit)
-    if as_json:
-        show_json([_object(each) for each in found])
-    elif found:
-        columns = [Column("id", right=True), Column("name", wide=True), Column("state"), Column("steps")]
-        show_rows([*columns, Column("enqueued")], [_row(each) for each in found])
-    else:
-        click.echo(f"no flows in {context.shown_url()}")
+@click.pass_context
+def flows(ctx: click.Context, limit: int, as_json: bool) -> None:
+    """List flows, the newest first; show one, or skip a step.
+
+    sqlq retry --flow ID runs failed steps again, sqlq cancel --flow ID ends a flow.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    columns = [Column("id", right=True), Column("name", wide=True), Column("state"), Column("steps")]
+    show_list(
+        [*columns, Column("enqueued")],
+        ctx.obj.app().flows.list(limit=limit),
+        _row,
+        nothing=f"no flows in {ctx.obj.shown_url()}",
+        as_object=_object,
+        as_json=as_json,
+    )
 
 
-@flow.command("show")
+@flows.command()
 @click.argument("id", type=int)
 @json_option
 @click.pass_obj
@@ -69,53 +70,7 @@ def show(context: Context, id: int, as_json: bool) -> None:
             show_field(what, line)
 
 
-@flow.command("cancel")
-@click.argument("id", type=int)
-@click.option("--force", is_flag=True, help="End running steps here and now.")
-@json_option
-@click.pass_obj
-def cancel(context: Context, id: int, force: bool, as_json: bool) -> None:
-    """Cancel what is left of a flow.
-
-    Steps that wait end at once, running ones are asked to stop, as in sqlq cancel. What has finished or
-    failed stays as it is.
-    """
-    from sqlq.admin.cancel import Cancellation
-
-    done = context.app().flows.cancel(id, force=force)
-    cancelled = sorted(step for step, word in done.items() if word is Cancellation.CANCELLED)
-    requested = sorted(step for step, word in done.items() if word is Cancellation.REQUESTED)
-    left = sorted(step for step, word in done.items() if word is Cancellation.LOCKED)
-    if as_json:
-        show_json({"cancelled": cancelled, "requested": requested, "locked": left})
-    else:
-        if cancelled:
-            click.echo(f"cancelled {counted(len(cancelled), 'step')} of flow {id}: {listed(cancelled)}")
-        if requested:
-            click.echo(f"asked {counted(len(requested), 'running step')} to stop: {listed(requested)}")
-        if not done:
-            click.echo(f"no step of flow {id} is left to cancel")
-    if left:
-        click.echo(f"sqlq: locked by other transactions, try again: {listed(left)}", err=True)
-        raise SystemExit(1)
-
-
-@flow.command("retry")
-@click.argument("id", type=int)
-@json_option
-@click.pass_obj
-def retry(context: Context, id: int, as_json: bool) -> None:
-    """Run the failed steps of a flow again, after which it goes on."""
-    moved = context.app().flows.retry(id)
-    if as_json:
-        show_json({"retried": moved})
-    elif moved:
-        click.echo(f"moved back {counted(len(moved), 'step')} of flow {id} to run again: {listed(moved)}")
-    else:
-        click.echo(f"no step of flow {id} has failed")
-
-
-@flow.command("skip")
+@flows.command()
 @click.argument("step", type=int)
 @json_option
 @click.pass_obj
@@ -126,10 +81,8 @@ def skip(context: Context, step: int, as_json: bool) -> None:
     result fails, and says so.
     """
     found = context.app().flows.skip(step)
-    if as_json:
-        show_json(_object(found))
-    else:
-        click.echo(f"skipped step {step}; flow {found.id} is {found.state}, {_counts(found)}")
+    line = f"skipped step {step}; flow {found.id} is {found.state}, {_counts(found)}"
+    answer(_object(found), line, as_json=as_json)
 
 
 def _object(found: FlowStatus) -> dict[str, Any]:
@@ -173,8 +126,8 @@ def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:
     states = Counter(step.state for step in found.steps)
     failed = [step for step in found.steps if step.state == "failed"]
     if failed:
-        yield command(f"failed show {failed[0].id}"), "what failed"
-        yield command(f"flow retry {found.id}"), "run it again"
-        yield command(f"flow skip {failed[0].id}"), "go on"
+        yield command(f"show {failed[0].id}"), "what failed"
+        yield command(f"retry --flow {found.id}"), "run it again"
+        yield command(f"flows skip {failed[0].id}"), "go on"
     if states.keys() & {"blocked", "scheduled", "available", "running"}:
-        yield command(f"flow cancel {word(str(found.id))}"), "end it"
+        yield command(f"cancel --flow {found.id}"), "end it"

@@ -1,0 +1,133 @@
+"""`sqlq cancel` and `sqlq prune`: end jobs, and delete ended ones by their age."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.output import (
+    answer,
+    counted,
+    json_option,
+    listed,
+    naming_options,
+    of,
+    plain,
+    require_named,
+)
+
+if TYPE_CHECKING:
+    from sqlq.admin.cancel import Cancellation
+
+EXPLAINED = 20
+"""So many jobs that were not cancelled are explained one by one."""
+
+
+@click.command()
+@click.option("--task", help="Those of one task.")
+@click.option("--queue", help="Those of one queue.")
+@click.option("--flow", type=int, metavar="ID", help="The steps of a flow that have not ended.")
+@click.option(
+    "--force", is_flag=True, help="End running jobs here and now, without waiting for their handlers."
+)
+@click.argument("ids", type=int, nargs=-1)
+@json_option
+@click.pass_obj
+def cancel(
+    context: Context, /, ids: tuple[int, ...], flow: int | None, force: bool, as_json: bool, **chosen: Any
+) -> None:
+    """Cancel jobs: by id, --task, --queue or --flow.
+
+    Ids, task and queue given together must all fit. A job that waits is cancelled at once. One that runs is
+    asked to stop: its worker sees the request within 2 seconds. With --force it is cancelled at once, too;
+    its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of the ids could not
+    be cancelled.
+    """
+    from sqlq.admin.cancel import Cancellation
+
+    require_named("jobs", "--task, --queue or --flow", ids, flow, *chosen.values())
+    if flow is None:
+        done = context.app().jobs.cancel(ids, **chosen, force=force)
+    elif ids or any(chosen.values()):
+        raise click.UsageError("--flow is for all steps of a flow: leave out the rest")
+    else:
+        done = context.app().flows.cancel(flow, force=force)
+    by_word = {word: sorted(id for id, each in done.items() if each is word) for word in Cancellation}
+    cancelled, requested = by_word.pop(Cancellation.CANCELLED), by_word.pop(Cancellation.REQUESTED)
+    which, lines = of(**chosen, flow=flow), []
+    if cancelled:
+        lines += [f"cancelled {counted(len(cancelled), 'job')}{which}: {listed(cancelled)}"]
+    if requested:
+        asked = f"asked {counted(len(requested), 'running job')}{which} to stop: {listed(requested)}"
+        lines += [f"{asked}; its worker sees it within 2 seconds; --force does not wait for it"]
+    others = {word.replace(" ", "_"): ids for word, ids in by_word.items()}
+    answer(
+        {"cancelled": cancelled, "requested": requested, **others},
+        *(lines or [f"no jobs{which} cancelled"]),
+        as_json=as_json,
+    )
+    _explain(context, {id: done[id] for ids in by_word.values() for id in ids})
+
+
+def _explain(context: Context, failed: dict[int, Cancellation]) -> None:
+    """Say why jobs were not cancelled, and exit with 1 if there are any."""
+    for id in sorted(failed)[:EXPLAINED]:
+        click.echo(f"sqlq: job {id}: {_why_not(context, id, failed[id])}", err=True)
+    others = Counter(failed[id].value for id in sorted(failed)[EXPLAINED:])
+    for reason, (one, many) in _COUNTED.items():
+        if number := others[reason]:
+            click.echo(f"sqlq: {counted(number, 'more job')} {one if number == 1 else many}", err=True)
+    if failed:
+        raise SystemExit(1)
+
+
+_COUNTED = {
+    "ended": ("has ended already", "have ended already"),
+    "unknown": ("does not exist", "do not exist"),
+    "passed over": ("is not of the task and queue named", "are not of the task and queue named"),
+    "locked": ("is locked by another transaction: try again", "are locked by other transactions: try again"),
+}
+
+
+def _why_not(context: Context, id: int, word: Cancellation) -> str:
+    from sqlq.admin.cancel import Cancellation
+    from sqlq.errors import JobNotFoundError
+
+    if word is Cancellation.UNKNOWN:
+        return "there is no such job"
+    if word is Cancellation.LOCKED:
+        return "another transaction has locked its row: try again"
+    try:
+        job = context.app().jobs.get(id)
+    except JobNotFoundError:
+        return "it has ended, and is gone by now"
+    if word is Cancellation.PASSED_OVER:
+        return f"it is of task {plain(job.task)} in queue {plain(job.queue)}, not of those named"
+    return f"it is {job.state} already"
+
+
+@click.command()
+@click.option(
+    "--finished", metavar="AGE", help="Finished and cancelled jobs that ended longer ago than this, as in 7d."
+)
+@click.option("--failed", metavar="AGE", help="Failed jobs that failed longer ago than this, as in 30d.")
+@json_option
+@click.pass_obj
+def prune(context: Context, finished: str | None, failed: str | None, as_json: bool) -> None:
+    """Delete ended jobs by their age.
+
+    Give --finished, --failed or both; deletes in small batches. Workers prune finished jobs by
+    themselves, after 7 days or what your App says (retention=). Failed jobs stay until you retry, delete
+    or prune them. Jobs with a retention of their own are left alone: workers delete them, failed ones
+    too, when it is over.
+    """
+    if finished is None and failed is None:
+        raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")
+    with naming_options("finished", "failed"):
+        gone = context.app().jobs.prune(finished=finished, failed=failed)
+    asked = [("finished", finished, gone.finished), ("failed", failed, gone.failed)]
+    parts = [counted(number, f"{what} job") for what, age, number in asked if age is not None]
+    answer(gone._asdict(), f"pruned {' and '.join(parts)}", as_json=as_json)

@@ -1,0 +1,87 @@
+"""`sqlq limits`: look at limits, and override them until that is cleared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.looks import show_list
+from sqlq.cli.output import Cell, Column, ago, answer, json_option, limit_option, naming_options, plain
+
+if TYPE_CHECKING:
+    from sqlq.model.limit import LimitStatus
+
+
+@click.group(invoke_without_command=True)
+@click.option("--prefix", default="", help="Keys that begin so.")
+@limit_option(100, "At most so many keys.")
+@json_option
+@click.pass_context
+def limits(ctx: click.Context, prefix: str, limit: int, as_json: bool) -> None:
+    """List the keys of limits; set a limit, and clear it.
+
+    Running are the jobs that hold a slot: they run, or are claimed next. Waiting are those without a slot.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    columns = [Column("key", wide=True), Column("limit"), Column("running", right=True)]
+    columns += [Column("waiting", right=True), Column("oldest due"), Column("next start"), Column("set")]
+    of = f" with the prefix {plain(prefix)!r}" if prefix else ""
+    nothing = f"no limits{of} in {ctx.obj.shown_url()}: a worker that sees a job of a key adds it"
+    rows = ctx.obj.app().limits.list(prefix, limit=limit)
+    show_list(columns, rows, _row, nothing=nothing, as_object=_object, as_json=as_json)
+
+
+@limits.command("set")
+@click.argument("key")
+@click.option("--running", type=int, help="At most so many at a time.")
+@click.option("--rate", help="At most so many starts in a period, as in 100/1m.")
+@json_option
+@click.pass_obj
+def set_limit(context: Context, key: str, running: int | None, rate: str | None, as_json: bool) -> None:
+    """Set what KEY allows, whatever its tasks declare, until it is cleared.
+
+    Without --running or --rate there is no such limit any more. Running jobs go on.
+    """
+    if running is None and rate is None:
+        raise click.UsageError("say what is allowed: --running, --rate or both")
+    app = context.app(needs_code=True)
+    known = app.limits.is_known(key)
+    with naming_options("running", "rate"):
+        found = app.limits.set(key, running=running, rate=rate)
+    unknown = "" if known else "; nothing else is known of this key: no job and no limit of the App has it"
+    line = f"{plain(key)}: {found.says}, until it is cleared{unknown}"
+    answer(_object(found), line, as_json=as_json)
+
+
+@limits.command()
+@click.argument("key")
+@json_option
+@click.pass_obj
+def clear(context: Context, key: str, as_json: bool) -> None:
+    """Go back to what the App declares for KEY.
+
+    The next job that is enqueued declares a key that is made from arguments; until then the old limit counts.
+    """
+    found = context.app(needs_code=True).limits.clear(key)
+    line = f"{plain(key)}: {found.says}, until a job is enqueued that says something else"
+    answer(_object(found), line, as_json=as_json)
+
+
+def _object(found: LimitStatus) -> dict[str, Any]:
+    return {**asdict(found), "says": found.says}
+
+
+def _row(found: LimitStatus) -> list[Cell]:
+    return [
+        found.key,
+        found.says,
+        found.running,
+        (f"{found.waiting:,}{'+' if found.is_capped else ''}", "yellow" if found.waiting else ""),
+        ago(found.oldest_due_at),
+        "-" if found.next_start_seconds is None else f"in {found.next_start_seconds:.3g} s",
+        "-" if found.set_at is None else f"by an operator {ago(found.set_at)}",
+    ]

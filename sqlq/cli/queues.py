@@ -1,0 +1,119 @@
+"""`sqlq queues`: see what each queue holds, and pause and resume queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+
+import click
+
+from sqlq.cli.context import Context
+from sqlq.cli.looks import exact_option
+from sqlq.cli.output import answer, json_option, naming_options, plain, show_json
+from sqlq.cli.status import show_queues
+
+
+@click.group(invoke_without_command=True)
+@exact_option
+@json_option
+@click.pass_context
+def queues(ctx: click.Context, exact: bool, as_json: bool) -> None:
+    """Show what each queue holds; pause and resume queues.
+
+    Counts end at 10,000, shown as 10,000+; --exact counts on. sqlq status has the workers, too.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    app = ctx.obj.app()
+    rows = app.queues.status(exact=exact)
+    if as_json:
+        show_json([asdict(row) for row in rows])
+    else:
+        show_queues(ctx.obj, rows, app.queues.pauses())
+
+
+@queues.command()
+@click.argument("names", metavar="[QUEUE...]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All queues, those made later included.")
+@click.option("--for", "lasting", metavar="DURATION", help="Resume by itself after so long, as in 10m.")
+@json_option
+@click.pass_obj
+def pause(
+    context: Context, names: tuple[str, ...], everything: bool, lasting: str | None, as_json: bool
+) -> None:
+    """Let no worker claim from queues until they are resumed.
+
+    What runs already runs on, and enqueueing goes on as ever. Workers that serve a paused queue by name wait
+    as if it were empty. A pause of a queue counts from the next claim on, that of all queues within 2
+    seconds. To pause workers, and not queues: sqlq workers pause.
+    """
+    _require_queues(names, everything)
+    length = None if lasting is None else _length(lasting)
+    ending = "" if lasting is None else f" for {lasting.strip()}"
+    already = f"paused already, and from now on{ending or ' without an end'}"
+    queues = context.app().queues
+    if everything:
+        changed = queues.pause(all=True, lasting=length)
+        line = f"paused all queues{ending}" if changed else f"all queues are {already}"
+        answer({"all": True, "paused": bool(changed)}, line, as_json=as_json)
+        return
+    unknown = queues.unknown(names)
+    changed = queues.pause(*names, lasting=length)
+    nothing = (
+        "; nothing else is known of a queue of that name: no job is in it, and no worker or task names it"
+    )
+    lines = [
+        f"paused {plain(name)}{ending}{nothing if name in unknown else ''}"
+        if name in changed
+        else f"{plain(name)} is {already}"
+        for name in sorted({*names})
+    ]
+    answer(_switched(names, "paused", changed, unknown), *lines, as_json=as_json)
+
+
+@queues.command()
+@click.argument("names", metavar="[QUEUE...]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="End a pause of all queues.")
+@json_option
+@click.pass_obj
+def resume(context: Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Let workers claim from these queues again.
+
+    With --all the pause of all queues ends; those that were paused by name stay so.
+    """
+    _require_queues(names, everything)
+    queues = context.app().queues
+    if everything:
+        changed = queues.resume(all=True)
+        line = "resumed all queues that are not paused by name" if changed else "all queues are not paused"
+        answer({"all": True, "resumed": bool(changed)}, line, as_json=as_json)
+        return
+    unknown = queues.unknown(names) if as_json else []
+    changed = queues.resume(*names)
+    lines = [
+        f"resumed {plain(name)}" if name in changed else f"{plain(name)} is not paused"
+        for name in sorted({*names})
+    ]
+    answer(_switched(names, "resumed", changed, unknown), *lines, as_json=as_json)
+
+
+def _require_queues(names: tuple[str, ...], everything: bool) -> None:
+    if bool(names) == everything:
+        raise click.UsageError("name the queues, or give --all" + (", and not both" if names else ""))
+
+
+def _length(lasting: str) -> timedelta:
+    from sqlq.config.durations import milliseconds
+
+    with naming_options("for"):
+        ms = milliseconds(lasting, "for")
+    if ms == 0:
+        raise click.UsageError("--for is zero: a pause has a length, or leave it out for one without end")
+    return timedelta(milliseconds=ms)
+
+
+def _switched(
+    names: Sequence[str], verb: str, changed: Sequence[str], unknown: Sequence[str]
+) -> list[dict[str, object]]:
+    return [{"queue": q, verb: q in changed, "known": q not in unknown} for q in sorted({*names})]
