@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from sqlq.app.code import Code
-from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
-from sqlq.config.durations import Duration
 from sqlq.enqueue.prepare import Stamp
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Hear, checked_names
-from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
-from sqlq.model.job import KEPT, Kept, NewJob
-from sqlq.model.job_result import Follows
+from sqlq.model.job import NewJob
 from sqlq.model.limit import AnyLimit, Limit
 from sqlq.model.middleware import around_scope, lifespan_scope
 from sqlq.model.named_task import NamedTask
 from sqlq.model.schedule import Declared, Options, Schedule, checked_template, planned
-from sqlq.model.task import Exceptions, Isolate, Registry, Task, make_task
+from sqlq.model.task import Registry, Task, TaskOptions, make_task
 
 if TYPE_CHECKING:
     from sqlq.worker.attempt.context import JobContext
@@ -38,8 +33,13 @@ S = TypeVar("S", bound=Stamp)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TASK_OPTIONS = tuple(inspect.signature(make_task).parameters)[1:]
-"""All but the handler."""
+
+class AppTaskOptions(TaskOptions, total=False):
+    """The options of `App.task`: those of a task, a schedule, and a limit by its name."""
+
+    around: Sequence[Around] | None
+    limit: AnyLimit | str | None  # type: ignore[misc]
+    schedule: Schedule | str | None
 
 
 class Declares:
@@ -63,25 +63,7 @@ class Declares:
         self,
         handler: None = None,
         /,
-        *,
-        name: str | None = None,
-        queue: str = DEFAULT_QUEUE,
-        max_attempts: int = MAX_ATTEMPTS,
-        priority: int = 0,
-        timeout: Duration | None = None,
-        backoff: BackoffOption | None = None,
-        retention: Duration | Kept | None = KEPT,
-        expires: Duration | None = None,
-        headers: Mapping[str, Any] | None = None,
-        retry_on: Exceptions | None = None,
-        fail_on: Exceptions = (),
-        isolate: Isolate = False,
-        on_success: Follows | None = None,
-        on_failure: Follows | None = None,
-        aliases: Sequence[str] = (),
-        around: Sequence[Around] | None = (),
-        schedule: Schedule | str | None = None,
-        limit: AnyLimit | str | None = None,
+        **options: Unpack[AppTaskOptions],
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, handler: Any = None, /, **options: Any) -> Any:
@@ -110,13 +92,12 @@ class Declares:
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
         """
-        when = options.pop("schedule", None)
-        unknown = options.keys() - _TASK_OPTIONS
-        if unknown:
+        if unknown := options.keys() - AppTaskOptions.__annotations__:
             raise ConfigurationError(
                 f"@app.task has no option {', '.join(sorted(unknown))}; it has "
-                f"{', '.join(_TASK_OPTIONS)}, schedule"
+                f"{', '.join(AppTaskOptions.__annotations__)}"
             )
+        when = options.pop("schedule", None)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             if isinstance(function, Task):

@@ -39,7 +39,7 @@ from tests.servers import own_postgresql
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
-SECONDS = 60
+SECONDS = 40
 AT_A_TIME = 8
 """More than there are processors: most tests that miss a guard wait until their patience is at an end."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -832,7 +832,7 @@ def main(words: Sequence[str]) -> int:
         pool = stack.enter_context(ThreadPoolExecutor(AT_A_TIME))
         named = sorted({guard.killed_by for guard in guards})
         # else it would be the copy that kills
-        done = run(trees[0], server.url("postgres"), named, 10 * SECONDS, "auto")
+        done = run(trees[0], server.url("postgres"), named, 15 * SECONDS, "auto")
         kill_what_runs_on(trees[0])
         if done.returncode:
             print(

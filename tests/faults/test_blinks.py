@@ -30,7 +30,7 @@ from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.stress, pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)]
 
 RESUME_SECONDS = 15.0
 """What a loaded machine is allowed; on a quiet one it is less than five seconds, which the scorecard

@@ -28,7 +28,7 @@ from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -35,7 +35,7 @@ from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 WAYS = {
     "success": "return 'by the zombie'",

@@ -32,8 +32,8 @@ from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, WINNERS, LastLook, Poller, drawn
 from sqlq.worker.wait.wake import MOST_KNOWN, Wake
+from tests.kit import claim, working
 from tests.waiting import wait_until
-from tests.worker.test_leases import claim, working
 from tests.worker.test_supervising import facts_of
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

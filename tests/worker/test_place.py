@@ -23,8 +23,8 @@ from sqlq.worker.claim import Claimer, Pace
 from sqlq.worker.maintain import services
 from sqlq.worker.run import executor
 from sqlq.worker.supervise.heartbeat import Dead, Heartbeat
+from tests.kit import claim, expire, rescue, working
 from tests.waiting import wait_until
-from tests.worker.test_leases import claim, expire, rescue, working
 
 
 class Steps:

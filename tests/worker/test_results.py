@@ -31,9 +31,9 @@ from sqlq.worker.settle.after import Answers
 from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.faults.processes import ROOT
 from tests.flow_shop import Shop
+from tests.kit import working
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ID = UUID(int=7)

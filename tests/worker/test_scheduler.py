@@ -16,8 +16,8 @@ from sqlq.store import schedules
 from sqlq.testing import drain
 from sqlq.worker.ipc.parent import Unsupervised
 from sqlq.worker.maintain.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 SECOND = timedelta(seconds=1)
 

@@ -44,7 +44,7 @@ def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> 
     for name in ("t", "was.t"):
         job = insert(engine, task=name)
         assert tuple(shown(engine, job)) == ("available", 0, None)
-        assert app.jobs.get(job).max_attempts is None
+        assert app.jobs.list()[0].max_attempts is None
         assert (app.jobs.get(job).max_attempts, app.jobs.get(job).timeout_ms) == (1, 100), "what applies"
         assert drain(app).failed == 1
         assert tuple(shown(engine, job)) == ("failed", 1, 1)

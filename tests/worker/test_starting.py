@@ -39,8 +39,8 @@ from sqlq.worker.maintain import services
 from sqlq.worker.run.executor import Executors
 from sqlq.worker.run.isolated import Isolates
 from sqlq.worker.run.lease import Deadlines, Leases
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 TARGET = Target()
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -182,6 +182,7 @@ class Processes:
                 process.stdin.close()
 
 
+@pytest.mark.integration
 def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.App, engine: Engine) -> None:
     """As after the death of a host, whose jobs all need a process of their own."""
     task = app.task(name="t")(lambda: None)
@@ -566,6 +567,7 @@ def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> No
     assert app.workers.list() == []
 
 
+@pytest.mark.integration
 def test_a_batch_of_old_rows_at_a_time_is_pruned_so_that_rescues_have_their_turn(
     database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
