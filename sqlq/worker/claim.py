@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Ask, Position
+from sqlq.database.dialect import Ask, Claimant, Position
 from sqlq.errors import SealError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
@@ -259,7 +259,7 @@ class Claimer:
 
         def work(ask: Ask) -> list[ClaimedJob]:
             dialect, schema = self._database.dialect, self._database.schema
-            found = dialect.claim(ask, schema, names, limit, *self._given(), newest_first=True)
+            found = dialect.claim(ask, schema, names, limit, self._claimant(), newest_first=True)
             return claiming.claimed(found, names, limit, newest_first=True)
 
         return self._database.ask_alone(work)
@@ -274,19 +274,11 @@ class Claimer:
                 return claimed
         if not database.takes_single_statements:
             with database.begin() as conn:
-                owner, lease_ms, max_attempts, follow_ups = self._given()
-                return claiming.claim(
-                    *(conn, names),
-                    limit=limit,
-                    owner=owner,
-                    lease_ms=lease_ms,
-                    max_attempts=max_attempts,
-                    follow_ups=follow_ups,
-                )
+                return claiming.claim(conn, names, limit=limit, **self._claimant()._asdict())
         begun = time.monotonic()
         dialect, schema = database.dialect, database.schema
         claimed = self._run(
-            lambda ask: dialect.claim(ask, schema, names, limit, *self._given(), evenly=self._evenly),
+            lambda ask: dialect.claim(ask, schema, names, limit, self._claimant(), evenly=self._evenly),
             names,
             limit,
         )
@@ -311,7 +303,7 @@ class Claimer:
             return []
         dialect, schema = self._database.dialect, self._database.schema
         claimed = self._run(
-            lambda ask: dialect.claim_beyond(ask, schema, positions, limit, *self._given()),
+            lambda ask: dialect.claim_beyond(ask, schema, positions, limit, self._claimant()),
             names,
             limit,
         )
@@ -325,9 +317,8 @@ class Claimer:
             lambda ask: claiming.claimed(claim(ask), names, limit, evenly=self._evenly)
         )
 
-    def _given(self) -> tuple[str, int, str, str | None]:
-        """Return what each claim says beside its queues: for whom, for how long, and what the tasks say for
-        rows that do not say it themselves."""
+    def _claimant(self) -> Claimant:
+        """Return what each claim says beside its queues."""
         tasks = tuple(self._tasks.values())
         if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
             self._seen_tasks = tasks
@@ -341,7 +332,7 @@ class Claimer:
             }
             # guard: a-claim-says-what-follows
             self._follow_ups = json.dumps(followed, ensure_ascii=False) if followed else None
-        return self._owner, self._lease_ms, self._tasks_say, self._follow_ups
+        return Claimant(self._owner, self._lease_ms, self._tasks_say, self._follow_ups)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Queues that are not named in an order have each their turn, by their weights if they have some, so

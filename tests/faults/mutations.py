@@ -143,7 +143,7 @@ GUARDS = [
     Guard("drain-claims-anew", None, "if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
     Guard("dear-claims-are-measured", None, "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
     Guard("claim-beyond-a-place", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
-    Guard("claims-are-planned-once", None, "if False:", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
+    Guard("claims-are-planned-once", "plans_once=use.plan_once", "plans_once=False", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
     # the fence of every owner's write

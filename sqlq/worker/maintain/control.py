@@ -271,7 +271,7 @@ class Entry:
             except DBAPIError as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
-                if not self._database.dialect.is_away(error) or not (patient or is_read_only(error)):
+                if not self._database.dialect.trouble(error).is_away or not (patient or is_read_only(error)):
                     raise
                 self._grace.pulse()  # who waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))

@@ -465,7 +465,7 @@ class Vacuum:
                     else []
                 )
         except DBAPIError as error:
-            if self._database.dialect.is_away(error):
+            if self._database.dialect.trouble(error).is_away:
                 raise
             log.debug("this role may not see who holds vacuum back: %s", error.orig)
             return

@@ -151,7 +151,7 @@ class Admissions(Threaded):
             return True
         except DBAPIError as error:
             dialect = self._database.dialect
-            if dialect.is_away(error) or dialect.rolled_back(error):
+            if dialect.trouble(error).passes:
                 log.debug("admitting jobs failed: %s", error)
                 return True
             log.warning("it was not seen whether jobs wait in the lines of limits: %s", error.orig)

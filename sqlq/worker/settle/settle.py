@@ -139,8 +139,8 @@ class Settler(Gatherer[Item]):
 
     def _failed(self, error: Exception) -> float:
         self._doubtful = True
-        if isinstance(error, DBAPIError) and not self._database.dialect.is_away(error):
-            if not self._database.dialect.rolled_back(error):
+        if isinstance(error, DBAPIError) and not self._database.dialect.trouble(error).is_away:
+            if not self._database.dialect.trouble(error).rolled_back:
                 self._refused = str(error.orig)
             return LOCKED_ROW_SECONDS
         return super()._failed(error)
@@ -294,7 +294,7 @@ class Settler(Gatherer[Item]):
                         written = [self._settlement(job, version, seconds)]
                         done = settling.settle(conn, written, keep_finished=keep)
                 except DBAPIError as refusal:
-                    if self._database.dialect.is_away(refusal) or self._database.dialect.rolled_back(refusal):
+                    if self._database.dialect.trouble(refusal).passes:
                         raise
                     log.warning(
                         "job %d: its outcome could not be stored: %s",

@@ -247,7 +247,7 @@ class Heartbeat:
                 rest = self._give_back_of(dead)
             except Exception as error:  # guard: one-death-keeps-no-other-waiting
                 dialect = self.database.dialect
-                if isinstance(error, DBAPIError) and (dialect.is_away(error) or dialect.rolled_back(error)):
+                if isinstance(error, DBAPIError) and (dialect.trouble(error).passes):
                     raise
                 log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
                 rest = None
