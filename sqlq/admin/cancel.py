@@ -88,7 +88,7 @@ class Canceller:
                 partial(cancelling.cancel, ids=[id], force=force, wait_ms=wait_ms), tries=1
             )
         except DBAPIError as error:
-            if not self._database.dialect.rolled_back(error):
+            if not self._database.dialect.trouble(error).rolled_back:
                 raise
             return {id: Cancellation.LOCKED}
         unblocked_after(self._database, done.gone)

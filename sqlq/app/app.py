@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from sqlq.admin.queues import Queues
     from sqlq.admin.schedules import Schedules
     from sqlq.admin.workers import Workers
-    from sqlq.worker.ipc.parent import Unsupervised
-    from sqlq.worker.run.isolated import Isolates
+    from sqlq.worker.ipc.parent import NoParent
+    from sqlq.worker.run.isolated import IsolatedProcesses
     from sqlq.worker.worker import Worker
 
 J = TypeVar("J")
@@ -527,8 +527,8 @@ class App(Declares):
         max_rss: str | int | None = None,
         max_idle: Duration | None = None,
         isolate: bool = False,
-        supervision: Unsupervised | None = None,
-        isolates: Isolates | None = None,
+        supervision: NoParent | None = None,
+        isolates: IsolatedProcesses | None = None,
     ) -> Worker:
         """Return a worker in this process. `.run()` blocks until it is stopped; `with app.worker():` runs it
         in a thread while the block runs. `sqlq work` is the usual way, and promises more. Here no
