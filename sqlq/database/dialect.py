@@ -41,9 +41,6 @@ Position: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
 and its id."""
 
-Place: TypeAlias = tuple[int, int]
-"""A flow, and a step of it, by their ids."""
-
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
 
@@ -507,15 +504,6 @@ class Dialect:
 
     def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
         """Return the blocked steps that wait for jobs that ended within this time."""
-        raise NotImplementedError
-
-    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
-        """Return flow, id, and whether it is blocked, of the next live steps after a place, in their
-        order."""
-        raise NotImplementedError
-
-    def has_flows(self, ask: Ask, schema: str | None) -> bool:
-        """Whether there is a flow."""
         raise NotImplementedError
 
     def pick(
