@@ -34,6 +34,7 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
 from sqlq.database.timeouts import Patience
+from sqlq.payload.encryption import Seal
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
@@ -113,6 +114,11 @@ def schema_of(conn: Connection) -> str | None:
     return schema
 
 
+def seal_of(conn: Connection) -> Seal | None:
+    """Return what the database of a connection of sqlq's own encrypts with."""
+    return conn.get_execution_options().get(SEAL)
+
+
 def rights(rows: Iterable[Any]) -> set[Right]:
     """Return the rights in rows of id and lease token."""
     return {(id, token) for id, token in rows}
@@ -136,6 +142,8 @@ class Batch:
         yield from (literal(value).label(name) for name, value in self.constants.items())
 
 
+SEAL = "sqlq_seal"
+"""The execution option of sqlq's own connections that holds what their database encrypts with."""
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 

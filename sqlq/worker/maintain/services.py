@@ -164,7 +164,7 @@ class Rescue(PolledService):
             return min(self._every, wait)
         began = time.monotonic()
         with self._database.begin() as conn:
-            rescued = settle.rescue(conn, limit=RESCUE_BATCH, seal=self._database.seal)
+            rescued = settle.rescue(conn, limit=RESCUE_BATCH)
         goes_on_at = time.monotonic() + at_once(self._database, began)
         unblock.after_losses(self._database.for_claims, rescued)
         self._tell(rescued, "did not renew its lease")
