@@ -26,6 +26,7 @@ from sqlalchemy import URL, Dialect, Engine, create_engine, make_url
 
 import sqlq
 from sqlq.database.database import Database
+from sqlq.worker.worker import Worker
 from tests.servers import OwnPostgreSQL, PostgreSQL, own_postgresql
 
 DATABASES = ["sqlite", "postgresql"]
@@ -49,7 +50,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 SAME_ON_BOTH = (
-    *("faces/", "faults/", "worker/"),
+    *("faces/", "faults/", "worker/", "migrations/test_history.py"),
     *(
         f"conformance/test_{what}.py"
         for what in ("admin_looks", "admin_queues", "enqueue_refused", "records", "replay", "schedules")
@@ -72,16 +73,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what repeats, unless a test is asked for by name or SQLQ_TEST_ALL is set.
 
     Of tests that are alike one runs, chosen by their name: tests of the layers above the database are alike
-    on both kinds of it, and those marked `variants` with all their parameters. Tests marked `stress` run when
-    their folder or file is asked for.
+    on both kinds of it, and those marked `variants` with all their parameters. Tests marked
+    `integration` run when their folder or file is asked for.
     """
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(600))
     if os.environ.get(ALL) or any("::" in argument for argument in config.args):
         return
     left_out: set[pytest.Item] = set()
     folder = Path(__file__).parent
     asked_for = [config.invocation_params.dir.joinpath(argument).resolve() for argument in config.args]
-    if any(folder.is_relative_to(path) for path in asked_for):
-        left_out.update(item for item in items if item.get_closest_marker("stress") is not None)
+    is_wanted = "integration" in config.option.markexpr
+    if not is_wanted and any(folder.is_relative_to(path) for path in asked_for):
+        left_out.update(item for item in items if item.get_closest_marker("integration") is not None)
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
         alike.setdefault(_but_for_what_is_alike(item), []).append(item)
@@ -148,6 +153,36 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "_prepared", sharing)
         yield
+
+
+_RUNNING: set[Worker] = set()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def known_workers() -> Iterator[None]:
+    """Note which workers run in this process."""
+    run = Worker.run
+
+    def noted(worker: Worker, **options: Any) -> Any:
+        _RUNNING.add(worker)
+        try:
+            return run(worker, **options)
+        finally:
+            _RUNNING.discard(worker)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "run", noted)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    """Stop the workers that a test has left in threads when it failed: they would disturb all later ones, and
+    keep the process from its end."""
+    for worker in list(_RUNNING):
+        worker.stop()
+        worker.stop()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import array
 import atexit
+import builtins
 import fcntl
 import importlib
 import io
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -23,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -43,6 +47,15 @@ IMPORTED = (
     *("sqlq.cli.work", "sqlq.worker.supervise.supervisor", "sqlq.worker.run.isolated"),
     *("alembic.command", "psycopg", "rich.console", "rich.table", "rich.live"),
 )
+DJANGO = (
+    *(
+        "django.core.management.commands.migrate",
+        "django.test.runner",
+        "django.contrib.contenttypes.management",
+    ),
+    *("django.db.backends.sqlite3.base", "django.db.backends.postgresql.base"),
+)
+"""What a process imports that forks for a project's manage.py, besides."""
 INTERPRETERS = ("PYTHON", "LC_", "LANG")
 """Variables that begin so are read when Python starts."""
 MOST_FDS = 16
@@ -68,7 +81,7 @@ class Forked:
     ) -> None:
         """`door` leads to the preloaded process; `passed` are descriptors that it has under the same numbers.
         Raises `OSError` where that process is gone."""
-        self.args = ["sqlq", *args]
+        self.args = list(args)
         self.returncode: int | None = None
         self._connection, theirs = socket.socketpair()
         with theirs:
@@ -111,18 +124,18 @@ class Forked:
 
 
 @cache
-def preloaded() -> Preloaded:
-    """Return the one of this test process."""
-    return Preloaded()
+def preloaded(*more: str) -> Preloaded:
+    """Return the one of this test process that has imported these modules, besides."""
+    return Preloaded(more)
 
 
 class Preloaded:
-    def __init__(self) -> None:
+    def __init__(self, more: Sequence[str] = ()) -> None:
         self._door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ends, self._alive = os.pipe()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SQLQ_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.preloaded", str(inside.fileno()), str(ends)],
+            [sys.executable, "-m", "tests.preloaded", str(inside.fileno()), str(ends), *more],
             cwd=ROOT,
             env={**environment, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             pass_fds=[inside.fileno(), ends],
@@ -133,7 +146,10 @@ class Preloaded:
     def run(
         self, args: Sequence[str], directory: Path, environment: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run `sqlq` with these arguments, as `subprocess.run` would, with nothing on its standard input."""
+        """Run `sqlq` with these arguments, as `subprocess.run` would, with nothing on its standard input.
+
+        Arguments that begin with "python" are those of a Python program: a file, `-m` or `-c`.
+        """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = self.start(args, directory, environment, out, err)
             try:
@@ -166,10 +182,10 @@ class Preloaded:
 # -- the process ---------------------------------------------------------------------------------------------
 
 
-def serve(inside: socket.socket, alive: int, kept: Sequence[int] = ()) -> None:
+def serve(inside: socket.socket, alive: int, kept: Sequence[int] = (), more: Sequence[str] = ()) -> None:
     """Fork for each request that comes by the door, and say which process it is and how it ended, until
     nobody holds the other end of `alive` any more. Those forked keep the descriptors `kept`."""
-    for name in IMPORTED:
+    for name in (*IMPORTED, *more):
         importlib.import_module(name)
     children: dict[int, socket.socket] = {}
     woken, wake = os.pipe()
@@ -191,6 +207,8 @@ def serve(inside: socket.socket, alive: int, kept: Sequence[int] = ()) -> None:
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (inside, *children.values()):
+                    each.detach()  # or it warns of itself, though its descriptor is closed
                 _close_but([*fds[1:], *kept])
                 _be_the_command(json.loads(words), fds[1:])
             children[pid] = socket.socket(fileno=fds[0])
@@ -236,12 +254,18 @@ def _be_the_command(request: list[Any], fds: list[int]) -> NoReturn:
             errors="backslashreplace",
             line_buffering=True,
         )
-        from sqlq.cli import main
+        if args[0] == "python":
+            _run_python(args[1:], environment)
+            code = 0
+        else:
+            from sqlq.cli import main
 
-        if "work" in args and "--supervision" not in args and "--isolated-by" not in args:
-            _fork_for_itself()
-        main()
+            if "work" in args and "--supervision" not in args and "--isolated-by" not in args:
+                _fork_for_itself()
+            main()
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -250,6 +274,25 @@ def _be_the_command(request: list[Any], fds: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_python(args: list[str], environment: Mapping[str, str]) -> None:
+    """Run what an interpreter with these arguments would."""
+    for filters in filter(None, environment.get("PYTHONWARNINGS", "").split(",")):
+        action, _, category = filters.partition("::")
+        warnings.simplefilter(action, getattr(builtins, category))  # type: ignore[arg-type]
+    sys.orig_argv = [sys.executable, *args]
+    first, *rest = args
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    elif first == "-m":
+        sys.argv = [rest[0], *rest[1:]]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = args
+        runpy.run_path(first, run_name="__main__")
 
 
 def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
@@ -291,4 +334,4 @@ def _fork_for_itself() -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), more=sys.argv[3:])

@@ -31,8 +31,8 @@ __all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting", "erase"]
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What a queue holds; `served` says whether a worker that is alive serves it, `oldest_wait_seconds` is
-    None when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
+    """The numbers of a queue. `served` tells whether an alive worker serves it; `oldest_wait_seconds` is None
+    when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
     many."""
 
     queue: str
@@ -83,9 +83,9 @@ class Queues(Facet):
             return vitals(conn)
 
     def unknown(self, names: Sequence[str], *, but_for_twins: bool = False) -> builtins.list[str]:
-        """Return which of these queues the App's code does not name, hold no job, are not paused, and are
-        served by no worker. With `but_for_twins` a worker that serves just these queues does not count: it
-        may have been given the same mistake."""
+        """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With
+        `but_for_twins` a worker that serves just these queues does not count: it may have the same
+        mistake."""
         undeclared = [name for name in names if name not in self._declared()]
         if not undeclared:
             return []
@@ -109,7 +109,7 @@ class Queues(Facet):
 
     def pause(self, *names: str, all: bool = False, lasting: Duration | None = None) -> builtins.list[str]:
         """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
-        long as `lasting`; return which were not paused before. The newest end counts.
+        long as `lasting`. Return the queues that were not paused before. The newest end counts.
 
         Claimed jobs still run, and enqueueing goes on. A queue may be paused before anything else is known of
         it. A pause of all queues also counts for queues that are made later, and workers see it within 2 s.

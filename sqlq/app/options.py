@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlq.config import pyproject
@@ -15,15 +16,7 @@ from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError
 from sqlq.model.backoff import backoff_from
-from sqlq.model.checks import (
-    checked_expires,
-    checked_max_attempts,
-    checked_priority,
-    checked_queue,
-    checked_retention,
-    checked_timeout,
-    checked_word,
-)
+from sqlq.model.checks import JOB_OPTIONS, checked_queue, checked_word, job_fields
 from sqlq.model.job import Kept
 from sqlq.payload import headers
 from sqlq.payload.encryption import MOST_KEYS, How, Key, Seal, Unsealed
@@ -35,14 +28,13 @@ def _or_none(text: str) -> str | None:
     return None if text.strip().lower() == "none" else text
 
 
+def _check(name: str, value: Any) -> None:
+    job_fields({name: value}, ConfigurationError)
+
+
 OPTIONS: Final[Mapping[str, Check]] = {
-    "queue": lambda value: checked_queue(value, ConfigurationError),
-    "priority": lambda value: checked_priority(value, ConfigurationError),
-    "max_attempts": lambda value: checked_max_attempts(value, ConfigurationError),
-    "timeout": lambda value: None if value is None else checked_timeout(value, ConfigurationError),
+    **{name: partial(_check, name) for name in JOB_OPTIONS},
     "backoff": lambda value: backoff_from(value, ConfigurationError),
-    "retention": lambda value: checked_retention(value, ConfigurationError),
-    "expires": lambda value: None if value is None else checked_expires(value, ConfigurationError),
     "headers": lambda value: headers.encode(
         headers.checked(value, "headers", ConfigurationError), "the headers", ConfigurationError
     ),
@@ -62,7 +54,7 @@ ORDER, ORDERS = "order", ("fifo", "lifo")
 
 
 class Defaults:
-    """What an App says of the options of jobs and tasks that do not say them."""
+    """The defaults of an App for options that jobs and tasks do not set."""
 
     def __init__(
         self,

@@ -221,11 +221,8 @@ class Database:
         patience = Patience(use.answer_seconds, use.longest_answer_seconds)
         dialect = DIALECTS[engine.dialect.name]
         _raise_what_sqlalchemy_raises(engine)
-        dialect.prepare(engine, patience)
-        if use.pre_ping:
-            dialect.look_at_idle_connections(engine)
-        if use.plan_once:  # guard: claims-are-planned-once
-            dialect.plan_once(engine)
+        # guard: claims-are-planned-once
+        dialect.prepare(engine, patience, looks_at_idle=use.pre_ping, plans_once=use.plan_once)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "do_connect", lambda *_: _mind_the_file(engine.url, create))
         return cls(engine, schema, create=create, patience=patience)
@@ -469,7 +466,7 @@ class Database:
             try:
                 return attempt()
             except DBAPIError as error:
-                again = self.dialect.rolled_back(error) or was_not_done(error)
+                again = self.dialect.trouble(error).rolled_back or was_not_done(error)
                 if not again or number == tries or time.monotonic() >= until or is_over():
                     raise
                 log.debug("running a transaction again after %s", error)

@@ -29,7 +29,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
@@ -62,6 +61,41 @@ class Verdict(NamedTuple):
     found: int
     free: list[int]
     cancelled: list[int]
+
+
+class Trouble(NamedTuple):
+    """What an error of a database means. All are False for an error of another kind."""
+
+    is_away: bool
+    """The database, or the way to it, is gone for now, so that waiting is the remedy."""
+    rolled_back: bool
+    """The database undid the whole transaction for a reason that may be gone when it is run again."""
+    refused: bool
+    """The database answers, and refuses this one statement: for want of a right, for example. It will say the
+    same again until somebody mends it."""
+    takes_no_writes: bool
+    """The database answers, but takes no writes for now: it only reads, or its disk is full."""
+    has_no_room: bool = False
+    """The database undid the whole transaction for want of room, perhaps for notifications."""
+    is_useless: bool = False
+    """The connection is of no use any more, beside the errors that SQLAlchemy knows."""
+    advice: str | None = None
+    """Why the database refused a write, and how to mend it; None where its own words do."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same statement may succeed later."""
+        return self.is_away or self.rolled_back
+
+
+class Claimant(NamedTuple):
+    """Who claims, and what a claim writes into the rows that do not say it: as JSON, the `max_attempts` of
+    each task, by which a rescue judges, and the `follow_ups` of each task that has some."""
+
+    owner: str
+    lease_ms: int
+    max_attempts: str = "{}"
+    follow_ups: str | None = None
 
 
 class Line(NamedTuple):
@@ -339,20 +373,12 @@ class Dialect:
         schema: str | None,
         names: Sequence[str],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
         *,
         newest_first: bool = False,
         evenly: bool = False,
     ) -> list[Sequence[Any]]:
-        """Reserve at most `limit` due jobs of these queues for `owner` and return them as `CLAIMED`, in any
-        order.
-
-        `max_attempts` is JSON, what each task says. It is written into the rows that do not say it, so that
-        a rescue judges by it, and the views show it. So are `follow_ups`, where a task has some: an object
-        with `on_success` and `on_failure` for each such task.
+        """Claim at most `limit` due jobs of these queues, and return them as `CLAIMED`, in any order.
 
         Queues are served in the order given. `evenly` says that there is no strict order between them, so
         that a claim may take some of each: of jobs that were enqueued in turn these lie together, and SQLite
@@ -369,10 +395,7 @@ class Dialect:
         schema: str | None,
         positions: Sequence[Position],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
     ) -> list[Sequence[Any]]:
         """Claim only jobs after the given position of each queue and priority; otherwise as `claim`."""
         raise NotImplementedError
@@ -520,63 +543,26 @@ class Dialect:
 
     # -- trouble ---------------------------------------------------------------------------------------------
 
-    def rolled_back(self, error: DBAPIError) -> bool:
-        """Whether the database undid the whole transaction for a reason that may be gone when it is run
-        again."""
-        return False
-
-    def refusal(self, error: BaseException) -> str | None:
-        """Return a sentence that says why the database refused a write, and how to mend it; None where its
-        own words do."""
-        return None
-
-    def takes_no_writes(self, error: BaseException) -> bool:
-        """Whether the database answers, but takes no writes for the moment: it only reads, or its disk is
-        full."""
-        return False
-
-    def has_no_room(self, error: DBAPIError) -> bool:
-        """Whether the database undid the whole transaction for want of room, which may be that for
-        notifications."""
-        return False
-
-    def is_useless(self, error: BaseException) -> bool:
-        """Whether a connection that met this error of its driver's is of no use any more, beside those that
-        SQLAlchemy knows."""
-        return False
-
-    def is_away(self, error: DBAPIError) -> bool:
-        """Whether the database, or the way to it, is gone for the moment, so that waiting is the remedy."""
-        return error.connection_invalidated
-
-    def refuses(self, error: BaseException) -> bool:
-        """Whether the database answers, and refuses this one statement: for want of a right, for example. It
-        will say the same again until somebody mends it."""
-        return False
+    def trouble(self, error: BaseException) -> Trouble:
+        """Return what an error of the database, or of its driver, means."""
+        raise NotImplementedError
 
     def may_only_be_read(self, url: URL) -> bool:
         """Whether it can be told without connecting that nothing can be written there."""
         return False
 
-    def look_at_idle_connections(self, engine: Engine) -> None:
-        """Have a pooled connection that died while it was idle replaced before it is used.
+    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
+        """Set up an engine of sqlq's own: how its transactions begin, how long they wait.
 
-        What a server or a proxy has closed can be told without asking it. Only after a longer rest, in which
-        a firewall may have forgotten the connection, it is asked for a sign of life, which costs a round
-        trip.
+        With `looks_at_idle` a pooled connection that died while it was idle is replaced before it is used. A
+        close by a server or a proxy can be told without a question. Only after a longer rest, in which a
+        firewall may have forgotten the connection, it is asked for a sign of life, which costs a round trip.
+
+        With `plans_once` what is prepared on its connections is planned once, and such that the plan holds
+        for tables of any size. Planning a claim takes as long as running it. A plan made while a table is
+        empty stays when there are a million rows in it, until it is analysed; so the plan may only go by
+        indexes, whose order makes sorting needless, as it has to for a full table.
         """
-
-    def plan_once(self, engine: Engine) -> None:
-        """Have what is prepared on connections of this engine planned once, and such that the plan holds for
-        tables of any size.
-
-        Planning a claim takes as long as running it. A plan made while a table is empty stays when there are
-        a million rows in it, until it is analysed; so the plan may only go by indexes, whose order
-        makes sorting needless, as it has to for a full table.
-        """
-
-    def prepare(self, engine: Engine, patience: Patience) -> None:
-        """Set up an engine of sqlq's own: how its transactions begin, how long they wait."""
 
 
 def held(dialect: Dialect, batch: Batch, *columns: ColumnElement[Any]) -> Select[Any]:

@@ -13,12 +13,12 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL
 
 def takes_no_writes(error: BaseException) -> bool:
     """Whether a database, of whatever kind, answers but takes no writes for the moment."""
-    return any(dialect.takes_no_writes(error) for dialect in DIALECTS.values())
+    return any(dialect.trouble(error).takes_no_writes for dialect in DIALECTS.values())
 
 
 def is_refused(error: BaseException) -> bool:
     """Whether a database, of whatever kind, answers and refuses this one statement."""
-    return any(dialect.refuses(error) for dialect in DIALECTS.values())
+    return any(dialect.trouble(error).refused for dialect in DIALECTS.values())
 
 
 def dialect_of(conn: Connection | Engine) -> Dialect:

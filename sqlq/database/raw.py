@@ -103,7 +103,7 @@ class Driver:
 
     def _broken_off(self, pooled: Any, error: BaseException) -> bool:
         """Give back what work was broken off on; return whether it was of no use any more."""
-        useless = self._dialect.is_useless(error) or bool(
+        useless = self._dialect.trouble(error).is_useless or bool(
             self._known.is_disconnect(error, pooled.dbapi_connection, None)
         )
         if useless:

@@ -235,7 +235,7 @@ class Enqueuer:
                 (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
                 return inserting.inserted(new, row)
             except DBAPIError as error:
-                if not database.dialect.has_no_room(error):  # guard: job-without-its-hint
+                if not database.dialect.trouble(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the hint was refused, and with it the job, which does not depend on it
         (row,) = database.run_statement(statement, parameters)
         self._hints.send()
@@ -406,7 +406,7 @@ def spread_over(new: list[NewJob[Any]], spread: Duration | None) -> list[NewJob[
 def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
     """Raise `EnqueueError` where there is more to say of a refused write than the database does; to one that
     lacks a right, add how to get it."""
-    why = dialect.refusal(error)  # guard: snapshot-refusal-is-said
+    why = dialect.trouble(error).advice  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error
     if (mend := health.missing_grant(error, url, "producer")) is not None:

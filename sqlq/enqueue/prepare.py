@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from sqlq.enqueue.enqueue import check_new
 from sqlq.errors import ConfigurationError
+from sqlq.model.checks import JOB_OPTIONS
 from sqlq.model.flow import AnyFlow, Flow, Plan, without_expiry
 from sqlq.model.job import NewJob
 from sqlq.model.limit import DeclaredLimits
@@ -25,7 +26,7 @@ Stamp: TypeAlias = Callable[[NewJob], Mapping[str, Any] | None]
 
 
 class Stamps:
-    """What stamps the jobs of one App."""
+    """The enqueue middleware of one App."""
 
     def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
         """Raises `ConfigurationError` for what cannot be carried."""
@@ -132,7 +133,7 @@ def _check_stamps(function: Any) -> None:
 
 
 class Additions:
-    """What one App adds to jobs, by what was declared to it up to now."""
+    """Adds to jobs by what one App has declared up to now: headers, limits, and options of their queues."""
 
     def __init__(self, tasks: Registry, limits: DeclaredLimits, stamps: Stamps) -> None:
         self._tasks = tasks
@@ -184,11 +185,5 @@ class Additions:
 
 def _as_in_queue(job: NewJob[Any], task: Task[..., Any]) -> dict[str, Any]:
     """Return what a task says of its jobs in a queue other than its own, but for what the job says itself."""
-    found = {
-        "max_attempts": task.max_attempts,
-        "priority": task.priority,
-        "timeout_ms": task.timeout_ms,
-        "retention_ms": task.retention_ms,
-        "expires_ms": task.expires_ms,
-    }
-    return {name: value for name, value in found.items() if name not in job.given}
+    fields = {option.field for option in JOB_OPTIONS.values()} - {"queue"} - job.given
+    return {name: getattr(task, name) for name in fields}

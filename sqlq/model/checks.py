@@ -1,16 +1,9 @@
-"""A job: as it is asked for, as it is stored, and as a worker holds it.
-
-    enqueue ──► scheduled/available ──claim──► running ──settle──► finished, failed or cancelled
-       │                ▲     ▲                   │
-       └──► blocked ────┘     └── retry, snooze, release
-
-The state is derived from the row (is it reserved, is it due, which table is it in), so it cannot contradict
-itself.
-"""
+"""The options of jobs: the check of each value, and the table of those that tasks, queues and Apps have."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from sqlq.config.constants import LONGEST_NAME, PRIORITIES
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
@@ -137,3 +130,32 @@ def checked_timeout(value: Duration, error: type[Exception] = EnqueueError) -> i
 def checked_retention(value: Duration | None, error: type[Exception] = EnqueueError) -> int:
     """Return how long a job is kept after its end; None stands for ever."""
     return FOR_EVER_MS if value is None else milliseconds(value, "retention", error)
+
+
+class JobOption(NamedTuple):
+    """The field of jobs and tasks that holds an option, and the check that makes its value."""
+
+    field: str
+    check: Callable[[Any, type[Exception]], Any]
+    none_is_unset: bool = False
+    """Whether None stands for no such option."""
+
+
+JOB_OPTIONS: Final[Mapping[str, JobOption]] = {
+    "queue": JobOption("queue", checked_queue),
+    "priority": JobOption("priority", checked_priority),
+    "max_attempts": JobOption("max_attempts", checked_max_attempts),
+    "timeout": JobOption("timeout_ms", checked_timeout, none_is_unset=True),
+    "retention": JobOption("retention_ms", checked_retention),
+    "expires": JobOption("expires_ms", checked_expires, none_is_unset=True),
+}
+"""The options of a job that its task, its queue and the App have, too."""
+
+
+def job_fields(options: Mapping[str, Any], error: type[Exception]) -> dict[str, Any]:
+    """Return the fields for the options of the table that are set. Raises `error` for a wrong value."""
+    return {
+        option.field: option.check(options[name], error)
+        for name, option in JOB_OPTIONS.items()
+        if name in options and not (option.none_is_unset and options[name] is None)
+    }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -32,15 +31,17 @@ class NameOfAnotherQueue:
             setattr(owner, name, cls(name, instead))
 
 
-def refuse_unknown_options(error: type[Exception], instead: Mapping[str, str]) -> Callable[[F], F]:
-    """Have a method of keyword options raise `error` for an option it has not, and for a positional argument.
+def refuse_unknown_options(
+    error: type[Exception], known: Iterable[str], instead: Mapping[str, str]
+) -> Callable[[F], F]:
+    """Have a method of the options `known` raise `error` for others, and for a positional argument.
 
     `instead` maps options of other job queues to the name that this method has for them.
     """
 
-    def decorate(method: F) -> F:
-        known = [name for name in inspect.signature(method).parameters if name != "self"]
+    allowed = frozenset(known)
 
+    def decorate(method: F) -> F:
         @wraps(method)
         def checked(self: Any, /, *values: Any, **options: Any) -> Any:
             if values or not options.keys() <= allowed:
@@ -50,7 +51,6 @@ def refuse_unknown_options(error: type[Exception], instead: Mapping[str, str]) -
                 raise error(f"{method.__name__} takes no {', '.join(unknown)}: {takes}")
             return method(self, **options)
 
-        allowed = frozenset(known)
         return cast("F", checked)
 
     return decorate

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypedDict, Unpack
 from typing import TypeVar as PlainTypeVar
 
 from sqlq.config.durations import Duration, aware, milliseconds
@@ -22,6 +23,7 @@ from sqlq.errors import EnqueueError, SealError
 from sqlq.model import backoff as backoffs
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import (
+    JOB_OPTIONS,
     NO_TIMEOUT_MS,
     Limits,
     OnConflict,
@@ -30,13 +32,10 @@ from sqlq.model.checks import (
     checked_expires,
     checked_follow_up,
     checked_limit,
-    checked_max_attempts,
     checked_name,
-    checked_priority,
-    checked_queue,
-    checked_retention,
     checked_timeout,
     checked_word,
+    job_fields,
 )
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
@@ -88,6 +87,29 @@ class JobOrFlow(Protocol[J_co]):
 
         @property
         def _becomes(self) -> J_co: ...
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a job; see `NewJob.set`."""
+
+    queue: str | None
+    delay: Duration | None
+    available_at: datetime | None
+    priority: int | None
+    max_attempts: int | None
+    timeout: Duration | Kept | None
+    backoff: BackoffOption | None
+    retention: Duration | Kept | None
+    unique_key: str | None
+    unique_until: UniqueUntil | None
+    on_conflict: OnConflict | None
+    at_most: Duration | None
+    expires: Duration | datetime | Kept | None
+    on_success: Follows | Kept | None
+    on_failure: Follows | Kept | None
+    label: str | None
+    headers: Mapping[str, Any] | None
+    limit: Limits | str | Kept | None
 
 
 @dataclass(frozen=True)
@@ -170,30 +192,10 @@ class NewJob(HasArguments, Generic[R_co]):
 
     @refuse_unknown_options(
         EnqueueError,
+        JobOptions.__annotations__,
         {"countdown": "delay", "eta": "available_at", "retries": "max_attempts", "ttl": "retention"},
     )
-    def set(
-        self,
-        *,
-        queue: str | None = None,
-        delay: Duration | None = None,
-        available_at: datetime | None = None,
-        priority: int | None = None,
-        max_attempts: int | None = None,
-        timeout: Duration | Kept | None = KEPT,
-        backoff: BackoffOption | None = None,
-        retention: Duration | Kept | None = KEPT,
-        unique_key: str | None = None,
-        unique_until: UniqueUntil | None = None,
-        on_conflict: OnConflict | None = None,
-        at_most: Duration | None = None,
-        expires: Duration | datetime | Kept | None = KEPT,
-        on_success: Follows | Kept | None = KEPT,
-        on_failure: Follows | Kept | None = KEPT,
-        label: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        limit: Limits | str | Kept | None = KEPT,
-    ) -> NewJob[R_co]:
+    def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
         """Return this job with other options; what is not given stays as it is.
 
         `delay` counts from the enqueue by the database's clock; `available_at` is a moment with a time zone;
@@ -216,42 +218,25 @@ class NewJob(HasArguments, Generic[R_co]):
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
-        if delay is not None and available_at is not None:
+        given = {
+            name: value
+            for name, value in options.items()
+            if not isinstance(value, Kept) and (value is not None or name in _WITH_NONE)
+        }
+        if given.keys() >= {"delay", "available_at"}:
             raise EnqueueError("both delay and available_at are set: give one of them")
-        given = {"queue": queue, "priority": priority, "max_attempts": max_attempts, "backoff": backoff}
-        given |= {"label": label, "unique_key": unique_key, "unique_until": unique_until}
-        given |= {"on_conflict": on_conflict, "at_most_ms": at_most}
-        changes = {name: _CHECKS[name](value) for name, value in given.items() if value is not None}
-        if delay is not None:
-            changes.update(delay_ms=milliseconds(delay, "delay", EnqueueError), available_at=None)
-        if available_at is not None:
-            changes.update(available_at=aware(available_at, "available_at", EnqueueError), delay_ms=0)
-        if not isinstance(timeout, Kept):
-            changes["timeout_ms"] = NO_TIMEOUT_MS if timeout is None else checked_timeout(timeout)
-        if not isinstance(retention, Kept):
-            changes["retention_ms"] = checked_retention(retention)
-        if headers is not None:
-            changes["headers_text"] = headings.encode(
-                {**self.headers, **headings.checked(headers, "headers")}, "the headers"
-            )
-        if not isinstance(expires, Kept):
-            changes |= {"expires_ms": None, "start_by": None}
-            if isinstance(expires, datetime):
-                changes["start_by"] = aware(expires, "expires", EnqueueError)
-            elif expires is not None:
-                changes["expires_ms"] = checked_expires(expires)
-        if not isinstance(on_success, Kept):
-            changes["on_success"] = checked_follow_up(on_success, "on_success")
-        if not isinstance(on_failure, Kept):
-            changes["on_failure"] = checked_follow_up(on_failure, "on_failure")
-        if not isinstance(limit, Kept):
-            changes["limit_key"], changes["rule"] = checked_limit(limit)
+        changes: dict[str, Any] = {}
+        for name, value in given.items():
+            changes |= _FIELDS[name](value)
+        if "headers_text" in changes:
+            both = {**self.headers, **changes["headers_text"]}
+            changes["headers_text"] = headings.encode(both, "the headers")
         new = replace(self, **changes, given=self.given | changes.keys())
-        if unique_until in ("start", "pruned") and new.unique_key is None:
+        if given.get("unique_until") in ("start", "pruned") and new.unique_key is None:
             raise EnqueueError(
-                f'unique_until="{unique_until}" is about a unique key: set unique_key together with it'
+                f'unique_until="{new.unique_until}" is about a unique key: set unique_key together with it'
             )
-        if on_conflict is not None or at_most is not None:
+        if given.keys() & {"on_conflict", "at_most"}:
             _check_conflict(new)
         if new.limit_key is not None and new.on_conflict != "keep":
             raise EnqueueError(
@@ -277,18 +262,40 @@ def _check_conflict(job: NewJob) -> None:
         )
 
 
-_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "queue": checked_queue,
-    "priority": checked_priority,
-    "max_attempts": checked_max_attempts,
-    "backoff": lambda value: backoffs.stored(value, EnqueueError),
-    "label": lambda value: checked_name(value, "label"),
-    "unique_key": lambda value: checked_name(value, "unique_key"),
-    "unique_until": lambda value: checked_word(value, "unique_until", UniqueUntil),
-    "on_conflict": lambda value: checked_word(value, "on_conflict", OnConflict),
-    "at_most_ms": lambda value: milliseconds(value, "at_most", EnqueueError),
+def _field(name: str, value: Any) -> dict[str, Any]:
+    return job_fields({name: value}, EnqueueError)
+
+
+def _expires(value: Any) -> dict[str, Any]:
+    if isinstance(value, datetime):
+        return {"expires_ms": None, "start_by": aware(value, "expires", EnqueueError)}
+    return {"expires_ms": None if value is None else checked_expires(value), "start_by": None}
+
+
+def _timeout(value: Any) -> dict[str, Any]:
+    return {"timeout_ms": NO_TIMEOUT_MS if value is None else checked_timeout(value)}
+
+
+_FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
+    **{name: partial(_field, name) for name in JOB_OPTIONS},
+    "timeout": _timeout,
+    "expires": _expires,
+    "delay": lambda value: {"delay_ms": milliseconds(value, "delay", EnqueueError), "available_at": None},
+    "available_at": lambda value: {"available_at": aware(value, "available_at", EnqueueError), "delay_ms": 0},
+    "backoff": lambda value: {"backoff": backoffs.stored(value, EnqueueError)},
+    "unique_key": lambda value: {"unique_key": checked_name(value, "unique_key")},
+    "unique_until": lambda value: {"unique_until": checked_word(value, "unique_until", UniqueUntil)},
+    "on_conflict": lambda value: {"on_conflict": checked_word(value, "on_conflict", OnConflict)},
+    "at_most": lambda value: {"at_most_ms": milliseconds(value, "at_most", EnqueueError)},
+    "on_success": lambda value: {"on_success": checked_follow_up(value, "on_success")},
+    "on_failure": lambda value: {"on_failure": checked_follow_up(value, "on_failure")},
+    "label": lambda value: {"label": checked_name(value, "label")},
+    "headers": lambda value: {"headers_text": headings.checked(value, "headers")},
+    "limit": lambda value: dict(zip(("limit_key", "rule"), checked_limit(value), strict=True)),
 }
-"""Of the options of a job that are not given where they are None, what makes a field of each."""
+"""The fields of a job that each option of `.set` changes."""
+_WITH_NONE: Final = frozenset({"timeout", "retention", "expires", "on_success", "on_failure", "limit"})
+"""The options for which None is a value; for the others it stands for an option that is not given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,26 +9,17 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 
 from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
 from sqlq.config.durations import Duration
 from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.backoff import BackoffOption, backoff_from
 from sqlq.model.callbacks import Follower
-from sqlq.model.checks import (
-    checked_expires,
-    checked_follow_up,
-    checked_max_attempts,
-    checked_name,
-    checked_priority,
-    checked_queue,
-    checked_retention,
-    checked_timeout,
-)
+from sqlq.model.checks import checked_follow_up, checked_name, job_fields
 from sqlq.model.flow import Group, Result, Step, results_in
 from sqlq.model.foreign_names import NameOfAnotherQueue
-from sqlq.model.job import KEPT, Kept, NewJob
+from sqlq.model.job import NewJob
 from sqlq.model.job_result import Follows, JobResult
 from sqlq.model.limit import AnyLimit
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
@@ -343,27 +334,29 @@ def _shown(hint: Any) -> str:
     return getattr(hint, "__name__", None) or str(hint)
 
 
-def make_task(
-    handler: Callable[P, R],
-    *,
-    name: str | None = None,
-    queue: str = DEFAULT_QUEUE,
-    max_attempts: int = MAX_ATTEMPTS,
-    priority: int = 0,
-    timeout: Duration | None = None,
-    backoff: BackoffOption | None = None,
-    retention: Duration | Kept | None = KEPT,
-    expires: Duration | None = None,
-    headers: Mapping[str, Any] | None = None,
-    retry_on: Exceptions | None = None,
-    fail_on: Exceptions = (),
-    isolate: Isolate = False,
-    on_success: Follows | None = None,
-    on_failure: Follows | None = None,
-    aliases: Sequence[str] = (),
-    around: Sequence[Callable[[Any], Any]] | None = (),
-    limit: AnyLimit | None = None,
-) -> Task[P, R]:
+class TaskOptions(TypedDict, total=False):
+    """The options of a task; see `App.task`."""
+
+    name: str | None
+    queue: str
+    max_attempts: int
+    priority: int
+    timeout: Duration | None
+    backoff: BackoffOption | None
+    retention: Duration | None
+    expires: Duration | None
+    headers: Mapping[str, Any] | None
+    retry_on: Exceptions | None
+    fail_on: Exceptions
+    isolate: Isolate
+    on_success: Follows | None
+    on_failure: Follows | None
+    aliases: Sequence[str]
+    around: Sequence[Callable[[Any], Any]] | None
+    limit: AnyLimit | None
+
+
+def make_task(handler: Callable[P, R], **options: Unpack[TaskOptions]) -> Task[P, R]:
     """Return the task for a handler; every option is checked here, at import, not when the first job
     fails."""
     try:
@@ -372,37 +365,31 @@ def make_task(
         raise ConfigurationError(
             f"{handler!r} cannot be a task: its parameters cannot be read; wrap it in a function of your own"
         ) from None
-    name = _task_name(handler, name)
+    name = _task_name(handler, options.get("name"))
     if is_kind(handler, inspect.isgeneratorfunction) or is_kind(handler, inspect.isasyncgenfunction):
         raise ConfigurationError(
             f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
         )
     is_async = is_kind(handler, inspect.iscoroutinefunction)
-    if limit is not None:
+    if (limit := options.get("limit")) is not None:
         limit.check_for(name, signature)
+    retry_on, headers = options.get("retry_on"), options.get("headers")
     return Task(
         name=name,
         handler=handler,
-        queue=checked_queue(queue, ConfigurationError),
-        max_attempts=checked_max_attempts(max_attempts, ConfigurationError),
-        priority=checked_priority(priority, ConfigurationError),
-        timeout_ms=None if timeout is None else checked_timeout(timeout, ConfigurationError),
+        **job_fields(options, ConfigurationError),
         retry=RetryPolicy(
-            backoff=backoff_from(backoff),
+            backoff=backoff_from(options.get("backoff")),
             retry_on=None if retry_on is None else _exceptions(retry_on, "retry_on"),
-            fail_on=_exceptions(fail_on, "fail_on"),
+            fail_on=_exceptions(options.get("fail_on", ()), "fail_on"),
         ),
-        isolate=_checked_isolate(isolate),
+        isolate=_checked_isolate(options.get("isolate", False)),
         is_async=is_async,
-        on_success=_follow_up(on_success, "on_success"),
-        on_failure=_follow_up(on_failure, "on_failure"),
+        on_success=_follow_up(options.get("on_success"), "on_success"),
+        on_failure=_follow_up(options.get("on_failure"), "on_failure"),
         limit=limit,
-        aliases=_aliases(aliases),
-        around=task_arounds(around, name, is_async),
-        retention_ms=None
-        if isinstance(retention, Kept)
-        else checked_retention(retention, ConfigurationError),
-        expires_ms=None if expires is None else checked_expires(expires, ConfigurationError),
+        aliases=_aliases(options.get("aliases", ())),
+        around=task_arounds(options.get("around", ()), name, is_async),
         headers=checked_headers(headers, "headers", ConfigurationError) if headers else NO_HEADERS,
         _signature=signature,
     )

@@ -191,7 +191,7 @@ class Waiting:
         """Whether waiting is the remedy. What reads notifications raises the driver's own errors."""
         dialect = self._database.dialect
         if isinstance(error, DBAPIError):
-            return dialect.is_away(error) or dialect.rolled_back(error) or dialect.is_useless(error)
+            return (trouble := dialect.trouble(error)).passes or trouble.is_useless
         return isinstance(error, self._database.engine.dialect.loaded_dbapi.Error)
 
     def _fail(self, error: Exception) -> None:

@@ -110,9 +110,7 @@ def tick(database: Database, *, at: datetime | None = None) -> Ticked:
         return database.run(partial(_tick, schema=schema, at=at))
     # also what no driver takes for a number or a text, which is no error of the database
     except Exception as error:  # guard: an-odd-job-stops-no-other-schedule
-        if isinstance(error, DBAPIError) and (
-            database.dialect.is_away(error) or database.dialect.rolled_back(error)
-        ):
+        if isinstance(error, DBAPIError) and database.dialect.trouble(error).passes:
             raise
         return database.run(partial(_tick, schema=schema, at=at, singly=True))
 

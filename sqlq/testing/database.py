@@ -123,7 +123,7 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
         with app.database.begin():
             pass  # on SQLite this takes the write lock, or finds that another connection keeps it
     except OperationalError as error:
-        if app.database.dialect.rolled_back(error):
+        if app.database.dialect.trouble(error).rolled_back:
             raise SqlqError(
                 "drain() cannot write: a transaction of this test is still open; commit it or roll it back "
                 "first"

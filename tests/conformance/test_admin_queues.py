@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +22,7 @@ from sqlq.store.jobs import prune as pruning
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim import Claimer
+from tests.kit import working
 from tests.waiting import wait_until
 
 BOOM = Failed("error", ErrorText("ValueError", "boom"))
@@ -77,20 +77,6 @@ class Play:
 @pytest.fixture
 def play(app: sqlq.App) -> Play:
     return Play(app)
-
-
-@contextmanager
-def working(app: sqlq.App, **options: Any) -> Iterator[None]:
-    """A worker at work in a thread of this process."""
-    worker = app.worker(**options)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(20)
-        assert not thread.is_alive()
 
 
 # -- pausing -------------------------------------------------------------------------------------------------

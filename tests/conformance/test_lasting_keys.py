@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ import sqlq
 import sqlq.testing
 from sqlq.store.jobs import unique
 from tests.conformance.driver_callers import Caller, Mode, common_modes
+from tests.kit import working
 from tests.waiting import wait_until
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -155,7 +155,7 @@ def test_a_job_that_ends_while_its_key_is_enqueued_keeps_it(
 def test_many_producers_and_a_worker_make_one_job_of_each_key(
     app: sqlq.App, engine: Engine, charge: Any
 ) -> None:
-    stop, ran = threading.Event(), list[int]()
+    ran: list[int] = []
 
     @app.task(name="count")
     def count(n: int) -> None:
@@ -168,14 +168,9 @@ def test_many_producers_and_a_worker_make_one_job_of_each_key(
         ]
         return {job.id for job in made}
 
-    worker = app.worker()
-    with ThreadPoolExecutor(5) as pool:
-        working = pool.submit(worker.run)
+    with working(app), ThreadPoolExecutor(4) as pool:
         ids = set().union(*pool.map(produce, range(4)))
         wait_until(lambda: len(ran) >= 20, what="all keys")
-        stop.set()
-        worker.stop()
-        working.result(60)
     assert len(ids) == 20
     assert sorted(ran) == list(range(20))
 

@@ -100,8 +100,7 @@ class Command:
 
     def __call__(self, *args: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> Done:
         environment = {**self.environment, **(env or {})}
-        stays = "work" in args and "--drain" not in args
-        if stays or any(name.startswith(INTERPRETERS) for name in env or {}):
+        if any(name.startswith(INTERPRETERS) for name in env or {}):
             done = subprocess.run(
                 [sys.executable, "-m", "sqlq", *args],
                 cwd=self.directory,

@@ -117,6 +117,7 @@ def test_a_worker_to_which_nothing_comes_exits(sqlq_: Command, app: sqlq.App) ->
     assert "stopped: 1 completed" in sqlq_.log()
 
 
+@pytest.mark.integration
 @on_sqlite
 def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Command, app: sqlq.App) -> None:
     with (sqlq_.directory / "shop.py").open("a") as shop:

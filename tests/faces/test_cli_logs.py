@@ -261,6 +261,7 @@ def working(run: Command, *options: str, stderr: Any) -> subprocess.Popen[bytes]
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("task", ["plain", "wordy"])
 def test_a_pipe_that_nobody_reads_stops_no_job(many: Command, app: sqlq.App, task: str) -> None:
     enqueue(app, task, 1_500)
@@ -273,6 +274,7 @@ def test_a_pipe_that_nobody_reads_stops_no_job(many: Command, app: sqlq.App, tas
     assert len(app.jobs.list(state="finished", limit=2_000)) == 1_500
 
 
+@pytest.mark.integration
 def test_what_was_dropped_is_said_when_it_is_read_again(many: Command, app: sqlq.App, engine: Engine) -> None:
     enqueue(app, "wordy", 400)
     reading, writing = os.pipe()

@@ -276,6 +276,7 @@ def test_migrate_says_when_nothing_named_a_database(bare: Command) -> None:
 SECRETS = ("password=SEKRET", "sslpassword=SEKRET", "passfile=/SEKRET", "sslmode=wrong&password=SEKRET")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("secret", [None, *SECRETS])
 def test_no_output_shows_a_password(bare: Command, database_url: str, secret: str | None) -> None:

@@ -82,6 +82,7 @@ def test_new_code_runs_and_what_ran_finishes(
     assert "WARNING" not in sqlq_.log()
 
 
+@pytest.mark.integration
 def test_after_the_grace_time_what_ran_is_given_back_to_the_new_code(
     sqlq_: Command, app: sqlq.App, said: Said
 ) -> None:
@@ -104,6 +105,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.variants
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("at_first", [True, False])
@@ -135,6 +137,7 @@ def test_a_worker_that_waits_for_a_change_can_be_stopped(sqlq_: Command, said: S
         assert worker.wait(60) == 0
 
 
+@pytest.mark.integration
 def test_a_change_while_a_process_starts(sqlq_: Command, said: Said, send: Callable[[], object]) -> None:
     """It is told to stop before it is at work, and how it ends then is no failure."""
     held = "import os, time\nfrom pathlib import Path\n"
@@ -154,6 +157,7 @@ def test_a_change_while_a_process_starts(sqlq_: Command, said: Said, send: Calla
     assert "exited" not in sqlq_.log()
 
 
+@pytest.mark.integration
 def test_two_changes_of_one_size_within_a_second(
     sqlq_: Command, said: Said, send: Callable[[], object]
 ) -> None:
@@ -173,6 +177,7 @@ def test_two_changes_of_one_size_within_a_second(
         assert send() == "two"
 
 
+@pytest.mark.integration
 def test_a_directory_to_watch(sqlq_: Command, tmp_path: Path, said: Said, send: Callable[[], object]) -> None:
     library = sqlq_.directory / ".hidden" / "library"
     library.mkdir(parents=True)
@@ -189,6 +194,7 @@ def test_a_directory_to_watch(sqlq_: Command, tmp_path: Path, said: Said, send: 
     assert "other.py" not in sqlq_.log()
 
 
+@pytest.mark.integration
 def test_what_is_missing_or_does_not_go_together_is_one_sentence(sqlq_: Command) -> None:
     leave_out = "--reload is for workers that stay while code is written: leave out"
     assert sqlq_.shop("work", "--reload", "--drain").misuse() == f"{leave_out} --drain"

@@ -187,6 +187,7 @@ run()
 """
 
 
+@pytest.mark.integration
 def test_an_interrupted_command_says_so_and_goes_on_when_it_is_repeated(
     sqlq_: Command, app: sqlq.App
 ) -> None:

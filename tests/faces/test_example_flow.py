@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from sqlalchemy import Engine, text
@@ -21,19 +20,13 @@ def run(line: str, folder: Path, url: str) -> str:
     program, *arguments = shlex.split(line)
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     environment |= {"SQLQ_DATABASE_URL": url, "PYTHONPATH": str(EXAMPLE.parents[1])}
-    if program == "sqlq" and "work" not in arguments:
-        done = preloaded().run(arguments, folder, environment, 120)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        return done.stdout
-    known = {"sqlq": [sys.executable, "-m", "sqlq"], "python": [sys.executable]}
-    done = subprocess.run(
-        [*known.get(program, [program]), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    if program in ("sqlq", "python"):
+        words = arguments if program == "sqlq" else [program, *arguments]
+        done = preloaded().run(words, folder, environment, timeout=120)
+    else:
+        done = subprocess.run(
+            [program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout
 

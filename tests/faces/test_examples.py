@@ -27,6 +27,8 @@ from sqlalchemy import create_engine, text
 from tests.servers import async_database_url
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 

@@ -215,6 +215,7 @@ def asks(url: str, said: bytes = b"GET /metrics HTTP/1.0\r\n\r\n") -> socket.soc
     return connection
 
 
+@pytest.mark.integration
 @on_sqlite
 def test_strangers_hold_few_descriptors_and_none_for_long(sqlq_: Command) -> None:
     with scraped(sqlq_) as (url, process), ExitStack() as open_:
@@ -306,6 +307,7 @@ def test_prometheus_client_is_imported_by_who_shows_metrics_alone(sqlq_: Command
 # -- sqlq metrics --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> None:
     ids = enqueue(app, "shop.send", 4, 7)
     app.enqueue(app.named("shop.send").new(7).set(queue="mail", delay="1h"))

@@ -75,9 +75,9 @@ from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, pauses
 from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
+from tests.kit import working
 from tests.preloaded import preloaded
 from tests.servers import PostgreSQL, async_database_url
-from tests.worker.test_leases import working
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -216,6 +216,8 @@ class Desk:
         # a lone command that no shell has to read is forked, which takes a tenth of the time
         if words[:1] == ["sqlq"] and not SHELL.search(script):
             done = preloaded().run(words[1:], self.directory, names, timeout=120)
+        elif words[:1] == ["python"] and words[1].endswith(".py") and not SHELL.search(script):
+            done = preloaded().run(words, self.directory, names, timeout=120)
         else:
             done = subprocess.run(
                 ["sh", "-e", "-c", script],

@@ -23,6 +23,8 @@ from sqlalchemy.orm import Session
 import sqlq
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 
 

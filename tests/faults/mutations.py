@@ -39,7 +39,7 @@ from tests.servers import own_postgresql
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
-SECONDS = 60
+SECONDS = 40
 AT_A_TIME = 8
 """More than there are processors: most tests that miss a guard wait until their patience is at an end."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -143,7 +143,7 @@ GUARDS = [
     Guard("drain-claims-anew", None, "if True:", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[True-postgresql]"),
     Guard("dear-claims-are-measured", None, "self._dear_seconds = 1e9", FRONTIER + "test_a_worker_for_which_every_claim_is_dear_does_everything[False-postgresql]"),
     Guard("claim-beyond-a-place", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", FRONTIER + "test_claims_beyond_a_place_take_what_is_due_after_it_in_order[postgresql]"),
-    Guard("claims-are-planned-once", None, "if False:", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
+    Guard("claims-are-planned-once", "plans_once=use.plan_once", "plans_once=False", STATEMENTS + "test_a_claim_planned_while_the_table_was_empty_does_when_it_is_full[postgresql]"),
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if leads_to_one_server(dbapi_connection) else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_nothing_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_no_wait_is_without_end[postgresql]"),
     # the fence of every owner's write
@@ -303,7 +303,7 @@ GUARDS = [
     Guard("steps-are-unblocked-after-the-settle", None, "pass", FLOWS + "test_a_chain_hands_on_results[sqlite]"),
     Guard("who-has-signed-off-stays-away", None, "pass", "tests/worker/test_starting.py::test_a_worker_that_has_signed_off_enters_itself_no_more[sqlite]"),
     Guard("few-are-claimed-in-vain", None, "pass", "tests/worker/test_starting.py::test_what_waits_for_processes_is_not_claimed_again_and_again[sqlite]"),
-    Guard("drains-keep-what-waits-for-processes", "if self._drain:", "if False:", "tests/worker/test_starting.py::test_a_drain_waits_for_what_waits_for_processes[sqlite]"),
+    Guard("drains-keep-what-waits-for-processes", "if not self._options.drain:", "if True:", "tests/worker/test_starting.py::test_a_drain_waits_for_what_waits_for_processes[sqlite]"),
     Guard("who-waits-is-answered", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("workers-are-asked", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_workers_hear_of_waiters_by_their_supervisor"),
@@ -832,7 +832,7 @@ def main(words: Sequence[str]) -> int:
         pool = stack.enter_context(ThreadPoolExecutor(AT_A_TIME))
         named = sorted({guard.killed_by for guard in guards})
         # else it would be the copy that kills
-        done = run(trees[0], server.url("postgres"), named, 10 * SECONDS, "auto")
+        done = run(trees[0], server.url("postgres"), named, 15 * SECONDS, "auto")
         kill_what_runs_on(trees[0])
         if done.returncode:
             print(

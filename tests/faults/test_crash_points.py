@@ -142,7 +142,7 @@ def points(app: sqlq.App, engine: Engine, die: Die) -> Callable[[str], Points]:
     return lambda step: Points(app, engine, die, step)
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_dying_while_ending_a_job_that_is_followed(points: Callable[[str], Points], outcome: str) -> None:
     crash = points("end")
@@ -151,7 +151,7 @@ def test_dying_while_ending_a_job_that_is_followed(points: Callable[[str], Point
     crash.check_followed(crash.finish())
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_while_completing_a_job_that_is_followed(
     points: Callable[[str], Points], engine: Engine
 ) -> None:
@@ -218,7 +218,7 @@ def test_dying_while_settling(points: Callable[[str], Points], outcome: str) -> 
         assert seen == (expected if settled else ("finished", 2, ["worker_lost"])), crash.moments.get(n)
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_while_completing_in_the_handlers_own_transaction(
     points: Callable[[str], Points], engine: Engine
 ) -> None:
@@ -242,7 +242,7 @@ def test_dying_while_completing_in_the_handlers_own_transaction(
         assert seen == (("finished", 1, []) if job.id in completed else ("finished", 2, ["worker_lost"]))
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_while_saving_how_far_it_has_come(points: Callable[[str], Points], engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE slices (job BIGINT, n INTEGER)"))
@@ -264,7 +264,7 @@ def test_dying_while_saving_how_far_it_has_come(points: Callable[[str], Points],
     assert {str(job.state) for (job,) in ended.values()} == {"finished"}
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
     crash = points("heartbeat")
     held: dict[int, ClaimedJob] = {}
@@ -281,7 +281,7 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
     assert {str(job.state) for (job,) in crash.finish().values()} == {"finished"}
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 @pytest.mark.variants
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int) -> None:
@@ -308,7 +308,7 @@ def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int
             assert [error["reason"] for error in job.errors] == ["worker_lost"], "one loss, counted once"
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> None:
     """Each flow has a step that becomes free, and one that is cancelled with what waits for it. Its first
     moment is that after the settle and before anything of the unblock."""
@@ -355,7 +355,7 @@ def admitted(crash: Points, ids: list[int]) -> int:
     return sum(crash.app.jobs.get(id).blocked_by is None for id in ids)
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
     """A key and its wake, its count and its job: all of an admission, or nothing."""
     crash = points("admit")
@@ -385,7 +385,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
     assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 @pytest.mark.variants
 @pytest.mark.parametrize("outcome", ["retry", "release", "fail", "complete"])
 def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outcome: str) -> None:
@@ -416,7 +416,7 @@ def test_dying_while_a_slot_is_given_back(points: Callable[[str], Points], outco
     crash.finish()
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 @pytest.mark.variants
 @pytest.mark.parametrize("failed", [False, True], ids=["waiting", "failed"])
 def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], failed: bool) -> None:
@@ -448,7 +448,7 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
     assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_dying_while_an_operator_moves_a_job_back(points: Callable[[str], Points]) -> None:
     crash = points("retry_failed")
 
@@ -504,7 +504,7 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -
     )
 
 
-@pytest.mark.stress
+@pytest.mark.integration
 def test_a_worker_dies_at_some_moments_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
     _a_worker_dies(points, tmp_path, each=8)
 

@@ -24,7 +24,7 @@ from tests.faults.scorecard import record
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 PROCESSES = 6
 LOOK, CLAIM = "AS listens,", "FOR UPDATE SKIP LOCKED) AS ready"

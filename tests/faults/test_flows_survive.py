@@ -15,7 +15,7 @@ from tests.faults.processes import WorkerProcess
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 FLOWS, WIDTH = 8, 3
 LATE_SECONDS = 60

@@ -19,7 +19,7 @@ from tests.faults.follow_ups import count_followed
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 MODULE = """
 import os, signal

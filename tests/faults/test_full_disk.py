@@ -14,8 +14,8 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from tests.faults import guard
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 RESULT = "x" * 200_000
 

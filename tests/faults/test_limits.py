@@ -21,7 +21,7 @@ from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 RUNNING, ACCOUNTS = 4, 3
 MODULE = f"""

@@ -26,8 +26,8 @@ from sqlq.store.workers import notify
 from sqlq.worker.settle.after import MOST_REMEMBERED, Answers
 from sqlq.worker.wait.poller import Poller
 from tests.faces.command import Command
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 NAMED = 600
@@ -235,6 +235,7 @@ def test_a_flood_is_remembered_within_bounds_while_jobs_are_waited_for(
     assert 0 < max(most) <= MOST_REMEMBERED
 
 
+@pytest.mark.integration
 @on_postgresql
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_flood_grows_no_worker_and_holds_up_no_job(

@@ -15,7 +15,7 @@ from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 MODULE = '''
 import os, threading, time

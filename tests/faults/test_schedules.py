@@ -24,7 +24,7 @@ from tests.faults.scorecard import record
 from tests.faults.test_crash_points import Points
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

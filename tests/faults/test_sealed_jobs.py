@@ -17,7 +17,7 @@ from sqlq.payload.encryption import HEAD, new_key
 from tests.faults.processes import ROOT, worker_process
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 SHOP = """
 import os

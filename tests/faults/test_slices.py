@@ -20,7 +20,7 @@ from tests.faults.processes import ROOT, WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 SLICE = 10
 

@@ -89,7 +89,7 @@ def test_a_database_that_only_reads_is_waited_for_on_another_connection(app: sql
 
     with pytest.raises(DBAPIError, match="read-only") as caught:
         claim_at_a_standby()
-    assert app.database.dialect.is_away(caught.value)
+    assert app.database.dialect.trouble(caught.value).is_away
     assert caught.value.connection_invalidated
 
 

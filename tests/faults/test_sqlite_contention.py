@@ -24,7 +24,7 @@ from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.stress, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 WORKERS = 8
 SEED = 20_261_123

@@ -29,7 +29,7 @@ from tests.faults.processes import worker_process
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 GRACE_SECONDS = 1.0
 SOON_SECONDS = 5.0

@@ -22,7 +22,7 @@ from sqlq.model.job import JobDetails
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 MODULE = """
 import ctypes, os, threading, sqlq

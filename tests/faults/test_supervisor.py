@@ -26,7 +26,7 @@ from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.stress
+pytestmark = pytest.mark.integration
 
 MODULE = '''
 import asyncio, atexit, os, signal, threading, time, sqlq

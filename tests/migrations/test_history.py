@@ -74,6 +74,7 @@ def test_an_installation_without_its_history_says_so(tmp_path: Path) -> None:
     assert "install it again" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.integration
 def test_alembics_own_command_works_in_a_checkout(empty_database_url: str) -> None:
     engine = create_engine(empty_database_url)
     for _ in range(2):

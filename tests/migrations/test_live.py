@@ -166,6 +166,7 @@ task = app.task(name="t")(lambda n: n)
 """
 
 
+@pytest.mark.integration
 @on_postgresql
 def test_of_three_migrators_one_migrates_and_workers_of_both_releases_go_on(
     migrated: Engine, start: Callable[..., Migrator], history: Path, empty_database_url: str
@@ -265,6 +266,7 @@ def test_patience_ends_in_a_sentence_and_changes_nothing(
     assert live_index(later) is True
 
 
+@pytest.mark.integration
 @on_postgresql
 def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
     migrated: Engine, start: Callable[..., Migrator]
@@ -312,6 +314,7 @@ def test_a_build_blocks_nobody(
     app.close()
 
 
+@pytest.mark.integration
 @on_postgresql
 def test_a_second_migrator_stays_out_of_a_build(migrated: Engine, start: Callable[..., Migrator]) -> None:
     with building(migrated, start) as migrator:
@@ -323,6 +326,7 @@ def test_a_second_migrator_stays_out_of_a_build(migrated: Engine, start: Callabl
     assert (live_index(migrated), index_oid(migrated)) == (True, index)
 
 
+@pytest.mark.integration
 @on_postgresql
 def test_an_index_of_an_aborted_build_is_built_again(
     migrated: Engine, start: Callable[..., Migrator]
@@ -346,6 +350,7 @@ def test_an_index_of_an_aborted_build_is_built_again(
     assert index_oid(migrated) != broken
 
 
+@pytest.mark.integration
 @on_postgresql
 def test_the_build_of_a_killed_migrator_is_waited_for_and_taken_over(
     migrated: Engine, start: Callable[..., Migrator]

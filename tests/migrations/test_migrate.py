@@ -297,6 +297,7 @@ def migrators(empty_database_url: str) -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.integration
 def test_of_several_processes_one_migrates(migrators: list[subprocess.Popen[str]], empty: Engine) -> None:
     for process in migrators:
         start(process)

@@ -64,6 +64,7 @@ def test_drop_closes_open_connections(postgresql: PostgreSQL) -> None:
         engine.connect()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_of_a_run_that_was_ended_by_a_signal(end: signal.Signals) -> None:
     program = """if True:

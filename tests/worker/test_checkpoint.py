@@ -23,9 +23,9 @@ from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
 from tests.conformance.driver_callers import Caller, Mode, automatic, common_modes
+from tests.kit import claim, working
 from tests.servers import async_database_url
 from tests.waiting import wait_until
-from tests.worker.test_leases import claim, working
 
 SLICES = 4
 given = Table("given", MetaData(), Column("n", Integer))

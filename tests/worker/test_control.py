@@ -17,8 +17,8 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 OBEYED_SECONDS = 2.0
 BUSY_MACHINE = 6.0

@@ -83,6 +83,7 @@ def is_as_the_contract_says(app: sqlq.App, engine: Engine, ids: list[int]) -> No
     }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("somebody_looks", [False, True], ids=["looks itself", "was called"])
 def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     app: sqlq.App, engine: Engine, somebody_looks: bool

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.context import attempt_of
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 from tests.worker.test_sealed import KEY
 
 

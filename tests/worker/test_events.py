@@ -184,7 +184,7 @@ def test_a_job_that_is_lost_is_told_once(app: sqlq.App) -> None:
 
 @pytest.mark.parametrize(("max_attempts", "expected"), [(2, "rescued"), (1, "failed")])
 def test_a_job_rescued_from_another_worker(app: sqlq.App, max_attempts: int, expected: str) -> None:
-    from tests.worker.test_leases import claim
+    from tests.kit import claim
 
     told = listening(app)
     app.task(name="t", max_attempts=max_attempts)(lambda: None)

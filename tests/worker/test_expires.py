@@ -21,8 +21,8 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Expire
 from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faces.command import Command
+from tests.kit import claim, working
 from tests.waiting import wait_until
-from tests.worker.test_leases import claim, working
 
 REASON = "expired: it was not started in time"
 

@@ -15,8 +15,8 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.wait import wake
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 
 def drain(app: sqlq.App, **options: Any) -> Any:

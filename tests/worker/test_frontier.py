@@ -15,8 +15,8 @@ import sqlq
 from sqlq.model.job import ClaimedJob
 from sqlq.worker import claim
 from sqlq.worker.claim import Claimer, Frontier
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

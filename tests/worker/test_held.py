@@ -16,19 +16,8 @@ from sqlq.model.job import ClaimedJob
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain.services import HELD_BUSY_SECONDS, Held
+from tests.kit import working
 from tests.waiting import wait_until
-
-
-@contextmanager
-def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
-    worker = app.worker(**options)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        thread.join(60)
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,54 +21,11 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
+from tests.kit import claim, expire, fate, ids, rescue, settle, working
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no")
 EVERY_OUTCOME: list[Outcome] = [Completed("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
-
-
-@contextmanager
-def working(app: sqlq.App, **options: Any) -> Iterator[Any]:
-    """A worker at work in a thread of this process."""
-    worker = app.worker(**options)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        worker.stop()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-def claim(app: sqlq.App, lease_ms: int = 30_000, owner: str = "me", limit: int = 10) -> list[Any]:
-    with app.database.begin() as conn:
-        return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=lease_ms)
-
-
-def ids(rights: set[tuple[int, int]]) -> set[int]:
-    return {id for id, _ in rights}
-
-
-def settle(app: sqlq.App, job: Any, outcome: Outcome) -> set[int]:
-    with app.database.begin() as conn:
-        return ids(settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
-
-
-def fate(app: sqlq.App, job: Any) -> Fate:
-    with app.database.read() as conn:
-        return lease.fates(conn, [(job.id, job.lease_token)])[job.id, job.lease_token]
-
-
-def expire(engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
-
-
-def rescue(app: sqlq.App) -> list[settling.Rescued]:
-    with app.database.begin() as conn:
-        return settling.rescue(conn)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from sqlq.store.limits import admit as admission
 from sqlq.worker.claim import Claimer
 from sqlq.worker.maintain.services import Admit
 from sqlq.worker.settle.settle import Tally
+from tests.kit import working
 from tests.waiting import wait_until
 
 PROMPT = {"backoff": "0s"}
@@ -359,16 +360,10 @@ def test_an_idle_worker_admits_what_is_enqueued(gauge: Gauge) -> None:
     def call(n: int) -> None:
         gauge.run("stripe", n)
 
-    worker = gauge.app.worker()
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(worker.run)
-        try:
-            for n in range(3):
-                job = gauge.app.enqueue(call.new(n))
-                wait_until(lambda job=job: gauge.app.jobs.get(job.id).state == "finished")  # type: ignore[misc]
-        finally:
-            worker.stop()
-        running.result(60)
+    with working(gauge.app):
+        for n in range(3):
+            job = gauge.app.enqueue(call.new(n))
+            wait_until(lambda job=job: gauge.app.jobs.get(job.id).state == "finished")  # type: ignore[misc]
 
 
 def test_a_limit_that_no_task_declares_is_kept_too(gauge: Gauge) -> None:
@@ -378,12 +373,8 @@ def test_a_limit_that_no_task_declares_is_kept_too(gauge: Gauge) -> None:
 
     rare = sqlq.Limit("rare", running=1)
     gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
-    worker = gauge.app.worker(concurrency=4)
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(worker.run)
-        wait_until(lambda: len(gauge.called) == 4)
-        worker.stop()
-        running.result(60)
+    with working(gauge.app, concurrency=4):
+        wait_until(lambda: len(gauge.app.jobs.list(state="finished")) == 4)
     assert gauge.most["rare"] == 1
 
 
@@ -407,12 +398,8 @@ def test_a_delay_is_kept(gauge: Gauge) -> None:
     later = gauge.app.enqueue(call.new(1).set(delay="1h"))
     soon = gauge.app.enqueue(call.new(2).set(delay="100ms"))
     assert gauge.app.jobs.get(later.id).due_at is not None
-    worker = gauge.app.worker()
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(worker.run)
+    with working(gauge.app):
         wait_until(lambda: gauge.app.jobs.get(soon.id).state == "finished")
-        worker.stop()
-        running.result(60)
     done = gauge.app.jobs.get(soon.id)
     assert done.reserved_at is not None
     assert (done.reserved_at - done.created_at).total_seconds() >= 0.1

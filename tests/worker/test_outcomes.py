@@ -18,8 +18,8 @@ from sqlalchemy.exc import IntegrityError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
+from tests.kit import working
 from tests.waiting import wait_until
-from tests.worker.test_leases import working
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 

@@ -17,8 +17,8 @@ from sqlq.store.jobs import progress as progress_notes
 from sqlq.store.jobs.progress import Note
 from sqlq.testing import drain, inline
 from sqlq.worker.attempt import progress as progress_writer
+from tests.kit import claim, working
 from tests.waiting import wait_until
-from tests.worker.test_leases import claim, working
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])

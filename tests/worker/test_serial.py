@@ -12,6 +12,7 @@ from sqlalchemy import text
 import sqlq
 from sqlq.store.jobs import claim
 from sqlq.store.limits import admit
+from tests.kit import working
 from tests.waiting import wait_until
 
 
@@ -66,12 +67,8 @@ def test_those_after_a_job_wait_for_its_next_attempt(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}"), backoff="50ms")
     books.once = {1, 3}
     books.app.enqueue_many([book.new("a", n) for n in range(5)])
-    worker = books.app.worker(concurrency=5)
-    with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(worker.run)
+    with working(books.app, concurrency=5):
         wait_until(lambda: len(books.app.jobs.list(state="finished")) == 5)
-        worker.stop()
-        running.result(60)
     assert books.of("a") == [0, 1, 1, 2, 3, 3, 4]
 
 

@@ -44,7 +44,7 @@ def test_its_task_says_how_long_and_how_often(app: sqlq.App, engine: Engine) -> 
     for name in ("t", "was.t"):
         job = insert(engine, task=name)
         assert tuple(shown(engine, job)) == ("available", 0, None)
-        assert app.jobs.get(job).max_attempts is None
+        assert app.jobs.list()[0].max_attempts is None
         assert (app.jobs.get(job).max_attempts, app.jobs.get(job).timeout_ms) == (1, 100), "what applies"
         assert drain(app).failed == 1
         assert tuple(shown(engine, job)) == ("failed", 1, 1)
@@ -180,7 +180,7 @@ def test_a_claimer_sees_that_a_task_took_the_place_of_another(app: sqlq.App) -> 
         app.task(name=name, max_attempts=attempts)(lambda: None)
     tasks: dict[str, Any] = {"a": app.tasks["a"]}
     claimer = Claimer(app.database.for_loops, "me", ["default"], 3, 30_000, tasks=tasks)
-    assert json.loads(claimer._given()[2]) == {"a": 3}
+    assert json.loads(claimer._claimant()[2]) == {"a": 3}
     tasks["b"] = app.tasks["b"]
     del tasks["a"]
-    assert json.loads(claimer._given()[2]) == {"b": 5}
+    assert json.loads(claimer._claimant()[2]) == {"b": 5}

@@ -29,7 +29,7 @@ from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
@@ -38,11 +38,13 @@ from sqlq.database.dialect import (
     NO_OPTIONS,
     Ask,
     Batch,
+    Claimant,
     Dialect,
     Line,
     Place,
     Position,
     Right,
+    Trouble,
     Verdict,
     held,
     locked,
@@ -102,17 +104,13 @@ class PostgreSQL(Dialect):
         schema: str | None,
         names: Sequence[str],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
         *,
         newest_first: bool = False,
         evenly: bool = False,
     ) -> list[Sequence[Any]]:
-        wanted = {"names": list(names), "most": limit}
-        given = _given(owner, lease_ms, max_attempts, follow_ups)
-        return ask(sql.claim(schema, follow_ups is not None, newest_first), {**wanted, **given})
+        given = {"names": list(names), "most": limit, **by._asdict()}
+        return ask(sql.claim(schema, by.follow_ups is not None, newest_first), given)
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
         return ask(sql.due_in(schema, names is None), {} if names is None else {"names": list(names)})
@@ -143,21 +141,18 @@ class PostgreSQL(Dialect):
         schema: str | None,
         positions: Sequence[Position],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
     ) -> list[Sequence[Any]]:
         queues, priorities, moments, ids = map(list, zip(*positions, strict=True))
-        wanted = {
+        given = {
             "queues": queues,
             "priorities": _numbers(priorities),
             "moments": _numbers(moments),
             "ids": _numbers(ids),
             "most": limit,
+            **by._asdict(),
         }
-        given = _given(owner, lease_ms, max_attempts, follow_ups)
-        return ask(sql.claim_beyond(schema, follow_ups is not None), {**wanted, **given})
+        return ask(sql.claim_beyond(schema, by.follow_ups is not None), given)
 
     def rows(self, batch: Batch) -> FromClause:
         arrays = (
@@ -217,32 +212,23 @@ class PostgreSQL(Dialect):
         automatic = getattr(pooled.dbapi_connection, "autocommit", False)
         return bool(automatic) and not is_in_transaction(pooled.driver_connection)
 
-    def rolled_back(self, error: DBAPIError) -> bool:
-        return _state(error) in _ROLLED_BACK
-
-    def is_away(self, error: DBAPIError) -> bool:
-        state = _state(error)
-        if state is None:  # the client's own words: it could not connect, or the connection broke
-            return error.connection_invalidated or type(error.orig).__name__ in (
-                "OperationalError",
-                "InterfaceError",
-                "ConnectionTimeout",
-            )
-        return state.startswith(_AWAY_CLASSES) or state == _READ_ONLY or error.connection_invalidated
-
-    def takes_no_writes(self, error: BaseException) -> bool:
-        return is_read_only(error) or _state_of(getattr(error, "orig", error)) == _DISK_FULL
-
-    def refuses(self, error: BaseException) -> bool:
-        state = _state_of(getattr(error, "orig", error))
-        goes_on = state.startswith(_AWAY_CLASSES) or state in (_READ_ONLY, *_ROLLED_BACK)
-        return bool(state) and not goes_on
-
-    def has_no_room(self, error: DBAPIError) -> bool:
-        return _state(error) == _LIMIT_EXCEEDED
-
-    def is_useless(self, error: BaseException) -> bool:
-        return _state_of(error).startswith(_USELESS)
+    def trouble(self, error: BaseException) -> Trouble:
+        said = getattr(error, "orig", None) or error
+        state = _state_of(said)
+        # without a state the words are the client's: it could not connect, or the connection broke
+        broken = getattr(error, "connection_invalidated", False) or (
+            not state and type(said).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+        )
+        goes_on = state.startswith(_AWAY_CLASSES) or state == _READ_ONLY
+        rolled_back = state in _ROLLED_BACK
+        return Trouble(
+            is_away=goes_on or broken,
+            rolled_back=rolled_back,
+            refused=bool(state) and not (goes_on or rolled_back),
+            takes_no_writes=state in (_READ_ONLY, _DISK_FULL),
+            has_no_room=state == _LIMIT_EXCEEDED,
+            is_useless=state.startswith(_USELESS),
+        )
 
     def run(self, driver: Any, statement: str, parameters: Any) -> list[Sequence[Any]]:
         with driver.cursor() as cursor:
@@ -292,33 +278,7 @@ class PostgreSQL(Dialect):
         looker.register(driver.fileno(), select_module.POLLIN)
         return bool(looker.poll(0))  # readable, though nothing was asked
 
-    def look_at_idle_connections(self, engine: Engine) -> None:
-        @event.listens_for(engine, "checkin")
-        def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
-            record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
-
-        @event.listens_for(engine, "checkout")
-        def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-            since = record.info.pop(RESTS_SINCE, None)
-            if since is None:
-                return
-            try:
-                fresh = time.monotonic() - since < IDLE_SECONDS
-                sound = not self.is_cut_off(dbapi_connection) and (
-                    fresh or engine.dialect.do_ping(dbapi_connection)
-                )
-            except Exception as error:  # the driver's, whose class depends on it
-                raise DisconnectionError from error
-            if not sound:
-                raise DisconnectionError
-
-    def plan_once(self, engine: Engine) -> None:
-        @event.listens_for(engine, "connect")
-        def _connected(dbapi_connection: Any, record: Any) -> None:
-            if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
-                _at_once(dbapi_connection, _PLAN_ONCE)
-
-    def prepare(self, engine: Engine, patience: Patience) -> None:
+    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
         # before SQLAlchemy asks a first connection for its version
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
@@ -334,14 +294,44 @@ class PostgreSQL(Dialect):
         def _failed(context: ExceptionContext) -> None:
             if context.connection is None:
                 patience.start_over()
-            elif self.is_useless(context.original_exception):
+            elif self.trouble(context.original_exception).is_useless:
                 context.is_disconnect = True
+
+        if looks_at_idle:
+            _look_at_idle_connections(self, engine)
+        if plans_once:
+
+            @event.listens_for(engine, "connect")
+            def _plans(dbapi_connection: Any, record: Any) -> None:
+                if getattr(dbapi_connection, "prepare_threshold", None) == ONLY_ON_REQUEST:
+                    _at_once(dbapi_connection, _PLAN_ONCE)
+
+
+def _look_at_idle_connections(dialect: PostgreSQL, engine: Engine) -> None:
+    @event.listens_for(engine, "checkin")
+    def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
+
+    @event.listens_for(engine, "checkout")
+    def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
+        since = record.info.pop(RESTS_SINCE, None)
+        if since is None:
+            return
+        try:
+            fresh = time.monotonic() - since < IDLE_SECONDS
+            sound = not dialect.is_cut_off(dbapi_connection) and (
+                fresh or engine.dialect.do_ping(dbapi_connection)
+            )
+        except Exception as error:  # the driver's, whose class depends on it
+            raise DisconnectionError from error
+        if not sound:
+            raise DisconnectionError
 
 
 IDLE_SECONDS = 10.0
 """After so long a connection is asked for a sign of life before it is used."""
 ONLY_ON_REQUEST = sys.maxsize
-"""How often psycopg has to see a statement before it prepares it unasked. Never: see `plan_once`."""
+"""How often psycopg has to see a statement before it prepares it unasked. Never: see `Dialect.prepare`."""
 
 
 def leads_to_one_server(driver: Any) -> bool:
@@ -377,11 +367,6 @@ def _numbers(values: Sequence[int | None]) -> str:
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
 
 
-def _given(owner: str, lease_ms: int, max_attempts: str, follow_ups: str | None) -> dict[str, Any]:
-    given = {"owner": owner, "lease_ms": lease_ms, "max_attempts": max_attempts}
-    return given if follow_ups is None else {**given, "follow_ups": follow_ups}
-
-
 def is_in_transaction(driver: Any) -> bool:
     """Whether a transaction is open on a connection of psycopg, psycopg2 or asyncpg, from any thread; False
     where it cannot be told."""
@@ -398,10 +383,6 @@ def is_read_only(error: BaseException) -> bool:
 
 _SET = text("SELECT pg_catalog.set_config(:setting, :ms, true)")
 _TRANSACTION_ID = text("SELECT pg_catalog.txid_current()")
-
-
-def _state(error: DBAPIError) -> str | None:
-    return _state_of(error.orig) or None
 
 
 def _state_of(error: BaseException | None) -> str:

@@ -19,12 +19,21 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, bindparam, cast, column, event, func, select
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import Text
 from sqlalchemy.util import await_only
 
-from sqlq.database.dialect import Ask, Batch, Dialect, Line, Place, Verdict, claimed_columns
+from sqlq.database.dialect import (
+    Ask,
+    Batch,
+    Claimant,
+    Dialect,
+    Line,
+    Place,
+    Trouble,
+    Verdict,
+    claimed_columns,
+)
 from sqlq.database.timeouts import Patience
 from sqlq.errors import ConfigurationError
 from sqlq.schema.rules import LARGEST_TOKEN, MOST_COUNTED
@@ -62,10 +71,7 @@ class SQLite(Dialect):
         schema: str | None,
         names: Sequence[str],
         limit: int,
-        owner: str,
-        lease_ms: int,
-        max_attempts: str,
-        follow_ups: str | None = None,
+        by: Claimant,
         *,
         newest_first: bool = False,
         evenly: bool = False,
@@ -77,12 +83,12 @@ class SQLite(Dialect):
         if not due:
             return []
         begun, ids = time.monotonic(), json.dumps(due)
-        followed = () if follow_ups is None else (follow_ups, follow_ups)
+        followed = () if by.follow_ups is None else (by.follow_ups, by.follow_ups)
         reserve = _RESERVE_FOLLOWED if followed else _RESERVE
-        rows = ask(reserve, (owner, lease_ms, max_attempts, *followed, ids))
-        if (time.monotonic() - begun) * 2_000 > lease_ms:
+        rows = ask(reserve, (*by[:3], *followed, ids))
+        if (time.monotonic() - begun) * 2_000 > by.lease_ms:
             # large rows: a rescue may follow the COMMIT; guard: a-lease-begins-with-its-rows
-            ask(_RENEW, (lease_ms, ids))
+            ask(_RENEW, (by.lease_ms, ids))
         return rows
 
     def due_in(self, ask: Ask, schema: str | None, names: Sequence[str] | None) -> list[Sequence[Any]]:
@@ -170,36 +176,24 @@ class SQLite(Dialect):
     def commits_at_once(self, pooled: Any) -> bool:
         return commits_at_once(pooled.driver_connection)
 
-    def rolled_back(self, error: DBAPIError) -> bool:
-        return _kind(error) in _LOCKED
-
-    def refusal(self, error: BaseException) -> str | None:
-        if _code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT:
-            return (
-                "SQLite refused the write because another program wrote after this transaction first read: "
-                "begin such transactions with the write lock, by BEGIN IMMEDIATE or "
-                "sqlq.configure_sqlite(engine, immediate=True), or run this one again"
-            )
-        if _kind(error) == sqlite3.SQLITE_BUSY:
-            return (
-                "SQLite refused the write because another program held the write lock for longer than this "
-                "connection waits: keep transactions that write short, and run this one again"
-            )
-        return None
-
-    def takes_no_writes(self, error: BaseException) -> bool:
-        return _kind(error) in _NO_WRITES
-
-    def is_away(self, error: DBAPIError) -> bool:
-        return _kind(error) in _AWAY
-
-    def refuses(self, error: BaseException) -> bool:
-        return _kind(error) not in (0, *_AWAY)
+    def trouble(self, error: BaseException) -> Trouble:
+        code, kind = _code(error), _code(error) & 0xFF  # the extended code, and the primary one in it
+        return Trouble(
+            is_away=kind in _AWAY,
+            rolled_back=kind in _LOCKED,
+            refused=kind not in (0, *_AWAY),
+            takes_no_writes=kind in _NO_WRITES,
+            advice=_SNAPSHOT
+            if code == sqlite3.SQLITE_BUSY_SNAPSHOT
+            else _BUSY
+            if kind == sqlite3.SQLITE_BUSY
+            else None,
+        )
 
     def may_only_be_read(self, url: URL) -> bool:
         return may_only_be_read(url)
 
-    def prepare(self, engine: Engine, patience: Patience) -> None:
+    def prepare(self, engine: Engine, patience: Patience, *, looks_at_idle: bool, plans_once: bool) -> None:
         begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
 
         @event.listens_for(engine, "do_connect")
@@ -270,10 +264,15 @@ def _code(error: BaseException) -> int:
     return getattr(getattr(error, "orig", error), "sqlite_errorcode", None) or 0
 
 
-def _kind(error: BaseException) -> int:
-    """Return SQLite's primary code of an error."""
-    return _code(error) & 0xFF
-
+_SNAPSHOT = (
+    "SQLite refused the write because another program wrote after this transaction first read: begin such "
+    "transactions with the write lock, by BEGIN IMMEDIATE or "
+    "sqlq.configure_sqlite(engine, immediate=True), or run this one again"
+)
+_BUSY = (
+    "SQLite refused the write because another program held the write lock for longer than this connection "
+    "waits: keep transactions that write short, and run this one again"
+)
 
 _PAUSED = "SELECT queue FROM main.sqlq_queues WHERE paused_at IS NOT NULL"
 _TOP_LEVEL = (

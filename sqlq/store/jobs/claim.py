@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from sqlq.database.dialect import schema_of
+from sqlq.database.dialect import Claimant, schema_of
 from sqlq.database.dialects import dialect_of
 from sqlq.model.job import ClaimedJob
 
@@ -44,8 +44,8 @@ def claim(
     def ask(statement: str, parameters: Any) -> list[Sequence[Any]]:
         return list(conn.exec_driver_sql(statement, parameters))
 
-    given = (owner, lease_ms, max_attempts, follow_ups)
-    rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, *given, newest_first=newest_first)
+    by = Claimant(owner, lease_ms, max_attempts, follow_ups)
+    rows = dialect_of(conn).claim(ask, schema_of(conn), names, limit, by, newest_first=newest_first)
     return claimed(rows, names, limit, newest_first=newest_first)
 
 

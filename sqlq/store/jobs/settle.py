@@ -501,7 +501,7 @@ def end_apart(
         return some
     except DBAPIError as refusal:
         dialect = dialect_of(conn)
-        if dialect.is_away(refusal) or dialect.rolled_back(refusal):
+        if dialect.trouble(refusal).passes:
             raise
         if (half := len(some) // 2) > 0:
             return [job for part in (some[:half], some[half:]) for job in end_apart(conn, part, end, why)]

@@ -111,7 +111,7 @@ class ProgressWriter(Pace):
                     written = progress.write(conn, [job.note() for job in said])
             except DBAPIError as error:
                 dialect = self._database.dialect
-                if dialect.is_away(error) or dialect.rolled_back(error):
+                if dialect.trouble(error).passes:
                     raise
                 log.warning(
                     "the database refuses what %d jobs say of their progress: %s", len(said), error.orig

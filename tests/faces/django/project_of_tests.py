@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import make_url
 
 from tests.faces.command import ROOT, Done
+from tests.preloaded import DJANGO, preloaded
 from tests.waiting import wait_until
 
 PROJECT = Path(__file__).parent / "project"
@@ -59,14 +60,8 @@ class Project:
         self.environment |= {f"SHOP_{name}": json.dumps(value) for name, value in settings.items()}
 
     def run(self, command: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> Done:
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=cwd or self.directory,
-            env={**self.environment, **env},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+        done = preloaded(*DJANGO).run(
+            ["python", *map(str, command)], cwd or self.directory, {**self.environment, **env}, timeout=100
         )
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -10,6 +10,8 @@ from sqlalchemy import create_engine, text
 from tests.faces.django.project_of_tests import Project, settings_of
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 TIMES = 8
 
 

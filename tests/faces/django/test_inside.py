@@ -38,5 +38,6 @@ def test_in_memory(bare_project: Project) -> None:
     )
 
 
+@pytest.mark.integration
 def test_in_several_processes(bare_project: Project) -> None:
     run(bare_project, "--parallel", "2", "shop.test_enqueue")
