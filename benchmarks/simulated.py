@@ -25,7 +25,7 @@ from sqlq.model.outcome import Completed, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look, workers
 from sqlq.worker.claim import Claimer
-from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
 from sqlq.worker.wait.wake import FIRST_LOOK_SECONDS, LOOK_AFTER_HINT_SECONDS
 
@@ -57,7 +57,7 @@ class Host:
         facts = Facts(self.id, "", None, None, None, None, SLOTS, LEASE_MS, None, drain=False)
         self.lookout = Poller(
             *(database, facts, self._go),
-            last_look=LastLook(Unsupervised()),
+            last_look=LastLook(NoParent()),
             looked=lambda look, at: self.looked.set(),
             awaited=lambda ids: None,
             workers=tuple,

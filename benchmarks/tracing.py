@@ -119,12 +119,12 @@ class _NotedEvent(threading.Event):
 
 def note_into(folder: str) -> None:
     """Note what this process does as a worker of sqlq, into a file of its own."""
-    from sqlq.worker.run.executor import Executors
+    from sqlq.worker.run.executor import Executor
     from sqlq.worker.wait.wake import Wake
 
     noted: Noted = {"hinted": [], "awake": [], "taken": []}
     note_statements(noted, "claiming", "claimed")
-    init, wait, attempt = Wake.__init__, Wake.wait, Executors._attempt  # noqa: SLF001
+    init, wait, attempt = Wake.__init__, Wake.wait, Executor._attempt  # noqa: SLF001
 
     def noted_init(wake: Any, *args: Any, **options: Any) -> None:
         init(wake, *args, **options)
@@ -142,7 +142,7 @@ def note_into(folder: str) -> None:
     for owner, name, function in (
         (Wake, "__init__", noted_init),
         (Wake, "wait", noted_wait),
-        (Executors, "_attempt", noted_attempt),
+        (Executor, "_attempt", noted_attempt),
     ):
         setattr(owner, name, function)
     write_at_exit(noted, folder)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
     from sqlq.app.app import App
-    from sqlq.worker.ipc.parent import Supervised
+    from sqlq.worker.ipc.parent import Parent
     from sqlq.worker.options import WorkerOptions
-    from sqlq.worker.run.isolated import Isolates
+    from sqlq.worker.run.isolated import IsolatedProcesses
     from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 
 log = logging.getLogger("sqlq.worker")
@@ -375,21 +375,21 @@ def _child(
     context: Context,
     supervision: str,
     processes: int,
-    start_isolates: Callable[[int], Isolates],
+    start_isolates: Callable[[int], IsolatedProcesses],
     options: dict[str, Any],
     set_up_logs: Callable[[], None],
     *,
     is_metered: bool,
 ) -> NoReturn:
-    from sqlq.worker.ipc.parent import Supervised
-    from sqlq.worker.ipc.pipe import Link, ignore_signals
-    from sqlq.worker.ipc.shared_memory import BlackBox
+    from sqlq.worker.ipc.parent import Parent
+    from sqlq.worker.ipc.pipe import Pipe, ignore_signals
+    from sqlq.worker.ipc.shared_memory import SharedMemory
 
     ignore_signals()
     link_fd, box_fd, generation, warm, stands_by, began_ms, paused = map(int, supervision.split(","))
-    supervised = Supervised(
-        Link.inherited(link_fd),
-        BlackBox(box_fd),
+    supervised = Parent(
+        Pipe.inherited(link_fd),
+        SharedMemory(box_fd),
         began_at=began_ms / 1000,
         is_alone=processes == 1,
         is_metered=is_metered,
@@ -433,7 +433,7 @@ def _app(context: Context) -> App:
     return app
 
 
-def _stand_by(app: App, supervised: Supervised) -> bool:
+def _stand_by(app: App, supervised: Parent) -> bool:
     """Connect, and wait to be sent to work; return False when this process should end instead."""
     from sqlalchemy.exc import DBAPIError
 
@@ -485,9 +485,9 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
         log.warning("no task of this App, no job and no other worker names the queue %s", name)
 
 
-def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None) -> Isolates:
+def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None) -> IsolatedProcesses:
     from sqlq.worker.ipc.pipe import spawn
-    from sqlq.worker.run.isolated import Isolates
+    from sqlq.worker.run.isolated import IsolatedProcesses
 
     command = sys.argv[1:]
     at = command.index("--supervision")
@@ -496,16 +496,16 @@ def _isolates(context: Context, warm: int, *, spare: bool, max_jobs: int | None)
     def start(fd: int) -> Popen[bytes]:
         return spawn([*command, "--isolated-by", str(fd)], (fd,))
 
-    return Isolates(start, warm, spare=spare, max_jobs=max_jobs)
+    return IsolatedProcesses(start, warm, spare=spare, max_jobs=max_jobs)
 
 
 def _isolate(context: Context, fd: int, set_up_logs: Callable[[], None]) -> NoReturn:
     from sqlq.worker.attempt.attempt import Target
-    from sqlq.worker.ipc.pipe import Link, ignore_signals
+    from sqlq.worker.ipc.pipe import Pipe, ignore_signals
     from sqlq.worker.run.isolated import serve
 
     ignore_signals()
-    link = Link.inherited(fd)
+    link = Pipe.inherited(fd)
     app = _app(context)
     set_up_logs()
     target = Target(app.database, tasks=app.tasks, plan=app._code.additions.to_flow)

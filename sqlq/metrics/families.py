@@ -34,7 +34,7 @@ def version(metric: Described) -> Any:
     return numbers(metric, [((SQLQ,), 1)])
 
 
-def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[int], float]]) -> Any:
+def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[float], float]]) -> Any:
     """Return a histogram of times: labels, how many fell into each bucket, and their sum."""
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     bounds = [*map(str, BOUNDS), "+Inf"]

@@ -16,7 +16,7 @@ STARTED_BEFORE = "this worker has been started before: make another one by app.w
 
 
 class Background:
-    """What a worker can do beside `run`, which blocks."""
+    """The methods of a worker beside `run`, which blocks."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

@@ -1,8 +1,7 @@
 """STAGE 2: how much to claim, and from which queues.
 
-A worker never hoards: it holds what its slots run and what they will start within a tenth of a second by
-their own measured pace, nothing more, so that another worker finds its share.
-"""
+A worker never hoards. It holds the jobs that run in its slots, and those that start within a tenth of a
+second by the measured pace. So another worker finds its share."""
 
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
 """A claim takes some milliseconds, most of them to flush it to disk; one that takes longer has read much that
 is of no use."""
 SLOW_SECONDS = 1.0
-"""What took longer to claim, as rows of many megabytes do, is claimed in smaller parts: its leases run, and
-where there is one writer all others wait."""
+"""After a longer claim, as of rows of many megabytes, the next ones are smaller: leases run meanwhile, and on
+a database with one writer all others wait."""
 ANEW_ONCE_IN = 20
 POSITIONS_KEPT = 10_000
 
@@ -50,8 +49,8 @@ POSITIONS_KEPT = 10_000
 class Pace:
     """How many jobs a worker ends in a second, measured over the last few tenths of one.
 
-    Never more than its slots can end of jobs that take as long as the last ones: two long jobs that end
-    together are no burst of short ones.
+    The pace is bounded by the slots and the duration of the last jobs: two long jobs that end together are no
+    burst of short ones.
     """
 
     def __init__(self, slots: int) -> None:
@@ -86,11 +85,10 @@ class Pace:
 class Frontier:
     """How far claims have come in each queue and priority, for while it is dear to begin anew (PostgreSQL).
 
-    A transaction that stays open keeps the server from clearing away what was claimed since it began, and a
-    claim that begins at the head of a queue reads all of that again. While that takes long, claims begin
-    where the last one ended. What is due before that place, because it was committed late or its worker was
-    lost, and what is in a queue or priority that is not known yet, is found by the claims from the head: a
-    twentieth of the time is given to them.
+    An open transaction keeps the server from removing the rows that were claimed since it began. A claim from
+    the head of a queue reads all of them again. While that takes long, claims begin where the last one ended.
+    A twentieth of the time goes to claims from the head. They find the jobs before that position, which were
+    committed late or lost their worker, and those of new queues and priorities.
     """
 
     def __init__(self) -> None:
@@ -128,8 +126,7 @@ class Frontier:
 
 class Turns:
     """Gives queues turns by their weights, evenly mixed: a queue of weight 3 beside one of weight 1 comes
-    first in three of four claims. What it leaves of a claim is for the others, in the order of their next
-    turns."""
+    first in three of four claims. The others fill the rest of a claim, in the order of their next turns."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
@@ -147,30 +144,29 @@ class Turns:
 
 
 class Claimer:
-    """Claims for one worker; `queues` None means every queue there is, in rotation. With `weights` the queues
-    named have turns as well."""
+    """Claims for one worker; `queues` None means every queue there is, in rotation. Queues with weights have
+    turns as well."""
 
     def __init__(
         self,
         database: Database,
         owner: str,
-        queues: Sequence[str] | None,
+        queues: Sequence[str] | Mapping[str, int] | None,
         concurrency: int,
         lease_ms: int,
         *,
         tasks: Mapping[str, Task[..., Any]] | None = None,
         drain: bool = False,
-        weights: Mapping[str, int] | None = None,
         newest_first: frozenset[str] = frozenset(),
     ) -> None:
         self._newest_first = newest_first
-        self._turns = None if weights is None else Turns(weights)
+        self._turns = Turns(queues) if isinstance(queues, Mapping) else None
         self._had_turn: set[str] = set()
         """Queues that came first in a claim since the last one that had to begin anew."""
         self._database = database.for_claims
         self._owner = owner
         self._fixed = None if queues is None else list(dict.fromkeys(queues))
-        self._evenly = queues is None and weights is None
+        self._evenly = queues is None
         """Whether there is no order between the queues."""
         self._concurrency = concurrency
         self._lease_ms = lease_ms
@@ -183,7 +179,7 @@ class Claimer:
         self._tasks_say = "{}"
         self._seen_tasks: tuple[Any, ...] = ()
         self._follow_ups: str | None = None
-        """What follows their jobs, for rows that do not say it themselves; None where nothing does."""
+        """The callbacks of the tasks, for rows without callbacks; None where no task has one."""
         self._looked_at = float("-inf")
         self._short = True
         """Whether the last claim found less than it looked for."""
@@ -287,8 +283,8 @@ class Claimer:
         return claimed
 
     def _may_go_on(self, first: str) -> bool:
-        """Whether this claim begins where the last one ended; not the first of a queue whose turn it is, of
-        which no place may be known."""
+        """Whether this claim begins where the last one ended. It does not in a queue's first turn: no
+        position may be known there."""
         if self._frontier.begins_anew():
             self._had_turn.clear()
             return False
@@ -318,7 +314,8 @@ class Claimer:
         )
 
     def _claimant(self) -> Claimant:
-        """Return what each claim says beside its queues."""
+        """Return the parameters of each claim beside its queues: owner, lease, and the tasks' attempts and
+        callbacks for rows without them."""
         tasks = tuple(self._tasks.values())
         if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
             self._seen_tasks = tasks
@@ -335,8 +332,8 @@ class Claimer:
         return Claimant(self._owner, self._lease_ms, self._tasks_say, self._follow_ups)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
-        """Queues that are not named in an order have each their turn, by their weights if they have some, so
-        that a busy one starves no other."""
+        """Return the queues in the order of this claim. Queues without a given order take turns, by their
+        weights if they have some, so that a busy one starves no other."""
         if self._turns is not None:
             return self._turns.order(names)
         if not names or self._fixed is not None:
@@ -362,7 +359,7 @@ log = logging.getLogger("sqlq.worker")
 
 
 class Intake:
-    """What one worker makes of the jobs that it has claimed."""
+    """Makes attempts of the jobs that one worker has claimed."""
 
     target: Target
     """Where a handler completes its job; known when the worker is entered into the database."""
@@ -386,7 +383,7 @@ class Intake:
         self._has_isolates = has_isolates
         self._all_isolated = all_isolated
         self.on_start: Callable[[Attempt], None] | None = None
-        """What is told of each job that starts, where anybody listens."""
+        """Called with each job that starts, where anybody listens."""
 
     def readable(self, claimed: list[ClaimedJob]) -> flows.Filled:
         """Return claimed jobs with payloads that can be read, the results of other steps in their places."""
@@ -433,9 +430,8 @@ class Intake:
 
 
 def opened_by(seal: Seal | None, claimed: Iterable[ClaimedJob]) -> flows.Filled:
-    """Return claimed jobs with their payloads opened, before anything else is done with them; and those that
-    are not opened here, with how their attempts end: failed, or put back for a worker with the key. Their
-    rows keep the text as it is, and nothing behind them is held up."""
+    """Return claimed jobs with their payloads decrypted, and those that are not, with their outcomes: failed,
+    or released for a worker with the key. Their rows keep the text, and no job behind them waits."""
     done = flows.Filled([], [])
     for job in claimed:
         try:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Threaded:
-    """What has a thread of its own, once that is needed."""
+    """A part of a worker with a thread, which begins when it is needed."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -39,7 +39,7 @@ class AppParts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker was asked to do; made by `of`, which checks it."""
+    """The options of a worker; `of` makes and checks them."""
 
     queues: tuple[str, ...] | None
     concurrency: int

@@ -16,7 +16,7 @@ from sqlq.database.dialects import is_refused, takes_no_writes
 from sqlq.database.postgresql.health import missing_grant, refusal
 
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
-"""What the loops of a worker wait out: a database that does not answer, or a file that is moved aside."""
+"""The loops of a worker wait these out: the database does not answer, or its file was moved."""
 log = logging.getLogger("sqlq.worker")
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
@@ -27,7 +27,7 @@ TAKES_NO_WRITES = "takes no writes"
 
 
 class _Trouble:
-    """What all loops of this process share that ask the same database."""
+    """The state that all loops of this process share that use the same database."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from sqlq.config.durations import readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
-from sqlq.worker.run.executor import Executors
+from sqlq.worker.run.executor import Executor
 
 if TYPE_CHECKING:
-    from sqlq.worker.run.isolated import Isolates
+    from sqlq.worker.run.isolated import IsolatedProcesses
 
 log = logging.getLogger("sqlq.worker")
 
@@ -86,7 +86,7 @@ class Grace:
         until = self._until + LAST_SETTLES_SECONDS + LAST_STATEMENTS_SECONDS
         return max(0.0, min(STATEMENT_SECONDS, until - time.monotonic()))
 
-    def await_running(self, executors: Executors) -> None:
+    def await_running(self, executors: Executor) -> None:
         """Wait for what runs: when told to stop for the grace time, when retiring for as long as it takes,
         but for handlers that do not stop."""
         running, _ = executors.load()
@@ -181,7 +181,7 @@ class Bounds:
 class Lifespans:
     """All lifespans of one worker: in its own process, and in those of single jobs."""
 
-    def __init__(self, lifespan: Lifespan | None, isolates: Isolates | None, grace: Grace) -> None:
+    def __init__(self, lifespan: Lifespan | None, isolates: IsolatedProcesses | None, grace: Grace) -> None:
         """`lifespan` is that of this process, where the App has one."""
         self._lifespan = lifespan
         self._isolates = isolates

@@ -1,6 +1,6 @@
 """A worker: claims, executes and settles jobs until it is told to stop.
 
-    claim ──► Executors ──► outcomes ──► Settler ──► committed
+    claim ──► Executor ──► outcomes ──► Settler ──► committed
       ▲          (slots)                    │
       └───── room, hints, known moments ────┘          Leases renew all the while
 
@@ -22,10 +22,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from sqlq.database.dialect import Right
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
-from sqlq.events import JobEvent
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
@@ -37,7 +35,8 @@ from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.background import Background
 from sqlq.worker.claim import Claimer, Intake
-from sqlq.worker.ipc.parent import Callbacks, Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, NoParent
+from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.maintain.control import Control, Entry
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.scheduler import Follow
@@ -45,10 +44,10 @@ from sqlq.worker.maintain.services import Held, SchemaWatch, Unstarted, Vacuum
 from sqlq.worker.options import AppParts, WorkerOptions
 from sqlq.worker.outage import AWAY, Outage, begins
 from sqlq.worker.report.reporter import Reporter
-from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executors, GivesBack
-from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executor
+from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
-from sqlq.worker.settle.after import Admissions, Answers, Unblocker
+from sqlq.worker.settle.after import Admissions, AfterSettling, Answers, Unblocker
 from sqlq.worker.settle.settle import Settler, Tally
 from sqlq.worker.stop import Bounds, Grace, Lifespans
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS, NEVER, LastLook, Poller
@@ -76,8 +75,8 @@ class Worker(Background):
         app: AppParts,
         options: WorkerOptions,
         *,
-        supervision: Unsupervised | None = None,
-        isolates: Isolates | None = None,
+        supervision: NoParent | None = None,
+        isolates: IsolatedProcesses | None = None,
     ) -> None:
         super().__init__()
         self.id = str(uuid.uuid4())
@@ -85,7 +84,7 @@ class Worker(Background):
         self._app = app
         self._database = database = app.database.for_loops
         self._options = options
-        self._supervision = supervision or Unsupervised()
+        self._supervision = supervision or NoParent()
         self._meter = self._supervision.meter(app.tasks)
         self._reporter = reporter = Reporter(app.events, self._meter)
         self._grace = Grace(options.grace_ms, self._supervision.pulse)
@@ -124,16 +123,14 @@ class Worker(Background):
             self._leases,
             reporter,
             self._progress,
-            self._answers,
+            AfterSettling(
+                self._unblocker, self._admissions, self._answers, self._wake.at, self._after_settling
+            ),
             worker=(self.id, f"{socket.gethostname()} pid {os.getpid()}"),
             keep_finished=keep_finished,
-            due_again=self._wake.at,
-            ended=self._unblocker.ended,
-            freed=self._admissions.ended,
-            settled=self._after_settling,
         )
         self._most_unwritten = database.dialect.most_unwritten
-        self._executors = Executors(
+        self._executors = Executor(
             options.concurrency,
             self._leases.starting,
             self._settle,
@@ -155,20 +152,14 @@ class Worker(Background):
             has_isolates=isolates is not None,
             all_isolated=options.isolate,
         )
-        self._gives_back = GivesBack(
-            *(self._executors, self._leases, self._settle),
-            slots=options.concurrency,
-            drain=options.drain,
-        )
         self._claimer = Claimer(
             database,
             self.id,
-            options.queues,
+            options.weights or options.queues,
             options.concurrency,
             options.lease_ms,
             tasks=app.tasks,
             drain=options.drain,
-            weights=options.weights,
             newest_first=app.newest_first,
         )
         follow = Follow(
@@ -181,7 +172,7 @@ class Worker(Background):
                 *([] if options.drain else [follow]),  # guard: a-drain-does-not-tick
                 SchemaWatch(database, schema, self._stop_behind),
                 Vacuum(database, lambda: self._executors.ended),
-                Unstarted(database, self.id, self._gives_back.forgotten),
+                Unstarted(database, self.id, self._release_forgotten),
                 Held(database, self.id, self._leases.unstarted),
                 self._control,
             ],
@@ -237,15 +228,15 @@ class Worker(Background):
         """
         self._run_once()
         self._supervision.listen(
-            Callbacks(
-                stop=self.stop,
-                renewed=self._renewed_for_us,
-                told=self._told_by_supervisor,
-                report=self._report,
-                look=self._wake.hinted,
-                asked=self._answers.asked,
-                control=self._control.hear,
-            )
+            {
+                "stop": self.stop,
+                "renewed": self._renewed_for_us,
+                "events": self._events_of_dead_workers,
+                "look": lambda _: self._wake.hinted(),
+                "awaited": self._answers.asked,
+                **self._control.handlers(),
+            },
+            self._report,
         )
         with waits_while(self._grace.patience):
             if self._entry.enter(patient=patient):
@@ -340,18 +331,20 @@ class Worker(Background):
         )
         self._retire("its lifespan has ended")
 
-    def _renewed_for_us(self, renewed: dict[Right, bool], sent_at: float, entered: bool) -> None:
+    def _renewed_for_us(self, message: dict[str, Any]) -> None:
+        renewed = {(id, token): cancelled for id, token, cancelled in message["rights"]}
         try:
-            self._leases.renewed_for_us(renewed, sent_at)
-            if not entered:
+            self._leases.renewed_for_us(renewed, message["sent_at"])
+            if not message["entered"]:
                 with self._database.begin() as conn:
                     self._entry.register(conn)
         except AWAY as error:
-            log.debug("what the supervisor said could not be looked into: %s", error)
+            log.debug("the renewals of the supervisor could not be looked into: %s", error)
 
-    def _told_by_supervisor(self, event: JobEvent) -> None:
-        error = None if event.error is None else remote_error(event.error)
-        self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
+    def _events_of_dead_workers(self, events: list[Any]) -> None:
+        for event in map(unpacked, events):
+            error = None if event.error is None else remote_error(event.error)
+            self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
 
     def _looked(self, look: Look, at: float) -> None:
         self._control.heed(look.wanted)
@@ -391,8 +384,10 @@ class Worker(Background):
             if self._is_held_up():
                 continue
             limit = self._room()
-            self._gives_back.isolated()
-            self._gives_back.unstarted()  # guard: give-back-unstarted
+            # what is due later, a drain would leave behind; guard: drains-keep-what-waits-for-processes
+            if not self._options.drain:
+                self._executors.release_crowded()
+            self._executors.release_unstarted()  # guard: give-back-unstarted
             if limit == 0:
                 if self._claimed == self._options.max_jobs and not self._executors.load()[1]:
                     self._retire("it has had its number of jobs")
@@ -444,7 +439,7 @@ class Worker(Background):
         self._control.look()
         if not self._control.is_paused:  # guard: paused-workers-claim-nothing
             return self._retiring is not None
-        self._gives_back.ready()
+        self._executors.release_ready()
         self._wake.wait()
         return True
 
@@ -536,6 +531,9 @@ class Worker(Background):
         if not self._left.is_set():
             self._settler.settle(job, outcome)
 
+    def _release_forgotten(self, claimed_before: float) -> int:
+        return self._executors.release_forgotten(self._leases.unstarted(claimed_before) or ())
+
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
@@ -544,13 +542,13 @@ class Worker(Background):
         self._wake.stop()
         if self._poller is not None:
             self._poller.stop(self._grace.last_statement())
-        self._gives_back.ready()
+        self._executors.release_ready()
         if self._executors.load()[0]:
             # its database may take long, and is not waited for
             begins(threading.Thread(target=self._control.stopping, name="sqlq-stopping", daemon=True))
         self._grace.await_running(self._executors)
         if not self._grace.leaving_now.is_set():
-            self._gives_back.running()
+            self._executors.release_running()
             self._settler.finish(self._grace.patience)
             self._unblocker.finish(self._grace.patience)
             self._admissions.finish(self._grace.patience)

@@ -303,7 +303,7 @@ GUARDS = [
     Guard("steps-are-unblocked-after-the-settle", None, "pass", FLOWS + "test_a_chain_hands_on_results[sqlite]"),
     Guard("who-has-signed-off-stays-away", None, "pass", "tests/worker/test_starting.py::test_a_worker_that_has_signed_off_enters_itself_no_more[sqlite]"),
     Guard("few-are-claimed-in-vain", None, "pass", "tests/worker/test_starting.py::test_what_waits_for_processes_is_not_claimed_again_and_again[sqlite]"),
-    Guard("drains-keep-what-waits-for-processes", "if self._drain:", "if False:", "tests/worker/test_starting.py::test_a_drain_waits_for_what_waits_for_processes[sqlite]"),
+    Guard("drains-keep-what-waits-for-processes", "if not self._options.drain:", "if True:", "tests/worker/test_starting.py::test_a_drain_waits_for_what_waits_for_processes[sqlite]"),
     Guard("who-waits-is-answered", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("workers-are-asked", None, "pass", RESULTS + "test_a_settle_wakes_who_waits[postgresql]"),
     Guard("children-hear-who-waits", None, "pass", RESULTS + "test_workers_hear_of_waiters_by_their_supervisor"),

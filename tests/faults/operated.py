@@ -43,7 +43,16 @@ class Answer(NamedTuple):
 
 
 async def answer(app: sqlq.App, job: sqlq.Job[Any] | int, seconds: int | None = None) -> Answer:
-    """Wait for a job, as a web process would, and return what came of it."""
+    """Wait for a job, as a web process would, and return what came of it. While the database is away a wait
+    that begins is refused, so that it begins again."""
+    while True:
+        try:
+            return await _answer(app, job, seconds)
+        except DBAPIError:
+            await asyncio.sleep(0.1)
+
+
+async def _answer(app: sqlq.App, job: sqlq.Job[Any] | int, seconds: int | None) -> Answer:
     try:
         return Answer("finished", await app.aresult(job, None if seconds is None else f"{seconds}s"))
     except sqlq.JobFailedError as error:

@@ -23,7 +23,7 @@ LINGER_ZERO = struct.pack("ii", 1, 0)
 """Makes `close` a reset, as a firewall does that has forgotten a connection."""
 
 
-class Link:
+class Pipe:
     """One connection through the proxy, with a thread for each direction."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
@@ -105,11 +105,11 @@ class Link:
                 thread.join(5)
 
 
-def every(link: Link) -> bool:
+def every(link: Pipe) -> bool:
     return True
 
 
-def made(link: Link) -> bool:
+def made(link: Pipe) -> bool:
     """Whether a connection is open, and not on its way: to lose that one is a server that does not answer."""
     return link.made
 
@@ -123,11 +123,11 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self._lock, self._entrance = threading.Lock(), threading.Lock()
-        self._links: set[Link] = set()
+        self._links: set[Pipe] = set()
         self._deaf: set[str] = set()
-        self._only: Callable[[Link], bool] = every
+        self._only: Callable[[Pipe], bool] = every
         self._losses: list[str] = []
-        self._lost_of: Callable[[Link], bool] = every
+        self._lost_of: Callable[[Pipe], bool] = every
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -137,13 +137,13 @@ class Proxy:
         """Return the URL of the same database through this proxy."""
         return make_url(url).set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
 
-    def links(self, only: Callable[[Link], bool] = every) -> list[Link]:
+    def links(self, only: Callable[[Pipe], bool] = every) -> list[Pipe]:
         with self._lock:
             return [link for link in self._links if only(link)]
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    def deaf(self, *directions: str, only: Callable[[Link], bool] = every) -> None:
+    def deaf(self, *directions: str, only: Callable[[Pipe], bool] = every) -> None:
         """Swallow what goes "to server", "to client", or both, on connections there are and those that
         come."""
         self._only = only
@@ -153,7 +153,7 @@ class Proxy:
         """Pass bytes on again; what was swallowed stays lost."""
         self._deaf = set()
 
-    def drop(self, only: Callable[[Link], bool] = every) -> int:
+    def drop(self, only: Callable[[Pipe], bool] = every) -> int:
         """Reset connections and return how many; the other sides have heard of it then."""
         with self._entrance:  # nobody comes back while others still have a connection
             links = self.links(only)
@@ -163,7 +163,7 @@ class Proxy:
                 link.join()
         return len(links)
 
-    def lose(self, *what: str, only: Callable[[Link], bool] = every) -> None:
+    def lose(self, *what: str, only: Callable[[Pipe], bool] = every) -> None:
         """At each of the next commits reset the connection: before the server has it ("commit"), or has
         answered ("reply"). A write outside a transaction is its own commit."""
         with self._lock:
@@ -176,14 +176,14 @@ class Proxy:
 
     # -- what links ask --------------------------------------------------------------------------------------
 
-    def swallows(self, link: Link, direction: str) -> bool:
+    def swallows(self, link: Pipe, direction: str) -> bool:
         return direction in self._deaf and self._only(link)
 
-    def loses(self, link: Link) -> str | None:
+    def loses(self, link: Pipe) -> str | None:
         with self._lock:
             return self._losses.pop(0) if self._losses and self._lost_of(link) else None
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: Pipe) -> None:
         with self._lock:
             self._links.discard(link)
 
@@ -203,7 +203,7 @@ class Proxy:
                     client.close()
                     continue
                 with self._lock:
-                    self._links.add(Link(self, client, server))
+                    self._links.add(Pipe(self, client, server))
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)

@@ -24,7 +24,7 @@ from sqlq.config.constants import LISTEN_ANSWER_SECONDS
 from sqlq.worker.wait.poller import LOOKOUT_SECONDS
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
-from tests.faults.proxy import Link, Proxy, made
+from tests.faults.proxy import Pipe, Proxy, made
 from tests.faults.scorecard import record
 from tests.faults.standby import standby_of
 from tests.servers import OwnPostgreSQL
@@ -196,11 +196,11 @@ def test_only_the_connection_that_listens_is_deaf(tmp_path: Path, database_url: 
         )
 
 
-def listens(link: Link) -> bool:
+def listens(link: Pipe) -> bool:
     return link.listens
 
 
-def settles(link: Link) -> bool:
+def settles(link: Pipe) -> bool:
     return b"finished_jobs" in link.asked
 
 
@@ -227,7 +227,7 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, 
 def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
     """What was claimed without the worker's knowledge comes back when the lease runs out."""
 
-    def claims(link: Link) -> bool:
+    def claims(link: Pipe) -> bool:
         return b"SET reserved_at" in link.asked
 
     with working(load, proxy.url(load.url)) as worker:

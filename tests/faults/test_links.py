@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.ipc.parent import Callbacks, Supervised
-from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.parent import Parent
+from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.process import Child
-from sqlq.worker.ipc.shared_memory import BlackBox
-from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
 from tests.waiting import wait_until
@@ -49,7 +49,7 @@ KINDS = [
 packed_up = st.fixed_dictionaries(
     {"is": st.sampled_from([*KINDS, "datetime"])}, optional={"result": anything, "at": anything}
 )
-said_to_a_worker = ["look", "asked", "control", "events", "renewed", "sent_at", "entered", "go", "none"]
+said_to_a_worker = ["look", "awaited", "paused", "events", "renewed", "go", "none"]
 said_to_a_supervisor = ["ready", "leaving", "replace", "ended", "report", "stands_by", "paused", "none"]
 said_by_an_isolate = ["up", "began", "progress", "right", "outcome", "trace", "none"]
 
@@ -75,7 +75,7 @@ LINES = [b"", b"{", b"7", b"null", b'"x"', b"[]", b"[" * 100_000, b"\xff\xfe", b
 
 @fuzzed(st.lists(st.binary(max_size=30) | st.sampled_from(LINES), max_size=8))
 def test_a_line_that_is_no_message_is_passed_over(lines: list[bytes]) -> None:
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     writing = threading.Thread(target=there.sendall, args=(b"\n".join([*lines, b'{"last": 1}', b""]),))
     writing.start()
     message: Any = {}
@@ -89,27 +89,22 @@ def test_a_line_that_is_no_message_is_passed_over(lines: list[bytes]) -> None:
 
 @fuzzed(st.lists(messages(said_to_a_worker), max_size=6))
 def test_no_word_deafens_a_worker(said: list[dict[str, Any]]) -> None:
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    here, there = Link.pair()
-    supervisor, stopped = Link(there), threading.Event()
+    here, there = Pipe.pair()
+    supervisor, stopped = Pipe(there), threading.Event()
 
     def follow(*what: Any) -> None:
         hash(what)
 
-    worker = Supervised(here, box)
-    worker.listen(
-        Callbacks(
-            stop=lambda grace: stopped.set(),
-            renewed=follow,
-            told=follow,
-            asked=follow,
-            control=follow,
-        )
+    worker = Parent(here, box)
+    handlers: dict[str, Callable[[Any], None]] = dict.fromkeys(
+        ("renewed", "events", "awaited", "paused"), follow
     )
+    worker.listen({**handlers, "stop": lambda grace: stopped.set()}, dict)
     for message in said:
         supervisor.send(**message)
-    supervisor.send(stop=True)
+    supervisor.send(stop=None)
     assert stopped.wait(60)
     worker._over = True
     supervisor.close()
@@ -163,14 +158,16 @@ def a_job() -> Attempt:
 @fuzzed(st.lists(messages(said_by_an_isolate), max_size=6))
 def test_what_an_isolate_says_is_an_outcome_or_its_end(said: list[dict[str, Any]]) -> None:
     """What raises is for the caller, who kills the process and counts the attempt."""
-    here, there = Link.pair()
-    other = Link(there)
+    here, there = Pipe.pair()
+    other = Pipe(there)
     for message in said:
         other.offer(**message)
     other.close()
     isolate: Any = SimpleNamespace(link=here, receive=here.receive)
     try:
-        outcome = Isolates(lambda fd: pytest.fail("none is to be started"))._attempt(isolate, a_job())
+        outcome = IsolatedProcesses(lambda fd: pytest.fail("none is to be started"))._attempt(
+            isolate, a_job()
+        )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return
     finally:
@@ -183,13 +180,13 @@ import sys
 import sqlq
 from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
-from sqlq.worker.ipc.pipe import Link
-serve(Link.inherited(int(sys.argv[1])), Target(tasks=sqlq.App("sqlite://").tasks))
+from sqlq.worker.ipc.pipe import Pipe
+serve(Pipe.inherited(int(sys.argv[1])), Target(tasks=sqlq.App("sqlite://").tasks))
 """
 
 
 def test_no_word_deafens_an_isolate() -> None:
-    link, there = Link.pair()
+    link, there = Pipe.pair()
     with there:
         process = subprocess.Popen(
             [sys.executable, "-c", ISOLATE, str(there.fileno())], pass_fds=[there.fileno()]

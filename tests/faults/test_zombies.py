@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
@@ -111,19 +111,26 @@ def freeze(app: sqlq.App, worker: WorkerProcess) -> bool:
     take its jobs over."""
     os.killpg(worker.process.pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(worker), what="all its processes standing still")
-    try:
-        with app.database.begin() as conn:
-            if conn.dialect.name == "sqlite":
-                return True
-            free = conn.execute(
-                text("SELECT count(*) FROM (SELECT id FROM jobs FOR UPDATE SKIP LOCKED) AS unlocked")
-            ).scalar_one()
-            if free == len(WAYS):
-                return True
-    except OperationalError:  # SQLite: it holds the write lock
-        pass
+    unlocked = "SELECT id FROM jobs FOR UPDATE SKIP LOCKED"
+    if is_free(app, f"SELECT count(*) = {len(WAYS)} FROM ({unlocked}) AS unlocked"):
+        return True
     os.killpg(worker.process.pid, signal.SIGCONT)
     return False
+
+
+def is_free(app: sqlq.App, *questions: str) -> bool:
+    """Whether all questions about rows without a lock are answered by yes, or on SQLite whether the database
+    has no lock; without waiting for whoever has one."""
+    url = app.database.engine.url
+    if url.get_backend_name() == "sqlite":
+        with closing(sqlite3.connect(str(url.database), timeout=0, isolation_level=None)) as conn:
+            try:
+                conn.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return False
+            return True
+    with app.database.begin() as conn:
+        return all(conn.scalar(text(question)) for question in questions)
 
 
 def is_stopped(worker: WorkerProcess) -> bool:
@@ -261,16 +268,9 @@ def freeze_alone(app: sqlq.App, child: int) -> bool:
     """Freeze one process, unless it is in the middle of a transaction, which would keep its supervisor from
     renewing."""
     os.kill(child, signal.SIGSTOP)
-    try:
-        with app.database.begin() as conn:
-            if conn.dialect.name == "sqlite":
-                return True
-            if conn.scalar(text("SELECT id FROM jobs FOR UPDATE SKIP LOCKED")) and conn.scalar(
-                text("SELECT id FROM sqlq_workers FOR UPDATE SKIP LOCKED")
-            ):
-                return True
-    except OperationalError:  # SQLite: it holds the write lock
-        pass
+    unlocked = "SELECT id FROM {} FOR UPDATE SKIP LOCKED"
+    if is_free(app, unlocked.format("jobs"), unlocked.format("sqlq_workers")):
+        return True
     os.kill(child, signal.SIGCONT)
     return False
 

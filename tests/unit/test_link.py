@@ -17,8 +17,8 @@ import pytest
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
 from sqlq.worker.ipc import shared_memory
-from sqlq.worker.ipc.pipe import Link, packed, spawn, unpacked
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.pipe import Pipe, packed, spawn, unpacked
+from sqlq.worker.ipc.shared_memory import SharedMemory
 
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 JOB = ClaimedJob(1, 2, "q", "t", '{"args": ["ä"]}', 1, 5, 0, None, None, MOMENT, 1)
@@ -39,8 +39,8 @@ ERROR = ErrorText("ValueError", "no\n\0", "trace")
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_sent_arrives_equal(value: Any) -> None:
-    here, there = Link.pair()
-    other = Link(there)
+    here, there = Pipe.pair()
+    other = Pipe(there)
     here.send(value=packed(value))
     message = other.receive()
     assert message is not None
@@ -52,11 +52,11 @@ def test_what_is_sent_arrives_equal(value: Any) -> None:
 
 
 def test_offers_do_not_wait_for_a_process_that_does_not_read() -> None:
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     for n in range(50):
         here.offer(droppable=True, n=n, text="x" * 100_000)
     here.offer(last=True)
-    other = Link(there)
+    other = Pipe(there)
     seen: list[Any] = []
     while not seen or "last" not in seen[-1]:
         here.flush()
@@ -68,11 +68,11 @@ def test_offers_do_not_wait_for_a_process_that_does_not_read() -> None:
 
 
 def test_a_word_that_waits_begins_after_the_one_that_did_not_fit() -> None:
-    link, there = Link.pair()
+    link, there = Pipe.pair()
     for n in range(1_000):
         link.offer(n=n, text="x" * 10_000)
     assert link._unsent, "nothing was left over, so nothing was tried"
-    other = Link(there)
+    other = Pipe(there)
     got: list[Any] = []
     reading = threading.Thread(target=lambda: got.extend(iter(other.receive, None)))
     reading.start()
@@ -84,7 +84,7 @@ def test_a_word_that_waits_begins_after_the_one_that_did_not_fit() -> None:
 
 
 def test_a_word_cut_off_is_no_message() -> None:
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     there.sendall(b'{"half": ')
     there.close()
     assert here.receive() is None
@@ -108,7 +108,7 @@ def test_a_new_process_does_not_meet_the_terminals_signals_half_started() -> Non
 
 
 def _use(fd: int, ready: Any) -> None:
-    box = BlackBox(fd)
+    box = SharedMemory(fd)
     for n in range(5):
         box.started((n + 1, 7))
     box.ended([(2, 7), (99, 1)])
@@ -118,7 +118,7 @@ def _use(fd: int, ready: Any) -> None:
 
 
 def test_the_box_outlives_a_process_that_is_killed() -> None:
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     assert box.read() == set()
     context = multiprocessing.get_context("fork")
     ready = context.Event()
@@ -135,7 +135,7 @@ def test_the_box_outlives_a_process_that_is_killed() -> None:
 
 def test_a_box_that_overflowed_says_that_it_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "CELLS", 2)
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
     for n in range(2):
         box.started((n + 1, 1))
@@ -158,7 +158,7 @@ def test_where_all_shared_memory_is_a_file_it_has_no_name(monkeypatch: pytest.Mo
 
 
 def use_a_box() -> None:
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     assert os.fstat(fd).st_nlink == 0
     os.close(fd)
     box.started((1, 1))

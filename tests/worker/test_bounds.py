@@ -203,7 +203,7 @@ def test_a_supervisor_stops_when_none_of_its_children_has_work() -> None:
         supervisor._events.put((children[child], {"report": report}))
         supervisor._next_event()
         assert (supervisor._stopping_since is not None) is stops
-    assert said == [{"stop": True}, {"stop": True}]
+    assert said == [{"stop": None}, {"stop": None}]
     supervisor._heartbeat.close()
 
 

@@ -18,8 +18,8 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Completed, Outcome, Released, Retried, SelfCompleted
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.run import isolated
-from sqlq.worker.run.executor import Executors
-from sqlq.worker.run.isolated import NOT_STARTED_MS, Isolates
+from sqlq.worker.run.executor import Executor
+from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Tally
 from tests.faces.command import Command
 from tests.waiting import wait_until
@@ -29,8 +29,8 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 ISOLATE = """
 import sys
-from sqlq.worker.ipc.pipe import Link
-link = Link.inherited(int(sys.argv[1]))
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
 link.send(up=True)
 while (message := link.receive()) is not None and "leave" not in message:
     link.send(began=True)
@@ -40,8 +40,8 @@ while (message := link.receive()) is not None and "leave" not in message:
 
 DEAF = """
 import sys, time
-from sqlq.worker.ipc.pipe import Link
-link = Link.inherited(int(sys.argv[1]))
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
 link.send(up=True)
 link.receive()
 link.send(began=True)
@@ -55,7 +55,7 @@ class Spawned:
     def __init__(self, program: str = ISOLATE, **options: Any) -> None:
         self.program = program
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.isolates = Isolates(self.spawn, **options)
+        self.isolates = IsolatedProcesses(self.spawn, **options)
 
     def spawn(self, fd: int) -> subprocess.Popen[bytes]:
         self.processes.append(subprocess.Popen([sys.executable, "-c", self.program, str(fd)], pass_fds=[fd]))
@@ -197,7 +197,7 @@ def test_an_isolate_of_which_nothing_can_be_said_costs_no_slot(
         outcomes.append(outcome)
         ended.set()
 
-    executors = Executors(1, lambda _: None, done, some.isolates)
+    executors = Executor(1, lambda _: None, done, some.isolates)
     executors.offer([some.job()])
     assert ended.wait(30)
     executors.close()
@@ -210,7 +210,7 @@ from sqlalchemy import create_engine
 import sqlq
 from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
-from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.pipe import Pipe
 
 app = sqlq.App()
 
@@ -227,7 +227,7 @@ def completes(end):
     if end != "late":
         threading.Event().wait()
 
-serve(Link.inherited(int(sys.argv[1])), Target(app.database, tasks=app.tasks))
+serve(Pipe.inherited(int(sys.argv[1])), Target(app.database, tasks=app.tasks))
 """
 
 
@@ -250,7 +250,7 @@ def test_a_job_that_completed_itself_is_told_as_finished_however_its_attempt_end
 
     told = listening(app)
     job = app.enqueue(completes.new(end))
-    worker = app.worker(drain=True, isolates=Isolates(spawn), grace="100ms")
+    worker = app.worker(drain=True, isolates=IsolatedProcesses(spawn), grace="100ms")
     working = threading.Thread(target=worker.run)
     working.start()
     wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job completed")
@@ -289,7 +289,7 @@ def test_no_process_goes_on_with_a_job_that_is_given_back(
 
 @on_sqlite
 def test_a_worker_may_isolate_whatever_it_runs(app: sqlq.App) -> None:
-    class Recorded(Isolates):
+    class Recorded(IsolatedProcesses):
         ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
 
         def execute(self, running: Attempt) -> Outcome:

@@ -23,10 +23,10 @@ from sqlq.store.jobs import settle
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
-from sqlq.worker.ipc.parent import Supervised, Unsupervised
-from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.parent import NoParent, Parent
+from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.process import Child
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller
@@ -86,7 +86,7 @@ class Seen:
 
 @contextmanager
 def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000) -> Iterator[Seen]:
-    last_look = LastLook(Unsupervised())
+    last_look = LastLook(NoParent())
     last_look.stands_by = lambda: seen.stands_by  # type: ignore[method-assign]
     seen.lookout = Poller(
         app.database.for_loops,
@@ -390,10 +390,10 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    here, there = Link.pair()
-    with working(app, supervision=Supervised(here, box, is_alone=True)) as worker:
+    here, there = Pipe.pair()
+    with working(app, supervision=Parent(here, box, is_alone=True)) as worker:
         wait_until(lambda: worker._last_look.at() > 0, what="its lookout looking")
     here.close()
     there.close()
@@ -407,9 +407,9 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     """While the supervisor looks, it also does the chores."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
     monkeypatch.setattr(Poller, "_run", lambda self: None)
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     turns: list[int] = []
     swept: list[int] = []
 
@@ -424,7 +424,7 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     monkeypatch.setattr(settle, "rescue", rescue)
     monkeypatch.setattr(services.Sweep, "run", sweep)
     box.looked(time.monotonic() + 3600)
-    with working(app, supervision=Supervised(here, box)) as worker:
+    with working(app, supervision=Parent(here, box)) as worker:
         wait_until(lambda: worker._wake.rests, what="the worker resting")
         assert (turns, swept) == ([], [])
         box.looked(time.monotonic())
@@ -446,11 +446,11 @@ class Links:
 
 @pytest.fixture
 def children() -> Iterator[Callable[..., Any]]:
-    boxes: list[BlackBox] = []
+    boxes: list[SharedMemory] = []
     clock = iter(range(1, 1_000))
 
     def child(name: str, sent: list[str], *, running: int = 0, slots: int = 10, rests: bool = True) -> Any:
-        box, fd = BlackBox.create()
+        box, fd = SharedMemory.create()
         os.close(fd)
         boxes.append(box)
         for id in range(running):

@@ -27,10 +27,10 @@ DEAF = """
 import sqlq, sys, threading
 from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.run.isolated import serve
-from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.pipe import Pipe
 app = sqlq.App("sqlite:///none.db")
 app.task(name="t", isolate=True)(lambda: threading.Event().wait())
-serve(Link.inherited(int(sys.argv[1])), Target(tasks=app.tasks))
+serve(Pipe.inherited(int(sys.argv[1])), Target(tasks=app.tasks))
 """
 
 Handler = Callable[[], Any]

@@ -127,7 +127,7 @@ def test_what_waits_behind_a_job_that_is_given_back_does_not_start_before_it(
         old, new = (Attempt(job, app.tasks["step"], float("inf")) for job in claim(app, limit=2))
         at_work._executors.offer([old, new])
         old.claimed_at = time.monotonic() - 2
-        assert at_work._executors.take_back(time.monotonic() - 1) == [old, new]
+        assert at_work._executors._take_ready(time.monotonic() - 1) == [old, new]
         steps.ends["running"].set()
 
 

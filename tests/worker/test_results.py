@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.results import waiter as waiting
 from sqlq.store.jobs import results
-from sqlq.worker.ipc.parent import Callbacks, Supervised
-from sqlq.worker.ipc.pipe import Link
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.parent import Parent
+from sqlq.worker.ipc.pipe import Pipe
+from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.settle.after import Answers
 from sqlq.worker.supervise.dispatch import Dispatcher
 from tests.faults.processes import ROOT
@@ -493,16 +493,12 @@ def test_workers_are_asked_again_and_again(app: sqlq.App, monkeypatch: pytest.Mo
 
 
 def test_workers_hear_of_waiters_by_their_supervisor() -> None:
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    (here, end), heard = Link.pair(), queue.SimpleQueue[Any]()
-    there = Link(end)
-    worker = Supervised(there, box)
-    worker.listen(
-        Callbacks(
-            stop=lambda grace: None, renewed=lambda *what: None, told=lambda event: None, asked=heard.put
-        )
-    )
+    (here, end), heard = Pipe.pair(), queue.SimpleQueue[Any]()
+    there = Pipe(end)
+    worker = Parent(there, box)
+    worker.listen({"stop": lambda grace: None, "awaited": heard.put}, dict)
     children: Any = [SimpleNamespace(worker="w", link=here), SimpleNamespace(worker=None, link=None)]
     keeper: Any = SimpleNamespace(knows=lambda worker: True)
     Dispatcher(lambda: children, keeper)._awaited([7])

@@ -14,7 +14,7 @@ import sqlq
 from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
-from sqlq.worker.ipc.parent import Unsupervised
+from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.maintain.scheduler import LOOK_SECONDS, TAKEN_SECONDS, Follow, Ticks
 from tests.kit import working
 from tests.waiting import wait_until
@@ -73,7 +73,7 @@ def test_a_worker_of_an_older_deploy_changes_nothing_back(app: sqlq.App, databas
     with working(new):
         wait_until(new.schedules.list, what="the schedule of the new release")
 
-    class Supervised(Unsupervised):
+    class Parent(NoParent):
         began_at = time.monotonic() - 3_600
 
     done: list[float] = []
@@ -85,7 +85,7 @@ def test_a_worker_of_an_older_deploy_changes_nothing_back(app: sqlq.App, databas
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Follow, "run", noted)
-        with working(old, supervision=Supervised()):
+        with working(old, supervision=Parent()):
             wait_until(lambda: done, what="what the old worker declares")
     assert str(new.schedules.get("nightly").plan) == "0 4 * * *"
     for each in (old, new):

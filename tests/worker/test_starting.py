@@ -36,8 +36,8 @@ from sqlq.worker import stop
 from sqlq.worker.attempt import call
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.maintain import services
-from sqlq.worker.run.executor import Executors
-from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.run.executor import Executor
+from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
 from tests.kit import working
 from tests.waiting import wait_until
@@ -152,8 +152,8 @@ def test_a_job_that_can_nowhere_be_started_is_not_given_back_for_ever(
 
 SLOW_START = """
 import sys
-from sqlq.worker.ipc.pipe import Link
-link = Link.inherited(int(sys.argv[1]))
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
 sys.stdin.readline()                     # until it is let go
 link.send(up=True)
 while (message := link.receive()) is not None and "leave" not in message:
@@ -191,7 +191,7 @@ def test_only_so_many_processes_start_at_a_time_and_other_jobs_go_on(app: sqlq.A
         conn.execute(text("UPDATE jobs SET losses = 1"))
     usual = app.enqueue_many([task.new() for _ in range(3)])
     processes = Processes()
-    worker = app.worker(concurrency=4, isolates=Isolates(processes.spawn, at_a_time=2))
+    worker = app.worker(concurrency=4, isolates=IsolatedProcesses(processes.spawn, at_a_time=2))
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -228,7 +228,7 @@ class Crowd:
         self.app = app
         self.turns = 0
         self.processes = Processes()
-        isolates = Isolates(self.processes.spawn, at_a_time=2)
+        isolates = IsolatedProcesses(self.processes.spawn, at_a_time=2)
         self.worker = app.worker(concurrency=4, isolates=isolates, drain=drain)
         waits = self.worker._executors.wait_for_room
 
@@ -563,7 +563,7 @@ def test_a_worker_that_has_signed_off_enters_itself_no_more(app: sqlq.App) -> No
         assert [each.id for each in app.workers.list()] == [worker.id]
     assert app.workers.list() == []
     worker._leases.beat()
-    worker._renewed_for_us({}, time.monotonic(), entered=False)
+    worker._renewed_for_us({"rights": [], "sent_at": time.monotonic(), "entered": False})
     assert app.workers.list() == []
 
 
@@ -698,15 +698,15 @@ def test_a_job_that_has_a_slot_and_does_not_start_is_given_back(
     monkeypatch.setattr(services, "UNSTARTED_SECONDS", 0.5)
     monkeypatch.setattr(services, "RESCUE_MS", 20)
     lost: list[Attempt] = []
-    start = Executors._start
+    start = Executor._start
 
-    def loses_one(self: Executors, job: Attempt) -> None:
+    def loses_one(self: Executor, job: Attempt) -> None:
         if not lost:
             lost.append(job)
         else:
             start(self, job)
 
-    monkeypatch.setattr(Executors, "_start", loses_one)
+    monkeypatch.setattr(Executor, "_start", loses_one)
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with working(app, concurrency=1):
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="it run in the only slot")

@@ -28,11 +28,11 @@ from sqlq.store.jobs.lease import Fate
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc import process as ipc_process
-from sqlq.worker.ipc.parent import ORPHANED_MS, Callbacks, Facts, Supervised
-from sqlq.worker.ipc.pipe import Link
+from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent
+from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.process import Child
-from sqlq.worker.ipc.shared_memory import BlackBox
-from sqlq.worker.run.isolated import Isolates
+from sqlq.worker.ipc.shared_memory import SharedMemory
+from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor, SupervisorOptions
@@ -255,7 +255,7 @@ def test_a_child_that_nobody_could_hear_is_not_left_behind(monkeypatch: pytest.M
 def test_a_keeper_whose_thread_cannot_be_started_now_begins_later(
     app: sqlq.App, engine: Engine, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     with monkeypatch.context() as patch:
         refuse_threads(patch, "sqlq-keeper")
         keeper.keep(facts_of(app, "w"), here)
@@ -273,7 +273,7 @@ def test_a_host_that_can_do_no_chores_looks_for_nobody(
     supervising = Supervisor([], SupervisorOptions(2, 30_000, 0))
     supervising._heartbeat = keeper
     supervising._dispatcher = host = Dispatcher(list, keeper)
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     child = SimpleNamespace(link=here, process=SimpleNamespace(pid=1))
     refuse_threads(monkeypatch, "sqlq-chores")
     worker = app.worker()
@@ -290,25 +290,18 @@ def test_a_host_that_can_do_no_chores_looks_for_nobody(
 
 def test_a_spare_that_is_sent_to_work_hears_whether_it_is_paused() -> None:
     supervising = Supervisor([], SupervisorOptions(1, 30_000, 0, spare=True))
-    here, there = Link.pair()
-    box, box_fd = BlackBox.create()
+    here, there = Pipe.pair()
+    box, box_fd = SharedMemory.create()
     supervising._is_paused = True
     supervising._spare = SimpleNamespace(stands_by=True, link=here)  # type: ignore[assignment]
     assert supervising._promoted() is not None
-    other = Link(there)
-    spare = Supervised(other, box)
+    other = Pipe(there)
+    spare = Parent(other, box)
     told: list[Any] = []
     assert spare.stand_by()
-    spare.listen(
-        Callbacks(
-            stop=lambda grace: None,
-            renewed=lambda *what: None,
-            told=lambda event: None,
-            control=told.append,
-        )
-    )
+    spare.listen({"stop": lambda grace: None, "paused": told.append}, dict)
     wait_until(lambda: told, timeout=20, what="hearing of the pause")
-    assert told == [{"paused": True}]
+    assert told == [True]
     here.close()
     other.close()
     os.close(box_fd)
@@ -319,8 +312,8 @@ def test_a_worker_that_comes_later_is_told_of_the_end_of_a_pause_that_it_saw_its
     def child(name: str) -> Any:
         return SimpleNamespace(worker=name, all_paused=None, link=SimpleNamespace(offer=partial(say, name)))
 
-    def say(name: str, control: Any) -> None:
-        said.append((name, control["all_paused"]))
+    def say(name: str, *, all_paused: bool) -> None:
+        said.append((name, all_paused))
 
     said: list[tuple[str, bool]] = []
     children = [child("first")]
@@ -357,13 +350,13 @@ def test_it_renews_what_its_worker_holds_and_tells_it(
             }
 
     before = leases()
-    here, there = Link.pair()
-    child = Link(there)
+    here, there = Pipe.pair()
+    child = Pipe(there)
     keeper.keep(facts_of(app, "mine"), here)
     message = child.receive()
     assert message is not None
-    assert message["renewed"] == [[*right(mine), False]]
-    assert message["entered"]
+    assert message["renewed"]["rights"] == [[*right(mine), False]]
+    assert message["renewed"]["entered"]
     after = leases()
     assert after[mine.id] != before[mine.id]
     assert after[others.id] == before[others.id]
@@ -391,7 +384,7 @@ def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(
     app: sqlq.App, keeper: Heartbeat, database_url: str
 ) -> None:
     """An engine with a creator of its own may lead to another database than its URL."""
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     keeper.keep(facts_of(app, "elsewhere"), here)
     wait_until(lambda: not keeper._kept, what="the keeper noticing")
     with pytest.raises(BlockingIOError):
@@ -401,15 +394,13 @@ def test_a_worker_that_it_does_not_find_has_to_renew_for_itself(
 
 
 def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    here, there = Link.pair()
-    supervisor = Link(there)
+    here, there = Pipe.pair()
+    supervisor = Pipe(there)
     stops: list[int | None] = []
-    Supervised(here, box).listen(
-        Callbacks(stop=stops.append, renewed=lambda *args: None, told=lambda event: None)
-    )
-    supervisor.send(stop=True)
+    Parent(here, box).listen({"stop": stops.append}, dict)
+    supervisor.send(stop=None)
     wait_until(lambda: stops, what="being told to stop")
     assert stops == [None], "within its own grace time"
     supervisor.close()
@@ -420,18 +411,18 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
 
 
 def test_a_word_that_cannot_be_followed_deafens_no_worker(caplog: pytest.LogCaptureFixture) -> None:
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    here, there = Link.pair()
-    supervisor = Link(there)
+    here, there = Pipe.pair()
+    supervisor = Pipe(there)
     stops: list[int | None] = []
 
     def renewed(*args: Any) -> None:
         raise RuntimeError("Event loop is closed")
 
-    Supervised(here, box).listen(Callbacks(stop=stops.append, renewed=renewed, told=lambda event: None))
-    supervisor.send(renewed=[], sent_at=1.0, entered=True)
-    supervisor.send(stop=True)
+    Parent(here, box).listen({"stop": stops.append, "renewed": renewed}, dict)
+    supervisor.send(renewed={"rights": [], "sent_at": 1.0, "entered": True})
+    supervisor.send(stop=None)
     wait_until(lambda: stops, timeout=20, what="being told to stop")
     assert stops == [None]
     assert "Event loop is closed" in caplog.text
@@ -465,9 +456,9 @@ def test_a_word_that_cannot_be_followed_makes_no_supervisor_deaf() -> None:
 
 def test_the_box_says_what_runs(app: sqlq.App) -> None:
     """So a kill in the middle of it counts as that job's attempt."""
-    box, fd = BlackBox.create()
+    box, fd = SharedMemory.create()
     os.close(fd)
-    here, there = Link.pair()
+    here, there = Pipe.pair()
     seen: list[Any] = []
 
     @app.task(name="looks")
@@ -476,7 +467,7 @@ def test_the_box_says_what_runs(app: sqlq.App) -> None:
         seen.append(box.read() == {(job.id, job.lease_token)})
 
     app.enqueue(looks.new())
-    assert app.worker(drain=True, supervision=Supervised(here, box)).run().completed == 1
+    assert app.worker(drain=True, supervision=Parent(here, box)).run().completed == 1
     assert seen == [True]
     assert box.read() == set(), "and is forgotten when it is settled"
     here.close()
@@ -487,7 +478,7 @@ def test_the_box_says_what_runs(app: sqlq.App) -> None:
 # -- processes for one job at a time -------------------------------------------------------------------------
 
 
-class Recorded(Isolates):
+class Recorded(IsolatedProcesses):
     """Notes which jobs were to run in a process of their own, and starts none."""
 
     def __init__(self) -> None:
@@ -514,8 +505,8 @@ def test_what_has_lost_a_worker_or_says_so_itself_runs_alone(
 
 ISOLATE = """
 import sys
-from sqlq.worker.ipc.pipe import Link
-link = Link.inherited(int(sys.argv[1]))
+from sqlq.worker.ipc.pipe import Pipe
+link = Pipe.inherited(int(sys.argv[1]))
 while (message := link.receive()) is not None:
     if "job" in message:
         link.send(began=True)
@@ -550,7 +541,7 @@ def test_a_kill_that_comes_too_late_spares_the_next_job() -> None:
             isolated=True,
         )
 
-    isolates = Isolates(spawn)
+    isolates = IsolatedProcesses(spawn)
     first, second = job(1), job(2)
     assert isolates.execute(first) == Completed()
     first.seen()

@@ -49,10 +49,9 @@ from sqlq.model.retry import (
 from sqlq.model.task import Task
 from sqlq.payload import headers
 from sqlq.payload.codec import MisfitError
-from sqlq.worker.attempt import steps
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.context import begin, current_job, leave
-from sqlq.worker.attempt.own_row import completion
+from sqlq.worker.attempt.own_row import completion, decode_cursor
 
 log = logging.getLogger("sqlq.worker")
 
@@ -123,7 +122,7 @@ def _prepared(attempt: Attempt) -> Outcome | None:
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
     if job.cursor is not None:
-        steps.decode(job.cursor)  # guard: cursors-are-read-first
+        decode_cursor(job.cursor)  # guard: cursors-are-read-first
     begin(attempt)
     return None
 

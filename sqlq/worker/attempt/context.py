@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from sqlq.config.constants import NOTE_CHARACTERS
 from sqlq.database.caller.session import (
-    AnyAsyncDriverConnection,
     AnyAsyncSession,
-    AnyDriverConnection,
     SyncSession,
     atransaction_in,
     awaited,
@@ -34,10 +32,8 @@ from sqlq.model.retry import scrubbed
 from sqlq.payload import headers as headings
 from sqlq.store.flows import flows
 from sqlq.store.flows.flows import Before
-from sqlq.worker.attempt import steps
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.attempt.own_row import OwnRow
-from sqlq.worker.attempt.steps import Step
+from sqlq.worker.attempt.own_row import AD, D, OwnRow, Step, decode_cursor, encode_cursor, steps_in
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -51,8 +47,6 @@ _current: ContextVar[JobContext | None] = ContextVar("sqlq_current_job", default
 
 J = TypeVar("J")
 T = TypeVar("T")
-D = TypeVar("D", bound=AnyDriverConnection)
-AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 _RAISES: Any = object()
 
 
@@ -412,7 +406,7 @@ class JobContext:
     def cursor(self) -> Any:
         """The cursor of the last checkpoint, of this attempt or an earlier one; None before the first. In a
         job with steps, the state of these."""
-        return steps.decode(self._row.cursor)
+        return decode_cursor(self._row.cursor)
 
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
         """Save how far this job has come, in the transaction of a slice of its work: the slice's writes and
@@ -436,8 +430,8 @@ class JobContext:
         ...         session.add_all(Coupon(merchant_id=id) for id in ids)
         ...         job.checkpoint(session, ids[-1])
         """
-        text = steps.encode(cursor)
-        if self._row.cursor is not None and steps.steps_in(self._row.cursor) is not None:
+        text = encode_cursor(cursor)
+        if self._row.cursor is not None and steps_in(self._row.cursor) is not None:
             raise ConfigurationError(
                 f"job {self.id} has steps: write step.checkpoint(session, cursor) in one of them"
             )

@@ -1,5 +1,5 @@
-"""What an App sets up once in each process that runs handlers (`App.lifespan`): entered before the first job,
-left after the last."""
+"""The lifespan of an App (`App.lifespan`): each process that runs handlers enters it before its first job,
+and leaves it after the last."""
 
 from __future__ import annotations
 
@@ -94,13 +94,12 @@ class _OnLoop:
 
 
 class Lifespan:
-    """The lifespan of a worker process, in a thread of its own, so that a worker that is to stop need not
-    wait for one that does not end."""
+    """The lifespan of a worker process. It has a thread, so that a stop need not wait for its end."""
 
     def __init__(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
         self.name = scope.name
         self.value: Any = None
-        """What it yielded."""
+        """The value that it yielded."""
         self._entered = threading.Event()
         self._leave = threading.Event()
         self._error: SqlqError | None = None

@@ -1,6 +1,6 @@
 """How a worker talks to its supervisor: what it says, what it hears, and the memory they share.
 
-A worker in a program of its own making (`app.worker()`) has no supervisor: `Unsupervised` says nothing.
+A worker in a program of its own making (`app.worker()`) has no supervisor: `NoParent` does nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
-from sqlq.database.dialect import Right
-from sqlq.events import JobEvent
-from sqlq.worker.ipc.pipe import Link, Message, unpacked
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.pipe import Pipe
+from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Meter
 
@@ -31,29 +28,12 @@ MORE_SECONDS = 0.1
 """How long at least lies between two words to the supervisor that there is more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """What a worker does when its supervisor says something."""
-
-    stop: Callable[[int | None], None]
-    """Stops the worker, within so many milliseconds or else its own grace time."""
-    renewed: Callable[[dict[Right, bool], float, bool], None]
-    """Hears which rights were renewed and whether their end is asked for, when that was sent, and whether the
-    worker is entered."""
-    told: Callable[[JobEvent], None]
-    """Hears what became of a job whose worker died."""
-    report: Callable[[], dict[str, Any]] = dict
-    """Says each second how far the worker has come: `tally`, and how many jobs are `running`."""
-    look: Callable[[], None] = lambda: None
-    """Ends the rest of a loop, because there may be work."""
-    asked: Callable[[Sequence[int] | None], None] = lambda ids: None
-    """Hears for which jobs somebody waits; None for any."""
-    control: Callable[[dict[str, Any]], None] = lambda message: None
-    """Hears what operators want of this worker."""
+Handlers: TypeAlias = Mapping[str, Callable[[Any], None]]
+"""The functions that take the messages of a supervisor, by the names of these."""
 
 
 class Facts(NamedTuple):
-    """What a supervisor needs to know to stand in for a worker."""
+    """The facts by which a supervisor stands in for a worker."""
 
     worker: str
     url: str
@@ -83,18 +63,18 @@ class Facts(NamedTuple):
         )
 
 
-class Unsupervised:
+class NoParent:
     """No supervisor, and so nothing to tell."""
 
     supervised = False
     is_alone = True
     """Whether no supervisor will ever look for jobs for this worker."""
-    box: BlackBox | None = None
+    box: SharedMemory | None = None
     began_at: float | None = None
     """When the supervisor began, by the monotonic clock that all processes of a machine share."""
 
-    def listen(self, callbacks: Callbacks) -> None:
-        """Hear the supervisor from now on."""
+    def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
+        """Receive messages of the supervisor from now on, and send it a `report` each second."""
 
     def ready(self, facts: Facts) -> None:
         """Say that this worker is up."""
@@ -104,8 +84,8 @@ class Unsupervised:
         should take its place."""
 
     def paused(self, paused: bool) -> bool:
-        """Say that an operator has paused this worker by its row, or resumed it, which counts for all of its
-        supervisor; return whether there is one."""
+        """Report that an operator has paused or resumed this worker by its row, which counts for all workers
+        of its supervisor. Return whether there is one."""
         return False
 
     def pulse(self, *, rests: bool = False) -> None:
@@ -127,7 +107,7 @@ class Unsupervised:
         return None
 
 
-class Supervised(Unsupervised):
+class Parent(NoParent):
     """Under a supervisor, at the other end of a link. When the link ends the supervisor is gone, and the
     worker stops."""
 
@@ -135,8 +115,8 @@ class Supervised(Unsupervised):
 
     def __init__(
         self,
-        link: Link,
-        box: BlackBox,
+        link: Pipe,
+        box: SharedMemory,
         *,
         began_at: float | None = None,
         is_alone: bool = False,
@@ -146,7 +126,7 @@ class Supervised(Unsupervised):
         self._is_metered = is_metered
         self._meter: Meter | None = None
         self._link = link
-        self.box: BlackBox = box
+        self.box: SharedMemory = box
         self.began_at = began_at
         self._over = False
         self._report: Callable[[], dict[str, Any]] = dict
@@ -156,39 +136,24 @@ class Supervised(Unsupervised):
         self.show: Callable[[str], None] = lambda state: None
         """Called each second with what the worker is at."""
 
-    def listen(self, callbacks: Callbacks) -> None:
-        self._report = callbacks.report
-
-        def heard(message: Message) -> None:
-            if "look" in message:
-                callbacks.look()
-            elif "asked" in message:
-                callbacks.asked(message["asked"])
-            elif "stop" in message:
-                callbacks.stop(None)
-            elif "control" in message:
-                callbacks.control(message["control"])
-            elif "events" in message:
-                for event in message["events"]:
-                    callbacks.told(unpacked(event))
-            else:
-                rights = {(id, token): cancelled for id, token, cancelled in message["renewed"]}
-                callbacks.renewed(rights, message["sent_at"], message["entered"])
+    def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
+        self._report = report
 
         def run() -> None:
             while (message := self._link.receive()) is not None:
                 try:
-                    heard(message)
+                    for name, content in message.items():
+                        handlers[name](content)
                 except Exception:
                     # guard: a-worker-goes-on-hearing
-                    log.exception("what the supervisor says could not be followed")
+                    log.exception("a message of the supervisor could not be followed")
             if not self._over:
                 log.error(
                     "the supervisor is gone: this worker stops within %s",
                     readable(ORPHANED_MS),
                     extra={"event": "stopping"},
                 )
-            callbacks.stop(ORPHANED_MS)  # guard: orphans-stop
+            handlers["stop"](ORPHANED_MS)  # guard: orphans-stop
 
         threading.Thread(target=run, name="sqlq-child", daemon=True).start()
 

@@ -1,5 +1,5 @@
-"""What processes of one worker tell each other: JSON lines over a socket pair whose end means that the other
-is gone.
+"""Messages between the processes of one worker: JSON lines over a socket pair. Its end means that the other
+process is gone.
 
 supervisor ◄──► child (a worker) ◄──► isolate (one job at a time)
 """
@@ -34,7 +34,7 @@ _SENT: dict[str, type[Any]] = {
 }
 
 
-class Link:
+class Pipe:
     """One end of a socket pair. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -45,13 +45,13 @@ class Link:
         self._ignored = 0
 
     @classmethod
-    def pair(cls) -> tuple[Link, socket.socket]:
-        """Return one end as a Link, and the other to be handed to a new process and then closed."""
+    def pair(cls) -> tuple[Pipe, socket.socket]:
+        """Return one end as a Pipe, and the other to be handed to a new process and then closed."""
         here, there = socket.socketpair()
         return cls(here), there
 
     @classmethod
-    def inherited(cls, fd: int) -> Link:
+    def inherited(cls, fd: int) -> Pipe:
         """Return the end that this process was started with."""
         end = socket.socket(fileno=fd)
         end.set_inheritable(False)
@@ -140,7 +140,7 @@ GROUP_SIGNALS = (
     signal.SIGUSR2,
     signal.SIGTSTP,
 )
-"""What a terminal, systemd or a person may send to all processes of a group; meant for the supervisor."""
+"""Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
 
 
 def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:

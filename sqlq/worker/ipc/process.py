@@ -1,4 +1,4 @@
-"""A process of a worker as the one that started it sees it."""
+"""A subprocess of a worker, as its parent sees it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from sqlq.database.dialect import Right
-from sqlq.worker.ipc.pipe import Link, Message, spawn
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.pipe import Message, Pipe, spawn
+from sqlq.worker.ipc.shared_memory import SharedMemory
 
 log = logging.getLogger("sqlq.worker")
 
@@ -21,19 +22,42 @@ LAST_SECONDS = 10.0
 """How long beyond the grace time children have to end by themselves."""
 
 
-class Child:
+Spawn: TypeAlias = "Callable[[int], subprocess.Popen[bytes]]"
+"""Starts a process, which inherits the descriptor of its end of a pipe."""
+
+
+class Process:
+    """A subprocess and the pipe to it."""
+
+    def __init__(self, start: Spawn) -> None:
+        self.link, there = Pipe.pair()
+        try:
+            with there:
+                self.process = start(there.fileno())
+        except BaseException:  # files may be what is short
+            self.link.close()
+            raise
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        """Close the pipe. Shared memory stays: threads with an older list of children may still read it."""
+        self.link.close()  # guard: boxes-outlive-their-children
+
+
+class Child(Process):
     """A worker process as its supervisor sees it."""
 
     def __init__(
         self, command: Callable[[int, int], Sequence[str]], heard: Callable[[Child, Message | None], None]
     ) -> None:
-        self.box, box_fd = BlackBox.create()
+        self.box, box_fd = SharedMemory.create()
         try:
-            self.link, there = Link.pair()
-            with there:
-                self.process: subprocess.Popen[bytes] = spawn(
-                    command(there.fileno(), box_fd), (there.fileno(), box_fd)
-                )
+            super().__init__(lambda fd: spawn(command(fd, box_fd), (fd, box_fd)))
         finally:
             os.close(box_fd)
         self.stands_by = False
@@ -62,7 +86,7 @@ class Child:
         self.stuck: tuple[str, set[Right]] | None = None
         """Why it was killed, and what it ran past its timeout."""
         self.all_paused: bool | None = None
-        """What it was told last of whether all queues are paused."""
+        """Whether all queues are paused, by the last message to it."""
         self._heard = heard
         try:
             threading.Thread(target=self._hear, name="sqlq-hear", daemon=True).start()
@@ -98,8 +122,3 @@ class Child:
             if moment > self.closed_since + LAST_SECONDS:
                 self.process.kill()
             return None
-
-    def close(self) -> None:
-        """Close the link. The box goes with the last who knows this child: threads with a list of children
-        from before may still look into it."""
-        self.link.close()  # guard: boxes-outlive-their-children

@@ -1,5 +1,5 @@
-"""What a worker process had started when it died, and when it was last seen to turn: memory it shares with
-its supervisor.
+"""Memory that a worker process shares with its supervisor: the jobs it has started, and its last signs of
+life.
 
 A process that is killed has no last words, and a message per job would cost more than many jobs do. So it
 keeps in shared memory which rights it has started and not yet settled; the memory outlives it.
@@ -38,7 +38,7 @@ Started = tuple[Right, float, str]
 timeout, and the beginning of its task's name."""
 
 
-class BlackBox:
+class SharedMemory:
     """Shared memory: what a worker and its supervisor want to know of each other at any moment, and a cell
     for each right started."""
 
@@ -50,7 +50,7 @@ class BlackBox:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls) -> tuple[BlackBox, int]:
+    def create(cls) -> tuple[SharedMemory, int]:
         """Return a new box, and the descriptor by which a child finds it; to be closed when the child has
         started."""
         if hasattr(os, "memfd_create"):  # not on macOS, nor in a Python built for an old C library

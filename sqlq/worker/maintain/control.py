@@ -1,12 +1,12 @@
-"""How operators reach a worker that is at work: to pause, resume, stop or restart it, and to have it look for
-jobs that are to be cancelled; and how it says what it is at.
+"""The requests of operators to a worker: pause, resume, stop, restart, or look for jobs to cancel; and the
+state that it writes to its row.
 
     SIGUSR2, SIGCONT ──► supervisor ──┐
     sqlq workers pause ──► its row ───┼─► Control ──► the worker's loop
     sqlq queues pause ──► sqlq_queues ┘
 
-A request counts once, and the newest of all counts. What comes by a row is seen by the look that the host
-makes anyway (PostgreSQL), or when something was committed (SQLite).
+A request counts once, and the newest of all counts. On PostgreSQL the poller sees the requests in rows; on
+SQLite the worker reads them after a commit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sqlq.database.postgresql.dialect import is_read_only
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
+from sqlq.worker.ipc.parent import Handlers
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import UNCALLED_SECONDS
 from sqlq.worker.options import WorkerOptions
@@ -86,7 +87,7 @@ class Control:
 
     @property
     def state(self) -> str:
-        """What this worker is at."""
+        """The state of this worker."""
         return PAUSED if self._state == WORKING and self.is_paused else self._state
 
     def ready(self) -> None:
@@ -123,28 +124,30 @@ class Control:
             )
             self._changed()
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Take what the supervisor says."""
-        if "paused" in message:
-            self.pause(paused=message["paused"])
-        elif "all_paused" in message:
-            self.pause_all(paused=message["all_paused"])
-        elif "say" in message:  # its supervisor has said something else meanwhile
-            self._said = ""
-            self._changed()
-        else:
-            self._asked(Request(*message["request"]))
+    def handlers(self) -> Handlers:
+        """Return what is done with messages of the supervisor."""
+        return {
+            "paused": lambda paused: self.pause(paused=paused),
+            "all_paused": lambda paused: self.pause_all(paused=paused),
+            "write_state": self._write_state,
+            "request": lambda fields: self._requested(Request(*fields)),
+        }
+
+    def _write_state(self, _: Any) -> None:
+        """Write the state anew: the supervisor has written another one."""
+        self._said = ""
+        self._changed()
 
     def heed(self, wanted: Wanted) -> None:
         """Do what a look has seen, as far as it is new."""
         self.pause_all(paused=wanted.all_paused)
         for request in wanted.requests:
             if request.worker == self._worker:
-                self._asked(request)
+                self._requested(request)
         if self.maintenance is not None:
             self.maintenance.expect_end_of_pause(wanted.pause_ms)
 
-    def _asked(self, request: Request) -> None:
+    def _requested(self, request: Request) -> None:
         if request.cancels_at != self._cancels_at:
             self._cancels_at = request.cancels_at
             self._has_cancels = True

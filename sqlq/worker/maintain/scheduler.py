@@ -1,9 +1,8 @@
 """Ticks: enqueues what schedules have due, and writes the schedules that code declares.
 
 Any number of workers tick, and none is needed more than another: the row of a schedule is locked while its
-moments are decided. Where a lookout looks (PostgreSQL), it tells in its look when the next schedule is due,
-so that a database without schedules is asked nothing more; on SQLite each worker reads one row of an index
-once a second.
+runs are decided. On PostgreSQL the poller sees when the next schedule is due, so that a database without
+schedules gets no other query. On SQLite each worker reads one row of an index once a second.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ EXPIRE_BATCH = 500
 RESCUE_BATCH = 300
 """How many jobs one transaction takes from dead workers: 15 to 50 ms, of a core of its own."""
 BETWEEN_SECONDS = 0.03
-"""Who waits for SQLite's write lock looks for it at growing intervals, of 25 ms at most in the first tenth of
-a second: a lock that is free for longer is found."""
+"""SQLite tries to get its write lock at growing intervals, of 25 ms at most in the first tenth of a second. A
+lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
 UNUSED_MS = 30 * 24 * 3_600_000
@@ -60,7 +60,7 @@ HELD_SECONDS = 1.0
 HELD_BUSY_SECONDS, HELD_IDLE_SECONDS = 1.0, 3.0
 """How often a worker looks for such jobs that holds something, and one that does not."""
 MOST_HELD = 100
-"""So many of them are noted."""
+"""The most of them that are noted."""
 
 
 class Service(Protocol):
@@ -110,9 +110,9 @@ def never() -> float:
 
 
 def at_once(database: Database, began: float) -> float:
-    """Return in how many seconds the next batch is due after a full one that began then: at once, or where
-    there is one writer after about as long as this one took, its wait for the lock included, so that others
-    find the lock free."""
+    """Return in how many seconds the next batch is due after a full one that began then: at once. On a
+    database with one writer it is due after about as long as this one took, so that others find the lock
+    free."""
     if not database.dialect.one_writer:
         return 0.0
     return max(BETWEEN_SECONDS, jittered(time.monotonic() - began))  # guard: a-batch-leaves-time
@@ -176,8 +176,8 @@ class Rescue(PolledService):
 
 
 class Prune:
-    """Deletes finished jobs whose retention is over, and failed ones that have a retention of their own: one
-    batch a turn, at once the next where there may be more."""
+    """Deletes finished jobs whose retention is over, and failed ones that have a retention of their own. One
+    batch a turn; the next at once where there may be more."""
 
     doing = "pruning jobs"
 
@@ -230,8 +230,8 @@ class Expire(PolledService):
 
 
 class Sweep:
-    """Takes out the entries of workers that fell silent a day ago, and keys of limits that nobody has used
-    for a month: one batch a turn."""
+    """Deletes the rows of workers that fell silent a day ago, and keys of limits that were not used for a
+    month: one batch a turn."""
 
     doing = "sweeping out workers and keys of limits"
 
@@ -247,10 +247,10 @@ class Sweep:
 
 
 class Unblock:
-    """Unblocks what an unblock has left that did not come, since its process died: what ended lately each few
-    seconds, and now and then all steps there are, some at a time, in at most a fiftieth of the time.
+    """Unblocks the steps that a dead process has left blocked: those after jobs that ended lately each few
+    seconds, and now and then all steps. That takes at most a fiftieth of the time.
 
-    Where there are no flows it asks for some once a minute, and does nothing else.
+    Without flows it only looks for some once a minute.
     """
 
     doing = "sweeping for jobs to unblock"
@@ -290,8 +290,9 @@ class Unblock:
 
 
 class Admit(PolledService):
-    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues; a few hundred
-    keys at a time, in at most a fiftieth of the time. Without jobs under a limit it asks for such alone."""
+    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
+    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it asks for such
+    alone."""
 
     doing = "sweeping for jobs to admit"
 
@@ -351,8 +352,8 @@ class EndPauses:
 
 
 class Unstarted:
-    """Gives back what was claimed long ago and does not start, which should not be, and notes, where the
-    doctor finds it, how many jobs this worker could not start."""
+    """Releases jobs that were claimed long ago and do not start, which should not be. Notes for the doctor
+    how many jobs this worker could not start."""
 
     doing = "looking for jobs that do not start"
 
@@ -398,9 +399,8 @@ class SchemaWatch:
 
 
 class Held:
-    """Notes in the worker's row which jobs it holds and has not started: those that wait for a process of
-    their own, or behind a handler that blocks the event loop. Looks at its memory, and writes when these
-    change, which for most workers is never."""
+    """Notes in the worker's row the claimed jobs that have not started: they wait for a process of their own,
+    or behind a handler that blocks the event loop. It writes when these change: for most workers never."""
 
     doing = "noting which jobs have not started"
 

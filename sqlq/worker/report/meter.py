@@ -1,5 +1,5 @@
-"""What workers count for `sqlq work --metrics-port`: plain numbers, sent to the supervisor with each batch
-that was settled.
+"""The numbers of workers for `sqlq work --metrics-port`. Each batch that was settled sends them to the
+supervisor.
 
 A child sends what was added since it last did, over a link that delivers each word once or, when the child
 dies in the middle of it, not at all. So nothing is counted twice, and a child that is killed takes along no
@@ -14,6 +14,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlq.events import JobEvent
@@ -27,7 +28,7 @@ BOUNDS: Final = (
 )
 """The upper bounds of the buckets, in seconds: from a claim's milliseconds to a report's half an hour."""
 OTHER: Final = "other"
-"""What stands for names that have come after the bound."""
+"""The label of all names after the bound."""
 UNKNOWN_NAMES = 20
 """How many names are told apart of tasks that no worker knows: SQL may insert any number."""
 QUEUE_NAMES = 100
@@ -38,47 +39,35 @@ ATTEMPTS, FAILED, CLAIMED = "attempts", "failed", "claimed"
 RUN, WAIT, SETTLE, CLAIM = "run", "wait", "settle", "claim"
 
 Key: TypeAlias = tuple[str, ...]
-"""What is counted, and its labels: of `attempts` and `run` task, queue and outcome; of `wait` task and queue;
-of `failed` task, queue and reason; of `claimed` and `settle` the queue; of `claim` what it found."""
-
-
-class Times:
-    """How many times fell into each bucket, the one above the last bound included, and their sum."""
-
-    __slots__ = ("buckets", "seconds")
-
-    def __init__(self, buckets: Sequence[int] = (), seconds: float = 0.0) -> None:
-        self.buckets = list(buckets) or [0] * (len(BOUNDS) + 1)
-        self.seconds = seconds
-
-    def add(self, other: Times) -> None:
-        self.buckets = [mine + its for mine, its in zip(self.buckets, other.buckets, strict=True)]
-        self.seconds += other.seconds
+"""The name of a number, and its labels: task, queue and outcome of `attempts` and `run`; task and queue of
+`wait`; task, queue and reason of `failed`; the queue of `claimed` and `settle`; the result of `claim`."""
 
 
 class Numbers:
-    """Counts and times by their keys; not safe to use from several threads by itself."""
+    """Counts and times by their keys. Times have a count for each bucket, and last the sum of the seconds.
+    One thread at a time may use it."""
 
     def __init__(self) -> None:
         self.counts: Counter[Key] = Counter()
-        self.times: dict[Key, Times] = {}
+        self.times: dict[Key, list[float]] = {}
 
     def count(self, *key: str, by: int = 1) -> None:
         self.counts[self._bounded(self.counts, key)] += by
 
     def time(self, seconds: float, *key: str) -> None:
         times = self._of(key)
-        times.buckets[bisect_left(BOUNDS, seconds)] += 1
-        times.seconds += seconds
+        times[bisect_left(BOUNDS, seconds)] += 1
+        times[-1] += seconds
 
-    def add(self, key: Key, times: Times) -> None:
-        self._of(key).add(times)
+    def add(self, key: Key, times: Sequence[float]) -> None:
+        known = self._of(key)
+        known[:] = map(add, known, times)
 
     def packed(self) -> dict[str, Any]:
         """Return all of it as JSON."""
         return {
             "counts": [[*key, number] for key, number in self.counts.items()],
-            "times": [[*key, times.buckets, times.seconds] for key, times in self.times.items()],
+            "times": [[*key, times] for key, times in self.times.items()],
         }
 
     def clear(self) -> None:
@@ -88,12 +77,8 @@ class Numbers:
     def __bool__(self) -> bool:
         return bool(self.counts or self.times)
 
-    def _of(self, key: Key) -> Times:
-        times = self.times.get(key)
-        if times is None:
-            key = self._bounded(self.times, key)
-            times = self.times.setdefault(key, Times())
-        return times
+    def _of(self, key: Key) -> list[float]:
+        return self.times.setdefault(self._bounded(self.times, key), [0] * (len(BOUNDS) + 2))
 
     @staticmethod
     def _bounded(known: Mapping[Key, Any], key: Key) -> Key:
@@ -175,10 +160,10 @@ def count_event(numbers: Numbers, event: JobEvent) -> None:
 
 
 class Counted(NamedTuple):
-    """What has been counted so far; changes no more."""
+    """The numbers so far; they do not change."""
 
     counts: dict[Key, int]
-    times: dict[Key, tuple[list[int], float]]
+    times: dict[Key, tuple[list[float], float]]
 
 
 class Totals:
@@ -198,8 +183,8 @@ class Totals:
             self._know(message.get("tasks", ()))
             for *key, number in message["counts"]:
                 self._numbers.count(*self._named(key), by=number)
-            for *key, buckets, seconds in message["times"]:
-                self._numbers.add(self._named(key), Times(buckets, seconds))
+            for *key, times in message["times"]:
+                self._numbers.add(self._named(key), times)
         return True
 
     def event(self, event: JobEvent) -> None:
@@ -210,10 +195,8 @@ class Totals:
 
     def now(self) -> Counted:
         with self._lock:
-            times = self._numbers.times.items()
-            return Counted(
-                dict(self._numbers.counts), {key: (list(each.buckets), each.seconds) for key, each in times}
-            )
+            times = {key: (each[:-1], each[-1]) for key, each in self._numbers.times.items()}
+            return Counted(dict(self._numbers.counts), times)
 
     def _know(self, tasks: Collection[str]) -> None:
         self._known.update(tasks)

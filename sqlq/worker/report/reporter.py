@@ -202,10 +202,6 @@ class Reporter:
             hear(event)
         self._events.tell(event)
 
-    def tells_of_starts(self) -> bool:
-        """Say whether a listener wants to know of each start."""
-        return self._events.wants("started")
-
     def started(self, job: Attempt) -> None:
         """Tell that the handler of a job is about to run."""
         self._events.tell(_event("started", job))

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -22,8 +22,7 @@ from sqlq.model.outcome import Outcome, SelfCompleted
 from sqlq.model.retry import broken_off, given_back
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import Starting, aexecute, execute, late, raised
-from sqlq.worker.run.isolated import Isolates
-from sqlq.worker.run.lease import Leases
+from sqlq.worker.run.isolated import IsolatedProcesses
 
 log = logging.getLogger("sqlq.worker")
 
@@ -32,9 +31,17 @@ Done = Callable[[Attempt, Outcome], None]
 NOT_STARTED_MS = 1_000
 """How long a job waits that could not be started: what was short, threads or memory, is seldom there at
 once."""
+UNSTARTED_SECONDS = 1.0
+"""A job that has not started after this long is given back: another worker may have a free slot."""
+ISOLATED_UNSTARTED_SECONDS = 10.0
+"""The same for a job that needs a process of its own, which takes a start of Python."""
+CROWDED_SECONDS = 0.25
+"""Of more such jobs than there are slots, those are given back that have waited for so long: where processes
+that are up take one after the other none does."""
+CANCELLED_SECONDS = 1.0
 
 
-class Executors:
+class Executor:
     """Runs jobs in slots and reports each outcome to `done`, from whatever thread it came about in."""
 
     def __init__(
@@ -42,7 +49,7 @@ class Executors:
         concurrency: int,
         starting: Starting,
         done: Done,
-        isolates: Isolates | None = None,
+        isolates: IsolatedProcesses | None = None,
         *,
         may_start: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -119,9 +126,59 @@ class Executors:
         self._starting = False
         self._room.set()
 
-    def take_back(self, claimed_before: float = float("inf")) -> list[Attempt]:
-        """Return the jobs that have not started, where the first of them was claimed before a moment; they
-        will not start any more. Those behind it go, too: they would start before it."""
+    # -- releases: the job runs again, here or elsewhere, and no attempt is counted --------------------------
+
+    def release_ready(self) -> None:
+        """Release what has not started."""
+        for job in (*self._take_ready(), *self._take_for_processes(float("inf"))):
+            self._done(job, given_back(job.claimed))
+
+    def release_unstarted(self) -> None:
+        """Release what has waited long for a slot, and what is behind it."""
+        for job in self._take_ready(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
+            self._done(job, given_back(job.claimed))
+
+    def release_crowded(self) -> None:
+        """Release what has waited long for a process of its own, and more of that than there are slots."""
+        waits_since = time.monotonic()
+        for job in self._take_for_processes(
+            waits_since - ISOLATED_UNSTARTED_SECONDS,
+            but=self._concurrency,
+            more_before=waits_since - CROWDED_SECONDS,
+        ):
+            self._done(job, given_back(job.claimed, crowded=True))
+
+    def release_forgotten(self, unstarted: Iterable[Attempt]) -> int:
+        """Release those of these jobs that wait for no slot or process, and do not start; return how many
+        jobs could not be started so far."""
+        for job in unstarted:
+            with self._lock:
+                waits = job in self._ready or job in self._for_isolates
+            if job.kill is None and not waits:
+                log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
+                self._give_up(job)
+                self._done(job, given_back(job.claimed))
+        return self.unstarted
+
+    def release_running(self) -> None:
+        """End what the time did not suffice for: coroutines are cancelled, processes killed, threads left
+        behind."""
+        for job in self.running():
+            job.cancel()
+        self.wait_idle(CANCELLED_SECONDS)
+        killed = [kill for job in self.running() if (kill := job.kill) is not None]
+        for kill in killed:
+            kill()  # guard: no-process-outlives-its-give-back
+        if killed:  # the slot of each waits for its process, and then says how the attempt ended
+            self.wait_idle(CANCELLED_SECONDS)
+        for job in self.running():
+            # the handler may have completed the job, here or in its own process
+            otherwise = late(job) or (given_back if job.started is None else broken_off)(job.claimed)
+            self._done(job, SelfCompleted(otherwise))  # guard: give-back-after-grace
+
+    def _take_ready(self, claimed_before: float = float("inf")) -> list[Attempt]:
+        """Take out the jobs that have not started, where the first of them was claimed before a time. Those
+        behind it go, too: they would start before it."""
         with self._lock:
             if not self._ready or self._ready[0].claimed_at >= claimed_before:
                 return []
@@ -129,11 +186,11 @@ class Executors:
             self._ready.clear()  # guard: who-waits-behind-goes-back-too
         return taken
 
-    def take_back_isolated(
-        self, claimed_before: float = float("inf"), *, but: int = 0, more_before: float = float("inf")
+    def _take_for_processes(
+        self, claimed_before: float, *, but: int = 0, more_before: float = float("inf")
     ) -> list[Attempt]:
-        """Return those claimed before a moment that wait for a process of their own, and, where more than
-        `but` do, the last ones that were claimed before another moment."""
+        """Take out those claimed before a time that wait for a process of their own, and, where more than
+        `but` do, the last ones that were claimed before another time."""
         taken = []
         with self._lock:
             waiting = self._for_isolates
@@ -143,16 +200,15 @@ class Executors:
                 taken.append(waiting.pop())
         return taken
 
-    def give_up(self, job: Attempt) -> None:
-        """Free the slot of a job that never started, and see to it that it does not start later."""
+    def _give_up(self, job: Attempt) -> None:
+        """Free the slot of a job that never started, so that it does not start later."""
         job.trusted_until = float("-inf")
         self.unstarted += 1
-        self._ended(job)
-
-    def waits(self, job: Attempt) -> bool:
-        """Say whether a job waits for a slot, or for a process of its own."""
         with self._lock:
-            return job in self._ready or job in self._for_isolates
+            self._running.discard(job)
+            self._tell_of_room()
+
+    # -- slots -----------------------------------------------------------------------------------------------
 
     def running(self) -> list[Attempt]:
         with self._lock:
@@ -200,7 +256,7 @@ class Executors:
             )
             if job.isolated and self._isolates is not None:
                 self._isolates.cancel_reservation()
-            self.give_up(job)
+            self._give_up(job)
             # guard: what-cannot-start-is-bounded
             self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
@@ -216,12 +272,6 @@ class Executors:
                     raise
             else:
                 self._threads.append(thread)
-
-    def _ended(self, job: Attempt) -> None:
-        """Free the slot of a job."""
-        with self._lock:
-            self._running.discard(job)
-            self._tell_of_room()
 
     def _tell_of_room(self) -> None:
         if not self._running:
@@ -348,79 +398,3 @@ class Executors:
             self._isolates.close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end_loop, self._loop)
-
-
-UNSTARTED_SECONDS = 1.0
-"""A job that has not started after this long is given back: another worker may have a free slot."""
-ISOLATED_UNSTARTED_SECONDS = 10.0
-"""The same for a job that needs a process of its own, which takes a start of Python."""
-CROWDED_SECONDS = 0.25
-"""Of more such jobs than there are slots, those are given back that have waited for so long: where processes
-that are up take one after the other none does."""
-CANCELLED_SECONDS = 1.0
-
-
-class GivesBack:
-    """What one worker gives back, so that it runs again, here or elsewhere; no attempt is counted for it."""
-
-    def __init__(
-        self,
-        executors: Executors,
-        leases: Leases,
-        settle: Callable[[Attempt, Outcome], None],
-        *,
-        slots: int,
-        drain: bool,
-    ) -> None:
-        self._executors = executors
-        self._leases = leases
-        self._settle = settle
-        self._slots = slots
-        self._drain = drain
-
-    def ready(self) -> None:
-        """Give back what has not started."""
-        for job in (*self._executors.take_back(), *self._executors.take_back_isolated()):
-            self._settle(job, given_back(job.claimed))
-
-    def unstarted(self) -> None:
-        """Give back what has waited long for a slot."""
-        for job in self._executors.take_back(claimed_before=time.monotonic() - UNSTARTED_SECONDS):
-            self._settle(job, given_back(job.claimed))
-
-    def forgotten(self, claimed_before: float) -> int:
-        """Give back what is held, waits for no slot or process, and does not start; return how many jobs did
-        not so far."""
-        for job in self._leases.unstarted(claimed_before) or ():
-            if job.kill is None and not self._executors.waits(job):
-                log.error("job %d: it does not start", job.id, extra=job.fields("not_started"))
-                self._executors.give_up(job)
-                self._settle(job, given_back(job.claimed))
-        return self._executors.unstarted
-
-    def isolated(self) -> None:
-        """Give back what has waited long for a process of its own, and more of that than there are slots. A
-        worker that drains keeps it: what is due later, it would leave behind."""
-        if self._drain:  # guard: drains-keep-what-waits-for-processes
-            return
-        moment = time.monotonic()
-        for job in self._executors.take_back_isolated(
-            moment - ISOLATED_UNSTARTED_SECONDS, but=self._slots, more_before=moment - CROWDED_SECONDS
-        ):
-            self._settle(job, given_back(job.claimed, crowded=True))
-
-    def running(self) -> None:
-        """End what the time did not suffice for: coroutines are cancelled, processes killed, threads left
-        behind."""
-        for job in self._executors.running():
-            job.cancel()
-        self._executors.wait_idle(CANCELLED_SECONDS)
-        killed = [kill for job in self._executors.running() if (kill := job.kill) is not None]
-        for kill in killed:
-            kill()  # guard: no-process-outlives-its-give-back
-        if killed:  # the slot of each waits for its process, and then says how the attempt ended
-            self._executors.wait_idle(CANCELLED_SECONDS)
-        for job in self._executors.running():
-            # the handler may have completed the job, here or in its own process
-            otherwise = late(job) or (given_back if job.started is None else broken_off)(job.claimed)
-            self._settle(job, SelfCompleted(otherwise))  # guard: give-back-after-grace

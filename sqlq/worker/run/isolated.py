@@ -34,7 +34,8 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import BY_OPERATOR, aexecute, execute, late
 from sqlq.worker.attempt.lifespan import entered
 from sqlq.worker.attempt.progress import Pace
-from sqlq.worker.ipc.pipe import Link, Message, packed, unpacked
+from sqlq.worker.ipc.pipe import Message, Pipe, packed, unpacked
+from sqlq.worker.ipc.process import Process, Spawn
 
 log = logging.getLogger("sqlq.worker")
 
@@ -47,24 +48,15 @@ LEAVE_SECONDS = 10.0
 """How long a process that has had its jobs may take to leave its lifespan."""
 LOOK_SECONDS = 0.1
 
-Spawn = Callable[[int], "subprocess.Popen[bytes]"]
-"""Starts an isolate, which inherits the descriptor of its end of a link."""
 
-
-class Isolate:
+class Isolate(Process):
     """A process that runs one job at a time, as its worker sees it."""
 
-    def __init__(self, spawn: Spawn) -> None:
-        self.link, there = Link.pair()
-        try:
-            with there:
-                self.process = spawn(there.fileno())
-        except BaseException:  # files may be what is short
-            self.link.close()
-            raise
+    def __init__(self, start: Spawn) -> None:
+        super().__init__(start)
         self.running: Attempt | None = None
         self.jobs = 0
-        """How many it has been given."""
+        """How many jobs it was given."""
         self.leaves_since: float | None = None
         self._up = False
 
@@ -86,7 +78,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Isolates:
+class IsolatedProcesses:
     """The isolates of one worker: as many as it needs at a time, kept for the next job.
 
     A start of Python keeps a core busy, so no more start at a time than there are cores: when many jobs need
@@ -237,10 +229,10 @@ class Isolates:
             self._reserved = max(0, self._reserved - 1)
             if self._closed:
                 return None
-            for dead in [idle for idle in self._idle if idle.process.poll() is not None]:
+            for dead in [idle for idle in self._idle if idle.has_ended()]:
                 self._idle.remove(dead)
                 self._all.discard(dead)
-                dead.link.close()
+                dead.close()
             self._idle.sort(key=Isolate.is_up)  # the last one is taken
             # guard: alone-is-fresh
             fit = [idle for idle in self._idle if not (running.alone and idle.jobs)]
@@ -260,17 +252,17 @@ class Isolates:
     def _bury(self) -> None:
         """Forget the processes that were let leave and have ended, and kill those that do not end."""
         for isolate in list(self._leaving):
-            if isolate.process.poll() is not None:
+            if isolate.has_ended():
                 self._leaving.remove(isolate)
                 self._all.discard(isolate)
-                isolate.link.close()
+                isolate.close()
             elif time.monotonic() > (isolate.leaves_since or 0.0) + LEAVE_SECONDS:
-                isolate.process.kill()
+                isolate.kill()
 
     def _kill(self, isolate: Isolate, running: Attempt) -> None:
         with self._lock:  # by now it may run the next job
             if isolate.running is running:  # guard: kill-spares-the-next
-                isolate.process.kill()
+                isolate.kill()
 
     def _kill_hanging(self, isolate: Isolate, running: Attempt) -> None:
         if running.started is None:  # guard: what-has-begun-does-not-hang
@@ -282,9 +274,9 @@ class Isolates:
         return isolate
 
     def _died(self, running: Attempt, isolate: Isolate) -> Outcome:
-        isolate.process.kill()  # it closed its link, and is not to run on unheard
+        isolate.kill()  # it closed its link, and is not to run on unheard
         status = isolate.process.wait()
-        isolate.link.close()
+        isolate.close()
         with self._lock:
             self._all.discard(isolate)
             closed = self._closed
@@ -328,7 +320,7 @@ class Isolates:
     def await_left(self, may_wait: Callable[[], bool]) -> None:
         """Wait until those have ended that were let leave, while one may wait."""
         for isolate in list(self._leaving):
-            while isolate.process.poll() is None and may_wait():
+            while not isolate.has_ended() and may_wait():
                 try:
                     isolate.process.wait(LOOK_SECONDS)
                 except subprocess.TimeoutExpired:
@@ -341,16 +333,16 @@ class Isolates:
             processes = list(self._all)
             self._all.clear()
         for isolate in processes:
-            isolate.process.kill()
+            isolate.kill()
         for isolate in processes:
             isolate.process.wait(LAST_SECONDS)
-            isolate.link.close()
+            isolate.close()
 
 
 # -- in the isolate ------------------------------------------------------------------------------------------
 
 
-def serve(link: Link, target: Target, lifespan: Scope | None = None) -> NoReturn:
+def serve(link: Pipe, target: Target, lifespan: Scope | None = None) -> NoReturn:
     """Run jobs that come over the link, one at a time, in the App's lifespan, until it ends with the worker
     at its other side, or says that it is time to leave."""
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()

@@ -23,7 +23,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.gather import Threaded
-from sqlq.worker.ipc.shared_memory import BlackBox
+from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.outage import AWAY, Outage
 from sqlq.worker.report.reporter import Reporter
 
@@ -52,7 +52,7 @@ class Leases(Threaded):
         reporter: Reporter,
         *,
         deadlines: Deadlines,
-        box: BlackBox | None = None,
+        box: SharedMemory | None = None,
     ) -> None:
         super().__init__("sqlq-heartbeat")
         self._database = database

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
@@ -24,6 +25,18 @@ from sqlq.worker.gather import FAILED_SECONDS, Gatherer, Threaded
 from sqlq.worker.outage import AWAY, Outage
 
 log = logging.getLogger("sqlq.worker")
+
+
+class AfterSettling(NamedTuple):
+    """What follows the commit of settlements."""
+
+    unblocker: Unblocker
+    admissions: Admissions
+    answers: Answers
+    due_again: Callable[[float], None]
+    """Called with the time at which a job can be claimed again."""
+    done: Callable[[], None]
+    """Called after each batch."""
 
 
 class Unblocker(Gatherer[int]):

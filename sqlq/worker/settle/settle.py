@@ -37,7 +37,7 @@ from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.gather import Gatherer
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
-from sqlq.worker.settle.after import Answers, tell_idle
+from sqlq.worker.settle.after import AfterSettling, tell_idle
 
 log = logging.getLogger("sqlq.worker")
 
@@ -83,28 +83,19 @@ class Settler(Gatherer[Item]):
         leases: Leases,
         reporter: Reporter,
         progress: ProgressWriter,
-        answers: Answers,
+        after: AfterSettling,
         *,
         worker: tuple[str, str],
         keep_finished: bool,
-        due_again: Callable[[float], None],
-        ended: Callable[[list[int]], None],
-        freed: Callable[[set[str]], None],
-        settled: Callable[[], None],
     ) -> None:
-        """`worker` is its id, and its host and process for people. `ended` is told of steps of flows whose
-        ends are committed, `freed` of the keys of limits of which slots are."""
+        """`worker` is its id, and its host and process for people."""
         super().__init__("sqlq-settle", "settling jobs", database)
         self._leases = leases
         self._reporter = reporter
         self._progress = progress
-        self._answers = answers
+        self._after = after
         self._worker = worker
         self._keep_finished = keep_finished
-        self._due_again = due_again
-        self._tell_of_steps = ended
-        self._tell_of_keys = freed
-        self._after_settling = settled
         self._pending: dict[Right, Item] = {}
         self._doubtful = False
         self._refused: str | None = None
@@ -182,7 +173,9 @@ class Settler(Gatherer[Item]):
         if job.is_kept(self._keep_finished):
             return True
         # guard: a-result-waits-for-who-waits
-        return self._keep_finished and self._answers.are_wanted and self._answers.waits_for(job.id)
+        return (
+            self._keep_finished and self._after.answers.are_wanted and self._after.answers.waits_for(job.id)
+        )
 
     def _fates(self, wanted: Collection[Right], pending: Mapping[Right, Item]) -> dict[Right, lease.Fate]:
         if not wanted:
@@ -231,7 +224,7 @@ class Settler(Gatherer[Item]):
         self, pending: dict[Right, Item], ended: Collection[Right], fates: Mapping[Right, lease.Fate]
     ) -> None:
         over: list[int] = []
-        if self._answers.are_wanted:
+        if self._after.answers.are_wanted:
             over = [id for id, token in ended if not isinstance(pending[id, token][1], (Retried, Released))]
         followed = False
         steps: list[int] = []
@@ -254,16 +247,16 @@ class Settler(Gatherer[Item]):
                     self._settled(job, outcome, seconds)
         finally:  # guard: what-is-settled-is-let-go
             if steps:
-                self._tell_of_steps(steps)  # guard: steps-are-unblocked-after-the-settle
+                self._after.unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
             if keys:
-                self._tell_of_keys(keys)  # guard: slots-are-filled-after-the-settle
+                self._after.admissions.ended(keys)  # guard: slots-are-filled-after-the-settle
             self._leases.drop(ended)
             if ended:
-                self._after_settling()
+                self._after.done()
                 self._reporter.told()
             if over:  # last, since it may be done here
                 # guard: who-waits-is-answered
-                self._answers.ended(over, here=self._items.empty())
+                self._after.answers.ended(over, here=self._items.empty())
         if followed:
             self._wake_for_follow_ups()
 
@@ -279,7 +272,7 @@ class Settler(Gatherer[Item]):
     def _wake_for_follow_ups(self) -> None:
         """Have this worker, and idle ones, look at once for what follows jobs that have ended, and for what
         was given back. By themselves they would find it within a second."""
-        self._due_again(time.monotonic())
+        self._after.due_again(time.monotonic())
         tell_idle(self._database)
 
     def _write_singly(self, pending: dict[Right, Item], why: str) -> None:
@@ -327,7 +320,7 @@ class Settler(Gatherer[Item]):
     def _settled(self, job: Attempt, outcome: Outcome, seconds: float) -> None:
         self.tally.count(outcome)
         if isinstance(outcome, (Retried, Released)):
-            self._due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
+            self._after.due_again(time.monotonic() + (outcome.delay_ms or 0) / 1000)
         self._reporter.ended(job, outcome, seconds)
 
 

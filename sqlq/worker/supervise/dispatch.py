@@ -18,7 +18,7 @@ from sqlq.database.database import Database
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.pauses import ALL
 from sqlq.store.workers.workers import Request, Wanted
-from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller
@@ -57,7 +57,7 @@ class Dispatcher:
         self._database = database = self._heartbeat.database
         if database.dialect.sees_commits:
             return
-        last_look = LastLook(Unsupervised())
+        last_look = LastLook(NoParent())
         self._maintenance = maintenance = Maintenance(
             *(database, facts, []),
             reporter=self._heartbeat.reporter,
@@ -159,7 +159,7 @@ class Dispatcher:
         for child in self._children():
             if self._is_kept(child):
                 # who waits asks again; a child that is stopped takes nothing
-                child.link.offer(droppable=True, asked=ids)  # guard: children-hear-who-waits
+                child.link.offer(droppable=True, awaited=ids)  # guard: children-hear-who-waits
 
     def _relay(self, wanted: Wanted) -> None:
         """Tell each worker what is new of what operators want of it."""
@@ -169,7 +169,7 @@ class Dispatcher:
             child = children.get(request.worker)
             if child is not None and request != self._requests.get(request.worker):
                 self._requests[request.worker] = request
-                child.link.offer(control={"request": list(request)})
+                child.link.offer(request=list(request))
         self._pause_all(paused=wanted.all_paused)
 
     def _pause_all(self, *, paused: bool) -> None:
@@ -178,4 +178,4 @@ class Dispatcher:
             # also one that came later: it may have looked for itself before it was looked for
             if child.worker is not None and child.all_paused is not paused:  # guard: each-is-told-of-pauses
                 child.all_paused = paused
-                child.link.offer(control={"all_paused": paused})
+                child.link.offer(all_paused=paused)

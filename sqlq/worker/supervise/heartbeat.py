@@ -28,7 +28,7 @@ from sqlq.store.jobs.settle import Rescued
 from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
-from sqlq.worker.ipc.pipe import Link, packed
+from sqlq.worker.ipc.pipe import Pipe, packed
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
 from sqlq.worker.outage import begins
 from sqlq.worker.report.meter import Totals
@@ -91,7 +91,7 @@ class Heartbeat:
         self._totals = totals
         self._every = heartbeat_seconds(lease_ms)
         self._lock = threading.Lock()
-        self._kept: dict[str, Link] = {}
+        self._kept: dict[str, Pipe] = {}
         self._dead: list[Dead] = []
         self._stuck: list[tuple[str, bool]] = []
         """Of which workers it is to be said that they are stuck, or no more."""
@@ -109,7 +109,7 @@ class Heartbeat:
         """How the attempts ended whose worker died."""
         self._thread = threading.Thread(target=self._run, name="sqlq-keeper", daemon=True)
 
-    def keep(self, facts: Facts, link: Link) -> None:
+    def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over the link. Callbacks
         of the jobs of dead workers are encrypted as the worker would do it."""
         with self._lock:
@@ -226,7 +226,8 @@ class Heartbeat:
                 continue
             held = renewed[worker].items()
             rights = [[id, token, cancelled] for (id, token), cancelled in held]
-            link.offer(droppable=True, renewed=rights, sent_at=sent_at, entered=worker in entered)
+            renewal = {"rights": rights, "sent_at": sent_at, "entered": worker in entered}
+            link.offer(droppable=True, renewed=renewal)
 
     def _say_who_is_stuck(self) -> None:
         while self._stuck:
@@ -236,7 +237,7 @@ class Heartbeat:
                     # it may be stuck in a transaction that has locked its row
                     workers.say(conn, worker, STUCK, waits=False)
             elif (link := self._kept.get(worker)) is not None:
-                link.offer(control={"say": True})
+                link.offer(write_state=True)
             del self._stuck[0]
 
     def _give_back(self) -> float:

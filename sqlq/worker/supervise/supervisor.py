@@ -30,7 +30,7 @@ from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise import health_file as health_files
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from sqlq.worker.supervise.watchdog import Vigil
+from sqlq.worker.supervise.watchdog import Watchdog
 
 log = logging.getLogger("sqlq.worker")
 TOUCH_SECONDS = 1.0
@@ -67,7 +67,7 @@ class SupervisorOptions:
     """When no child has had work for so long, all stop."""
     start_ms: int = 60_000
     stuck_ms: int = 600_000
-    """Both as `Vigil` takes them."""
+    """Both as `Watchdog` takes them."""
 
 
 class Supervisor:
@@ -86,7 +86,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._spare: Child | None = None
         self._heartbeat = Heartbeat(options.lease_ms, totals)
-        self._vigil = Vigil(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
+        self._vigil = Watchdog(self._heartbeat, start_ms=options.start_ms, stuck_ms=options.stuck_ms)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._started = 0
         self._began_ms = round(time.monotonic() * 1000)
@@ -132,7 +132,7 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the children now; others take over when their leases have run out."""
         for child in self._all():
-            child.process.kill()
+            child.kill()
 
     @property
     def tally(self) -> Counter[str]:
@@ -225,7 +225,7 @@ class Supervisor:
         self._spare = None
         spare.link.offer(go=True)
         # what was said to it while it stood by, it has not heard
-        spare.link.offer(control={"paused": self._is_paused})  # guard: a-spare-is-paused-too
+        spare.link.offer(paused=self._is_paused)  # guard: a-spare-is-paused-too
         return spare
 
     def _spare_gone(self, child: Child) -> int | None:
@@ -372,7 +372,7 @@ class Supervisor:
         for child in self._children:
             if not child.leaving:
                 child.leaving = True
-                child.link.offer(stop=True)
+                child.link.offer(stop=None)
         self._wanted, self._pause_until, self._failed_starts = self._options.processes, 0.0, 0
 
     def _pause(self, *, paused: bool) -> None:
@@ -381,7 +381,7 @@ class Supervisor:
             self._is_paused = paused
             log.info(PAUSES if paused else RESUMES, extra={"event": "paused" if paused else "resumed"})
         for child in self._all():
-            child.link.offer(control={"paused": paused})
+            child.link.offer(paused=paused)
 
     def _stop_idle(self) -> None:
         """Stop when no child has had work for long: one of several that has none is no reason."""
@@ -395,7 +395,7 @@ class Supervisor:
     def _begin_to_stop(self) -> None:
         self._stopping_since = time.monotonic()
         for child in self._all():
-            child.link.offer(stop=True)
+            child.link.offer(stop=None)
 
     def _tick(self) -> None:
         moment = time.monotonic()
@@ -406,7 +406,7 @@ class Supervisor:
             if child.closed_since is not None:
                 self._events.put((child, None))
             # a process that a handler forked may keep the link open after the child's end
-            elif child.process.poll() is not None:
+            elif child.has_ended():
                 child.dead_since = child.dead_since or moment
                 if moment > child.dead_since + TICK_SECONDS:
                     self._events.put((child, None))

@@ -27,7 +27,7 @@ LONGEST_TICK_SECONDS = 1.0
 """What lies longer than this between two looks does not count: the supervisor did not run itself."""
 
 
-class Vigil:
+class Watchdog:
     """Watches the children of one supervisor."""
 
     def __init__(self, heartbeat: Heartbeat, *, start_ms: int, stuck_ms: int) -> None:

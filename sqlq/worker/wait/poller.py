@@ -36,7 +36,7 @@ from sqlq.database.postgresql.dialect import leads_to_one_server
 from sqlq.store.jobs.results import WAITS
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
-from sqlq.worker.ipc.parent import Facts, Unsupervised
+from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.outage import Outage
 
@@ -67,7 +67,7 @@ class Send(Protocol):
 class LastLook:
     """When a poller last looked for one worker, by the monotonic clock: its own, or its supervisor's."""
 
-    def __init__(self, supervision: Unsupervised) -> None:
+    def __init__(self, supervision: NoParent) -> None:
         self._supervision = supervision
         self._began_at = self._looked_at = self._leases_at = -NEVER
 
