@@ -26,6 +26,7 @@ from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob, State
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store.flows import unblock
 from sqlq.store.jobs import checkpoint, claim, expire, lease, prune, replay, settle
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.limits import admit as admission
@@ -91,6 +92,7 @@ def replay_all(conn: Connection, held: list[Any]) -> Any:
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert": lambda conn, held: inserting.insert(conn, [new()], schema_of(conn)),
+    "steps_beyond": lambda conn, held: unblock.next_steps(conn, (0, 0), 1_000),
     "insert_many": lambda conn, held: inserting.insert(conn, [new(), new()], schema_of(conn)),
     "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)], schema_of(conn)),
     "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")], schema_of(conn)),
