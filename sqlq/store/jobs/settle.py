@@ -396,7 +396,7 @@ def give_back(conn: Connection, wanted: Collection[Right]) -> set[Right]:
     rows = dialect.lock(conn, _unbegun(dialect), dialect.batch_parameters(HOLD, sorted(wanted)))
     # guard: what-never-began-keeps-its-key
     unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
-    seal = seal_of(conn)
+    seal = seal_of(conn)  # guard: what-follows-the-unstarted-is-sealed
     settlements = [
         settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
     ]

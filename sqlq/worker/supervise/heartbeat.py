@@ -267,7 +267,6 @@ class Heartbeat:
             batch, later = held[:RESCUE_BATCH], held[RESCUE_BATCH:]
             # guard: only-what-started-counts
             started = {right for right in batch if dead.started is None or right in dead.started}
-            # guard: what-follows-the-unstarted-is-sealed
             back = settle.give_back(conn, set(batch) - started)
             taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
