@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,13 +17,16 @@ from sqlq.admin.facet import Facet, check_most, check_names
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.enqueue.prepare import Stamps
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
 from sqlq.model.checks import checked_name
 from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
 from sqlq.model.job import JobDetails, State
 from sqlq.model.task import Registry
+from sqlq.payload.encryption import Seal
 from sqlq.results.results import Results
+from sqlq.schema import version
+from sqlq.schema.qualify import qualifying
 from sqlq.store.health import counts as level_counts
 from sqlq.store.jobs import lookup, retry, unique
 from sqlq.store.jobs import prune as pruning
@@ -79,9 +83,12 @@ class Jobs(Facet):
         return self._with_its_task(self._row(id) if here is None else here.details())
 
     def _row(self, id: AnyJob) -> JobDetails:
-        number = id_of(id)
         with self._read() as conn:
-            job = lookup.details(conn, number, self._database.seal)
+            return self._row_on(conn, id)
+
+    def _row_on(self, conn: Connection, id: AnyJob) -> JobDetails:
+        number = id_of(id)
+        job = lookup.details(conn, number, self._database.seal)
         lookup.require_own(id, job)
         if job is None:
             raise no_job(number)
@@ -378,3 +385,18 @@ def no_job(id: int) -> JobNotFoundError:
     return JobNotFoundError(
         f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
     )
+
+
+def enqueued(conn: Connection, task: str, schema: str | None, seal: Seal | None) -> Iterator[Any]:
+    """Yield the jobs of a task that a transaction sees, the oldest first.
+
+    Each is id, task, queue, payload, priority and unique key. `seal` decrypts the payloads that it can.
+    """
+    version.require(conn, schema)
+    with qualifying(conn):
+        rows = lookup.enqueued(conn, task, schema)
+    for id, name, queue, payload, *rest in rows:
+        if seal is not None:
+            with suppress(SealError):
+                payload = seal.opened("payload", name, queue, payload)
+        yield id, name, queue, payload, *rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -19,10 +19,14 @@ from sqlq.store.health import counts as level_counts
 from sqlq.store.health import health
 from sqlq.store.health.counts import Vitals, vitals
 from sqlq.store.jobs import cancel as cancelling
+from sqlq.store.jobs import lookup, prune
+from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.pauses import ALL, Pauses
+from sqlq.store.workers.pauses import ALL, Pause, Pauses
 from sqlq.store.workers.workers import ALIVE_MS, WorkerRow
+
+__all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting", "erase"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,11 @@ class Queues(Facet):
                 name for name in undeclared if name not in known and not cancelling.holds_jobs(conn, name)
             ]
 
+    def waiting(self, names: Collection[str] | None, *, limit: int) -> Waiting:
+        """Count the due jobs of these queues, or of all; looks at no more than `limit` jobs."""
+        with self._read() as conn:
+            return lookup.waiting(conn, names, limit)
+
     # -- pause -----------------------------------------------------------------------------------------------
 
     def pause(self, *names: str, all: bool = False, lasting: Duration | None = None) -> builtins.list[str]:
@@ -145,3 +154,8 @@ def _lasting_ms(lasting: Duration | None) -> int | None:
 def _named(alive: Sequence[WorkerRow]) -> set[str]:
     """Return the queues that workers serve by name."""
     return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
+
+
+def erase(database: Database, queues: Collection[str]) -> None:
+    """Delete all jobs of queues that no other program uses."""
+    database.run(partial(prune.erase, queues=queues))

@@ -131,13 +131,10 @@ def _show_plan(found: Replayed, which: str, rate: str | None, *, as_json: bool) 
 
 def _over(number: int, rate: str | None) -> str:
     """Say how long a replay at a rate goes on, from the first job to the last."""
+    from sqlq.admin.replay import lasts_ms
     from sqlq.config.durations import readable
-    from sqlq.model.limit import checked_rate
-    from sqlq.store.jobs.replay import Pace
 
-    if rate is None or number < 2:
-        return ""
-    return f" over {readable(Pace(*checked_rate(rate)).delay_ms(number - 1))}"
+    return "" if rate is None or number < 2 else f" over {readable(lasts_ms(number, rate))}"
 
 
 def _left_out(found: Replayed) -> None:

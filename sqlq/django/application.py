@@ -29,13 +29,11 @@ from sqlq.config.durations import Duration
 from sqlq.config.urls import Eager, in_memory
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
-from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.model.handle import id_of
+from sqlq.errors import ConfigurationError
 from sqlq.payload.codec import TEXTS
 from sqlq.schema import version
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment
-from sqlq.store.jobs import lookup
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -227,14 +225,10 @@ class DjangoJobs(Jobs):
         if connection is None or self._results.job_here(id) is not None:
             return super().get(id)
         conn: Any = connection_of(connection)
-        schema, number = self._database.schema_for(conn), id_of(id)
+        schema = self._database.schema_for(conn)
         version.require(conn, schema)
         reading: Any = _Reading(conn, schema)  # executes alike
-        job = lookup.details(reading, number, self._database.seal)
-        lookup.require_own(id, job)
-        if job is None:
-            raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
-        return job
+        return self._with_its_task(self._row_on(reading, id))
 
     def get_committed(self, id: int) -> JobDetails:
         """Return everything about a job, as it is committed."""

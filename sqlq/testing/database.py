@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import URL
 from sqlalchemy.exc import OperationalError
 
+from sqlq.admin.schedules import follow, tick_all
 from sqlq.app.app import App
 from sqlq.config import urls
 from sqlq.config.durations import aware
@@ -17,7 +18,6 @@ from sqlq.database.caller.session import SyncSession, connection_of, note_write
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import JobDetails
 from sqlq.schema import version
-from sqlq.store import schedules
 from sqlq.worker.settle.settle import Tally
 
 _current: list[App] = []
@@ -136,7 +136,7 @@ def write_declared(app: App) -> None:
     """Write the schedules that code declares, and retire those that it declares no more, as a worker does
     that starts now."""
     code = app._code
-    schedules.follow(app.database, code.schedules.declared, code.schedules.service, app.tasks, lambda: 0.0)
+    follow(app.database, code.schedules.declared, code.schedules.service, app.tasks, lambda: 0.0)
 
 
 def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDetails]:
@@ -153,21 +153,7 @@ def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDe
     _refuse_what_is_no_tests(app, "tick() reads and writes schedules on connections of its own, which")
     at, since = aware(at, "at"), None if since is None else aware(since, "since")
     write_declared(app)
-    if since is not None:
-        begin = since
-        app.database.run(lambda conn: schedules.begin_at(conn, begin))
-    done = schedules.tick(app.database, at=at)
-    enqueued = list(done.jobs)
-    errors = done.errors
-    while done.seen:
-        done = schedules.tick(app.database, at=at)
-        enqueued += done.jobs
-        errors |= done.errors
-    if errors:
-        name, error = next(iter(errors.items()))
-        raise SqlqError(f"the schedule {name!r} could not be ticked: {error}")
-    enqueued.sort(key=lambda pair: (pair[0].scheduled_for, pair[1].id))
-    return [app.jobs.get(job.id) for _, job in enqueued]
+    return [app.jobs.get(job.id) for job in tick_all(app.database, at=at, since=since)]
 
 
 def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose threads") -> None:
