@@ -328,8 +328,8 @@ def _on_terminal() -> bool:
 def _stop_on_signals(supervisor: Supervisor) -> None:
     """Stop at the first signal, leave at the second, whatever the supervisor is doing.
 
-    A signal handler in Python runs in the main thread, and would wait for ever for a lock that this thread holds. So
-    the handlers do nothing, and a thread of its own reads the signals' numbers from a pipe.
+    A signal handler in Python runs in the main thread, and would wait for ever for a lock that this thread
+    holds. So the handlers do nothing, and another thread reads the signals' numbers from a pipe.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
