@@ -22,7 +22,7 @@ anyway."""
 
 
 class Cancellation(StrEnum):
-    """What a cancel did to a job."""
+    """The effect of a cancel on a job."""
 
     CANCELLED = "cancelled"
     """It has ended, and is kept among the finished jobs."""
@@ -45,7 +45,7 @@ class Canceller:
         self._database = database
 
     def cancel(self, selections: Iterable[Selection], *, force: bool) -> dict[int, Cancellation]:
-        """Cancel the live jobs that are selected, and say of each, and of each id, what became of it."""
+        """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         done: dict[int, Cancellation] = {}
         for chosen in selections:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,13 +17,16 @@ from sqlq.admin.facet import Facet, check_most, check_names
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.database import Database
 from sqlq.enqueue.prepare import Stamps
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import ConfigurationError, JobNotFoundError, SealError
 from sqlq.events import Events
 from sqlq.model.checks import checked_name
 from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
 from sqlq.model.job import JobDetails, State
 from sqlq.model.task import Registry
+from sqlq.payload.encryption import Seal
 from sqlq.results.results import Results
+from sqlq.schema import version
+from sqlq.schema.qualify import qualifying
 from sqlq.store.health import counts as level_counts
 from sqlq.store.jobs import lookup, retry, unique
 from sqlq.store.jobs import prune as pruning
@@ -69,8 +73,8 @@ class Jobs(Facet):
     # -- look ------------------------------------------------------------------------------------------------
 
     def get(self, id: AnyJob) -> JobDetails:
-        """Return everything about a job, whatever its state; where its row has no `max_attempts` or timeout,
-        those of its task. Raises `JobNotFoundError`.
+        """Return everything about a job, whatever its state. Where its row has no `max_attempts` or timeout,
+        those of its task stand there. Raises `JobNotFoundError`.
 
         >>> app.jobs.get(42).progress  # doctest: +SKIP
         Progress(done=25.0, of=100.0, note='writing')
@@ -79,9 +83,12 @@ class Jobs(Facet):
         return self._with_its_task(self._row(id) if here is None else here.details())
 
     def _row(self, id: AnyJob) -> JobDetails:
-        number = id_of(id)
         with self._read() as conn:
-            job = lookup.details(conn, number, self._database.seal)
+            return self._row_on(conn, id)
+
+    def _row_on(self, conn: Connection, id: AnyJob) -> JobDetails:
+        number = id_of(id)
+        job = lookup.details(conn, number, self._database.seal)
         lookup.require_own(id, job)
         if job is None:
             raise no_job(number)
@@ -151,7 +158,7 @@ class Jobs(Facet):
         limit: int = 100,
         within: int | None = LOOKED_AT,
     ) -> Listing:
-        """`list`, which looks at no more than the newest `within` jobs of each table, and says whether that
+        """`list`, which looks at no more than the newest `within` jobs of each table, and tells whether that
         was enough."""
         if state is not None and state not in builtins.list(State):
             raise ConfigurationError(f"state is {state!r}: it is one of {', '.join(State)}")
@@ -171,8 +178,8 @@ class Jobs(Facet):
     def failures(
         self, *, task: str | None = None, queue: str | None = None, exact: bool = False
     ) -> tuple[builtins.list[Failures], bool]:
-        """Count failed jobs by task and error, the most frequent first, and say whether all were counted:
-        unless `exact`, the newest 10,000 are."""
+        """Count failed jobs by task and error, the most frequent first, and tell whether all were counted.
+        Unless `exact`, it counts the newest 10,000."""
         with self._read() as conn:
             chosen = Selection(task=task, queue=queue)
             return lookup.failures(conn, chosen, within=None if exact else level_counts.MOST)
@@ -182,12 +189,13 @@ class Jobs(Facet):
     def cancel(
         self, ids: AnyJobs = (), *, task: str | None = None, queue: str | None = None, force: bool = False
     ) -> dict[int, Cancellation]:
-        """Cancel live jobs, by ids, by task or by queue, and say what became of each.
+        """Cancel live jobs, by ids, by task or by queue, and return the effect on each; of a task or queue
+        those that were there when the call began.
 
         A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and asks
-        the handler to stop. With `force` it is cancelled here and now, and
-        whatever its worker still writes for it counts for nothing. Of ids also "ended", "unknown", "passed
-        over" (not of the task or queue named) and "locked" (try again).
+        the handler to stop. With `force` it is cancelled here and now, and no write of its worker counts any
+        more. The other effects on ids are "ended", "unknown", "passed over" (not of the task or queue named)
+        and "locked" (try again).
 
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
@@ -230,22 +238,22 @@ class Jobs(Facet):
         return await asyncio.to_thread(self.retry, ids, task=task, queue=queue, all=all)
 
     def replay(self, ids: AnyJob | AnyJobs = (), **options: Unpack[ReplayOptions]) -> Replayed:
-        """Enqueue ended jobs once more, as new jobs with ids of their own; say which became which.
+        """Enqueue ended jobs once more, as new jobs with ids of their own; return which became which.
 
-        By id, by task, by queue, or by when they ended: `since` and `until` are moments with a time zone, or
-        how long ago, as in "2h"; all that is given must fit. Without `state` finished and failed jobs are
-        meant, by id cancelled ones, too. A replay has the task, arguments, queue, priority, options, headers,
-        label and limit of its original (`app.jobs.get(id).replay_of`), but no unique key, no time to be
-        started in, and no cursor. Of one job `args` and `kwargs` may be changed, each as a whole. With a
-        `rate`, as in "10/s", they are due one after the other. A `dry_run` counts, shows the first few, and
-        writes nothing.
+        By id, by task, by queue, or by the time of their end; all that is given must fit. `since` and `until`
+        are times with a time zone, or how long ago, as in "2h". Without `state` it takes finished and failed
+        jobs, by id cancelled ones, too. A replay has the task, arguments, queue, priority, options, headers,
+        label and limit of its original (`app.jobs.get(id).replay_of`). It has no unique key, no time limit
+        for its start, and no cursor. `args` and `kwargs` change the arguments of a single job, each as a
+        whole. With a `rate`, as in "10/s", the replays are due one after the other. A `dry_run` counts, shows
+        the first few, and writes nothing.
 
-        What was replayed before, or is a replay, is left out, unless `again` is true; of ids that are named
-        only what was replayed before. Steps of flows are left out, and refused by id. Done in batches of 500,
-        each in a transaction of its own, after which `progress` is called with how many are done, and of how
-        many: a call that was broken off and is repeated goes on where it ended. Raises `JobNotFoundError` for
-        an id that is not kept any more, and `ConfigurationError` for one that has not ended, or where all
-        that are named have been replayed already, before anything is written.
+        Jobs that were replayed before, and replays, are left out unless `again` is true. Of named ids only
+        jobs that were replayed before are left out. Steps of flows are left out, and refused by id. The work
+        goes in batches of 500, each in a transaction of its own. After each, `progress` gets the number of
+        replays so far, and of all. A repeated call goes on where an interrupted one ended. Raises
+        `JobNotFoundError` for an id that is kept no more. Raises `ConfigurationError` for a job that has not
+        ended, and where all named jobs have been replayed already. Both come before anything is written.
 
         >>> app.jobs.replay(42, kwargs={"copy": True}).jobs  # doctest: +SKIP
         {42: 97}
@@ -281,8 +289,8 @@ class Jobs(Facet):
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:
         """Delete jobs that finished or were cancelled longer ago than `finished`, and jobs that failed longer
         ago than `failed`; return how many of each. Workers prune finished jobs by themselves, see
-        `App(retention=…)`. Jobs with a `retention` of their own are left alone: workers delete them, failed
-        ones too, when it is over.
+        `App(retention=…)`. Jobs with a `retention` of their own are left alone: workers delete them,
+        failed ones too, when it is over.
 
         >>> app.jobs.prune(finished="7d", failed="30d")  # doctest: +SKIP
         Pruned(finished=1200, failed=3)
@@ -311,8 +319,8 @@ class Jobs(Facet):
         return total
 
     def ids_of(self, jobs: Any) -> Any:
-        """Return ids in the place of what `enqueue` has answered. Raises `JobNotFoundError` for a job that is
-        not there, as after a rollback."""
+        """Return ids in place of the answers of `enqueue`. Raises `JobNotFoundError` for a job that is not
+        there, as after a rollback."""
         if isinstance(jobs, Handle):
             return self.ids_of([jobs])[0]
         if isinstance(jobs, (str, Mapping)) or not isinstance(jobs, Iterable):
@@ -348,7 +356,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
 def _selections(
     ids: Sequence[int], task: str | None, queue: str | None, all: bool, what: str = "failed jobs"
 ) -> Iterator[Selection]:
-    """Return what is meant, in portions: a statement takes some ten thousand parameters at most."""
+    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
     if isinstance(ids, (str, int)):
         raise ConfigurationError(f"ids is {ids!r}: give a list, as in [42, 43]")
     check_names(task, queue)
@@ -377,3 +385,18 @@ def no_job(id: int) -> JobNotFoundError:
     return JobNotFoundError(
         f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
     )
+
+
+def enqueued(conn: Connection, task: str, schema: str | None, seal: Seal | None) -> Iterator[Any]:
+    """Yield the jobs of a task that a transaction sees, the oldest first.
+
+    Each is id, task, queue, payload, priority and unique key. `seal` decrypts the payloads that it can.
+    """
+    version.require(conn, schema)
+    with qualifying(conn):
+        rows = lookup.enqueued(conn, task, schema)
+    for id, name, queue, payload, *rest in rows:
+        if seal is not None:
+            with suppress(SealError):
+                payload = seal.opened("payload", name, queue, payload)
+        yield id, name, queue, payload, *rest

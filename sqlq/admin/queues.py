@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -19,16 +19,20 @@ from sqlq.store.health import counts as level_counts
 from sqlq.store.health import health
 from sqlq.store.health.counts import Vitals, vitals
 from sqlq.store.jobs import cancel as cancelling
+from sqlq.store.jobs import lookup, prune
+from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.pauses import ALL, Pauses
+from sqlq.store.workers.pauses import ALL, Pause, Pauses
 from sqlq.store.workers.workers import ALIVE_MS, WorkerRow
+
+__all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting", "erase"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What a queue holds; `served` says whether a worker that is alive serves it, `oldest_wait_seconds` is
-    None when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
+    """The numbers of a queue. `served` tells whether an alive worker serves it; `oldest_wait_seconds` is None
+    when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
     many."""
 
     queue: str
@@ -79,9 +83,9 @@ class Queues(Facet):
             return vitals(conn)
 
     def unknown(self, names: Sequence[str], *, but_for_twins: bool = False) -> builtins.list[str]:
-        """Return which of these queues the App's code does not name, hold no job, are not paused, and are
-        served by no worker. With `but_for_twins` a worker that serves just these queues does not count: it
-        may have been given the same mistake."""
+        """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With
+        `but_for_twins` a worker that serves just these queues does not count: it may have the same
+        mistake."""
         undeclared = [name for name in names if name not in self._declared()]
         if not undeclared:
             return []
@@ -96,11 +100,16 @@ class Queues(Facet):
                 name for name in undeclared if name not in known and not cancelling.holds_jobs(conn, name)
             ]
 
+    def waiting(self, names: Collection[str] | None, *, limit: int) -> Waiting:
+        """Count the due jobs of these queues, or of all; looks at no more than `limit` jobs."""
+        with self._read() as conn:
+            return lookup.waiting(conn, names, limit)
+
     # -- pause -----------------------------------------------------------------------------------------------
 
     def pause(self, *names: str, all: bool = False, lasting: Duration | None = None) -> builtins.list[str]:
         """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
-        long as `lasting`; return which were not paused before. The newest end counts.
+        long as `lasting`. Return the queues that were not paused before. The newest end counts.
 
         Claimed jobs still run, and enqueueing goes on. A queue may be paused before anything else is known of
         it. A pause of all queues also counts for queues that are made later, and workers see it within 2 s.
@@ -145,3 +154,8 @@ def _lasting_ms(lasting: Duration | None) -> int | None:
 def _named(alive: Sequence[WorkerRow]) -> set[str]:
     """Return the queues that workers serve by name."""
     return {name for worker in alive if worker.queues is not None for name in json.loads(worker.queues)}
+
+
+def erase(database: Database, queues: Collection[str]) -> None:
+    """Delete all jobs of queues that no other program uses."""
+    database.run(partial(prune.erase, queues=queues))

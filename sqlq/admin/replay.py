@@ -304,3 +304,8 @@ def _moment(value: Any, what: str, now: datetime) -> datetime | None:
     if isinstance(value, datetime):
         return aware(value, what)
     return now - timedelta(milliseconds=milliseconds(value, what))
+
+
+def lasts_ms(number: int, rate: str) -> int:
+    """Return the time from the first of so many replays at a rate to the last."""
+    return Pace(*checked_rate(rate)).delay_ms(number - 1)

@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any, TypeVar, Unpack
 
@@ -16,14 +17,16 @@ from sqlq.config.durations import aware
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.enqueue.enqueue import Enqueuer
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.checks import checked_name
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import INSTANT, Options, Schedule, checked_template, planned, read
 from sqlq.payload.encryption import Seal, Unopened, looked_into
 from sqlq.store import schedules
 from sqlq.store.jobs import lookup
+from sqlq.store.schedules import follow
 
+__all__ = ["LastJob", "ScheduleDetails", "Schedules", "follow", "tick_all"]
 T = TypeVar("T")
 
 UPCOMING = 10
@@ -327,3 +330,22 @@ def _state(row: Row[Any], error: str | None, upcoming: Sequence[datetime]) -> st
     if error is not None:
         return "failing"
     return "active" if upcoming or row.next_at is not None else "ended"
+
+
+def tick_all(database: Database, *, at: datetime, since: datetime | None = None) -> builtins.list[Job[Any]]:
+    """Enqueue all jobs that schedules have due at a time, and return them in the order of their runs.
+
+    With `since` all schedules begin then. Raises `SqlqError` for a schedule that cannot be ticked.
+    """
+    if since is not None:
+        database.run(partial(schedules.begin_at, here=since))
+    done = schedules.tick(database, at=at)
+    jobs, errors = [*done.jobs], done.errors
+    while done.seen:
+        done = schedules.tick(database, at=at)
+        jobs += done.jobs
+        errors |= done.errors
+    for name, error in errors.items():
+        raise SqlqError(f"the schedule {name!r} could not be ticked: {error}")
+    jobs.sort(key=lambda pair: (pair[0].scheduled_for, pair[1].id))
+    return [job for _, job in jobs]

@@ -25,11 +25,11 @@ from sqlq.store.workers.workers import ALIVE_MS, PAUSED, WORKING, ReservedJob, W
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker and what it holds; `queues` None means that it serves all. It is taken for `alive` up to 90 s
-    after its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` says how
-    many jobs it claimed and could not start. `state` is "starting", "idle", "busy", "paused" or "stopping",
-    the last four since `state_at` as far as the worker said it itself; or "stuck", since its supervisor noted
-    that it gives no sign of life."""
+    """A worker and its jobs; `queues` None means that it serves all. It counts as `alive` up to 90 s after
+    its last heartbeat, which came `silent_seconds` ago by the database's clock. `unstarted` is the number
+    of jobs that it claimed and could not start. `state` is "starting", "idle", "busy", "paused" or
+    "stopping", or "stuck" where its supervisor has noted that it gives no sign of life. `state_at` is the
+    time of that state, where it is known."""
 
     id: str
     host: str
@@ -49,7 +49,7 @@ class WorkerStatus:
 
 
 class Asked(NamedTuple):
-    """A worker process that was asked for something."""
+    """A worker process that got a request."""
 
     id: str
     host: str
@@ -58,18 +58,16 @@ class Asked(NamedTuple):
 
 
 class Workers(Facet):
-    """The workers on a database: `app.workers`. Each obeys within 2 seconds; what it runs may finish.
+    """The workers on a database: `app.workers`. Each obeys within 2 seconds; running jobs may finish.
 
-    Workers are named by `--name`, host, host:pid or id, as `sqlq workers` shows them; all processes of a
-    `sqlq work` are asked together. Raises `ConfigurationError` where no worker that is alive is called so.
-    """
+    A worker is named by `--name`, host, host:pid or id, as `sqlq workers` shows it. All processes of a `sqlq
+    work` get the request together. Raises `ConfigurationError` where no alive worker has the name."""
 
     def list(self, *, silent: bool = False) -> builtins.list[WorkerStatus]:
-        """Return the workers that are alive and what each holds, the longest running first.
+        """Return the workers that are alive and the jobs of each, the longest running first.
 
-        With `silent` also those that neither signed off nor were heard of for up to a day: they died, or are
-        cut off.
-        """
+        With `silent` also those that have been silent for up to a day and did not sign off: they died, or are
+        cut off."""
         with self._read() as conn:
             entered, held, moment = (
                 worker_rows.entered(conn),
@@ -91,7 +89,7 @@ class Workers(Facet):
         return found
 
     def pause(self, *names: str, all: bool = False) -> builtins.list[Asked]:
-        """Have these workers, or `all` of them, claim nothing until they are resumed. What runs goes on.
+        """Have these workers, or `all` of them, claim nothing until they are resumed. Running jobs go on.
 
         >>> app.workers.pause("mail-1")  # doctest: +SKIP
         """
@@ -102,13 +100,13 @@ class Workers(Facet):
         return self._ask("resume", names, all)
 
     def stop(self, *names: str, all: bool = False) -> builtins.list[Asked]:
-        """Have these workers, or `all` of them, end when what they run has ended, however long that takes.
-        Their `sqlq work` exits with 0, and nothing starts it again but a service manager."""
+        """Have these workers, or `all` of them, end when their running jobs have ended, however long that
+        takes. Their `sqlq work` exits with 0, and only a service manager starts it again."""
         return self._ask("stop", names, all)
 
     def restart(self, *names: str, all: bool = False) -> builtins.list[Asked]:
         """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
-        each when what it runs has ended. A worker in a program of its own ends."""
+        each when its running jobs have ended. A worker in another program ends."""
         return self._ask("restart", names, all)
 
     def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
@@ -153,8 +151,8 @@ def _is_called(row: WorkerRow, name: str) -> bool:
 def forgotten_pauses(
     pauses: Pauses, workers: Sequence[WorkerStatus], longer_than_s: float
 ) -> Iterator[tuple[str, str]]:
-    """Say which pauses may have been forgotten, each with the command that ends it: one of all queues without
-    an end, and workers that were paused by themselves long ago."""
+    """Return pauses that may have been forgotten, each with the command that ends it: a pause of all queues
+    without an end, and workers that were paused long ago."""
     if pauses.all is not None and pauses.all.until is None:
         yield (
             f"all queues are paused, without an end, since {written(pauses.all.since)}",
@@ -177,6 +175,6 @@ def paused_for(worker: WorkerStatus) -> float | None:
 
 
 def since_it_said(worker: WorkerStatus) -> float:
-    """Return how many seconds ago a worker said what it is at, by the database's clock."""
+    """Return how many seconds ago a worker reported its state, by the database's clock."""
     moment = worker.seen_at + timedelta(seconds=worker.silent_seconds)
     return 0.0 if worker.state_at is None else max(0.0, (moment - worker.state_at).total_seconds())

@@ -1,4 +1,4 @@
-"""Where the database of an App is, by what its caller says."""
+"""The address of an App's database, from the arguments of its caller."""
 
 from __future__ import annotations
 

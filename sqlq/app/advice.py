@@ -1,4 +1,4 @@
-"""What to write for names that an App has not: those of other job queues, and those that it had before."""
+"""Advice for names that an App does not have: those of other job queues, and those that it had before."""
 
 from typing import Final
 
@@ -26,4 +26,4 @@ ADVICE: Final = {
     "admin": "app.jobs, app.queues, app.flows, app.limits or app.workers",
     "address": "app.url or app.schema",
 }
-"""What to write in their place."""
+"""The new spelling of each name."""

@@ -65,39 +65,39 @@ log = logging.getLogger("sqlq")
 
 
 class App(Declares):
-    """A job queue in one database, and the tasks its workers run.
+    """A job queue in one database, and the tasks that its workers run.
 
-    `url` is a database URL; without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
-    [tool.sqlq], and then sqlite:///sqlq.db. (None is refused: it is what `os.environ.get` says of a variable
-    that is not set.) With `engine` (an Engine or AsyncEngine of yours) sqlq makes its
-    own connections the way that engine does, in a pool of its own. `schema` names the PostgreSQL schema of
-    the tables (else SQLQ_SCHEMA, else the connection's default one). `retention` (else SQLQ_RETENTION, else
-    `retention` in pyproject.toml) says how long finished jobs are kept: "0s" for not at all, None for ever.
-    `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not carry LISTEN. `session`
-    is for jobs that are enqueued without one: a scoped_session, or a function that returns the session or
-    connection of the moment, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml) jobs run
-    where they are enqueued, or with "commit" when their transaction has committed, and nothing is written:
-    see `enqueue`.
+    `url` is a database URL. Without it SQLQ_DATABASE_URL counts, then `database-url` in pyproject.toml under
+    [tool.sqlq], then sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for a missing
+    variable. With `engine` (an Engine or AsyncEngine) sqlq connects the way that engine does, with a pool of
+    its own. `schema` (else SQLQ_SCHEMA) names the PostgreSQL schema of the tables. `retention` (else
+    SQLQ_RETENTION, else `retention` in pyproject.toml) is how long finished jobs are kept: "0s" for not at
+    all, None for ever. `listen_url` (else SQLQ_LISTEN_URL) leads idle workers past a pooler that does not
+    carry LISTEN.
 
-    `defaults` are options of jobs whose task does not say them: queue, priority, max_attempts, timeout,
-    backoff, retention, expires, headers. `queues` maps names of queues to options that count for jobs in
-    them, above `defaults`; with `"order": "lifo"` workers of this App take the newest job of a priority
-    first. `carry` lists context variables whose values travel with a job: its handler sees
-    them as they were where the job was enqueued. `service` names the application among several on one
-    database: schedules that its code declares are its own, see `schedule`.
+    `session` is for jobs that are enqueued without one. It is a scoped_session, or a function that returns
+    the current session or connection, or None. With `eager` (else SQLQ_EAGER, else `eager` in pyproject.toml)
+    jobs run where they are enqueued, or with "commit" after their transaction has committed. Nothing is
+    written then; see `enqueue`.
 
-    With `keys` (else SQLQ_KEYS), which `sqlq keys new` makes, payloads and results are sealed, by the first
-    of them: signed, or with `seal="encrypt"` (else SQLQ_SEAL) encrypted. What any of them has sealed is
-    opened; a row whose seal is bad fails as `bad_signature`, and so does a plain one, unless `unsealed` (else
-    SQLQ_UNSEALED) is "take", or lists its queue.
+    `defaults` are options for jobs whose task does not set them: queue, priority, max_attempts, timeout,
+    backoff, retention, expires, headers. `queues` maps names of queues to options for the jobs in them; these
+    win over `defaults`. With `"order": "lifo"` workers take the newest job of a priority first. `carry` lists
+    context variables whose values travel with a job to its handler. `service` names the application among
+    several on one database, so that it owns the schedules that its code declares; see `schedule`.
 
-    A task that is called, as in `send_receipt(7)`, runs its handler here and now. With `direct_calls="warn"`
-    such a call warns, and with "refuse" it raises `ConfigurationError`, except in a handler, in a process of
-    `sqlq work` and in tests: for code that comes from a queue where it would have enqueued.
+    `keys` (else SQLQ_KEYS) sign payloads and results; `sqlq keys new` makes one. With `seal="encrypt"` (else
+    SQLQ_SEAL) they encrypt them. The first key writes, and all of them read. A row with a wrong signature
+    fails as `bad_signature`. A plain row fails alike, unless `unsealed` (else SQLQ_UNSEALED) is "take", or
+    lists its queue.
 
-    Making an App connects to nothing. An SQLite database in memory is of use in tests only: jobs can be
-    enqueued through a session on it, but sqlq itself, and its workers, cannot connect there. Raises
-    `ConfigurationError` for a URL or option that cannot be used.
+    A call of a task, as in `send_receipt(7)`, runs its handler here and now. With `direct_calls="warn"` such
+    a call warns, and with "refuse" it raises `ConfigurationError`. Both do nothing in a handler, in `sqlq
+    work` and in tests. They find calls that another queue would have enqueued.
+
+    An App connects to nothing until it is used. A database in memory is for tests: jobs can be enqueued
+    through a session on it, but neither sqlq nor its workers can connect there. Raises `ConfigurationError`
+    for a URL or option that cannot be used.
 
     >>> app = App("sqlite:///shop.db")
     """
@@ -151,15 +151,16 @@ class App(Declares):
         listen_url: str | URL | Kept | None = KEPT,
         session: SessionOfNow | None = None,
     ) -> None:
-        """Point the App at another database, or give it another schema, URL to listen at, or session. What is
-        not said stays as it is, and so do its tasks.
+        """Point the App at another database, or change its schema, its URL to listen at, or its session. All
+        else stays as it is, and so do its tasks.
 
-        For applications that read their configuration after their tasks are imported. A `schema` or
-        `listen_url` of None is taken away; a schema of before does not count on SQLite, nor a URL to listen
-        at that names another database. With a session alone the App stays where it is. Jobs enqueued through
-        a session go where the session goes. Closes the connections to the database before; raises as `App`
-        does, and where nothing is said. While a test database is open (`sqlq_app`,
-        `sqlq.testing.on_database`), the App stays there and goes to the new database afterwards: an
+        For applications that read their configuration after their tasks are imported. None takes a `schema`
+        or `listen_url` away. The schema does not move to an SQLite database, nor the URL to listen at to
+        another database. With a session alone the App stays where it is. Jobs enqueued through a session go
+        where the session goes. Closes the connections to the old database. Raises as `App` does, and for a
+        call without arguments.
+
+        An open test database (`sqlq_app`, `sqlq.testing.on_database`) keeps the App until its end. An
         application factory needs no change to be tested.
 
         >>> App().use("sqlite:///shop.db")
@@ -183,7 +184,7 @@ class App(Declares):
     @contextmanager
     def _on_test_database(self, url: str | URL, *, schema: str | None = None) -> Iterator[None]:
         """Keep the App on a test's database while the block runs; see `sqlq.testing.on_database`. Parts and
-        workers of the App's own database refuse to connect meanwhile. Of several blocks the newest counts."""
+        workers of the App's own database refuse to connect meanwhile. The innermost block counts."""
         if url is None:  # guard: a-test-database-is-named
             raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
         where = database_url(url)
@@ -283,19 +284,18 @@ class App(Declares):
         """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
         worker before.
 
-        `session` is a Session, scoped_session or Connection of SQLAlchemy, with whatever driver, or a
-        connection of psycopg, psycopg2, sqlite3 or Django; it is not committed, rolled back or closed.
-        Without one the App's `session` counts, and where that has none, or with `sqlq.own`, the job is
-        committed when this returns. Raises `EnqueueError` or `ConfigurationError` before anything is written;
-        errors of the database pass through.
+        `session` is a Session, scoped_session or Connection of SQLAlchemy with any driver, or a connection of
+        psycopg, psycopg2, sqlite3 or Django. It is not committed, rolled back or closed. Without one the
+        App's `session` counts. With neither, or with `sqlq.own`, the job is committed when this returns.
+        Raises `EnqueueError` or `ConfigurationError` before anything is written; errors of the database pass
+        through.
 
-        With `eager="commit"` (else what the App says) nothing is written to the queue: the handler runs when
-        the session's transaction has committed, and not at all when it is rolled back; without a session
-        before this returns. It runs with its arguments by way of JSON, what surrounds it, and its attempts at
-        once after each other. What the last one raises is logged, since the commit has succeeded; without a
-        session it comes out here. With `eager=True` the handler runs before this returns in either case,
-        inside the caller's transaction. Delays, priorities, timeouts, `isolate` and the App's lifespan do not
-        count.
+        With `eager="commit"` (else the App's `eager`) nothing is written to the queue. The handler runs when
+        the session's transaction has committed, and not at all after a rollback. Without a session it runs
+        before this returns. It gets its arguments by way of JSON, inside its middleware, and its attempts
+        follow at once. The exception of the last attempt is logged, since the commit has succeeded; without a
+        session this call raises it. With `eager=True` the handler runs before this returns, inside the
+        caller's transaction. Delays, priorities, timeouts, `isolate` and the App's lifespan do not count.
 
         >>> with Session(engine) as session, session.begin():  # doctest: +SKIP
         ...     session.add(order); session.flush()
@@ -321,9 +321,8 @@ class App(Declares):
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
         `jobs`.
 
-        With `spread` they are due one after the other, evenly over that time, in their order: the first at
-        once, or when it says itself, each other so much later than it says itself. Raises `EnqueueError` for
-        what is no duration.
+        `spread` spreads their due times evenly over that time, in their order. The first is due at once. Each
+        delay of a job's own is added. Raises `EnqueueError` for a `spread` that is no duration.
 
         >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
         """
@@ -334,9 +333,9 @@ class App(Declares):
         self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: Eager | None = None
     ) -> J:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg,
-        aiosqlite or psycopg; without one, in a thread, where the job is committed also when this call is
-        cancelled, as `asyncio.wait_for` does. With `eager` an `async def` handler is awaited, and a `def` one
-        runs in a thread."""
+        aiosqlite or psycopg. Without one it works in a thread; the job is committed there even when this
+        call is cancelled. With `eager` an `async def` handler is awaited, and a `def` one runs in a
+        thread."""
         enqueuer, joined = self._way(session, eager)
         new: Any = job
         done: Any = (
@@ -362,11 +361,11 @@ class App(Declares):
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
 
         The statement is one INSERT. It returns the job's id, or no row where a live job holds the unique key.
-        `paramstyle` is the driver's, as PEP 249 names it ("qmark", "numeric", "named", "format", "pyformat")
-        or "numeric_dollar" for $1; without it "pyformat" for PostgreSQL and "qmark" for SQLite. By names the
-        parameters are a dict, else a tuple. The table is that of the App's `schema`, or else the first named
-        jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within 1.25 s.
-        Raises `EnqueueError` as `enqueue`; whether the tables are there is for the database to say.
+        `paramstyle` is one of PEP 249 ("qmark", "numeric", "named", "format", "pyformat"), or
+        "numeric_dollar" for $1. Its default is "pyformat" for PostgreSQL and "qmark" for SQLite. Named
+        parameters are a dict, others a tuple. The table is that of the App's `schema`, or else the first
+        named jobs on the connection's search_path. An idle worker on PostgreSQL finds the job within 1.25 s.
+        Raises `EnqueueError` as `enqueue`; a missing table is the database's error.
 
         >>> app = App("sqlite:///shop.db")
         >>> sql, parameters = app.statement(app.named("shop.send_receipt").new(7), paramstyle="named")
@@ -396,7 +395,7 @@ class App(Declares):
         return self._stand_in is not None or bool(self._test_addresses)
 
     def _called(self, task: str) -> None:
-        """Hear of a call of a task, and warn of it or refuse it, as `direct_calls` says."""
+        """Warn of a call of a task, or refuse it, by the App's `direct_calls`."""
         if self._code.direct_calls == "allow" or self._is_in_a_test:
             return
         from sqlq.worker.attempt.context import current_job
@@ -427,16 +426,16 @@ class App(Declares):
     def result(
         self, job: Job[Any] | EnqueuedFlow | int, timeout: Duration | None = "0s", *, raw: bool = False
     ) -> Any:
-        """Return what the handler of a job returned, as its return annotation says, once it has finished.
+        """Return the result of a job that has finished, converted by the handler's return annotation.
 
-        Waits for that as long as `timeout` says: without one not at all, with None without end. Raises
-        `JobFailedError` for a job that has failed for good, `JobCancelledError`, `WaitTimeoutError` (a
-        `TimeoutError`) for one that has not ended by then, and goes on, `NoResultError`, of which these are
-        kinds, where the result was not kept, and `JobNotFoundError` for a job that is not there: it never
-        was, is kept no more, or its transaction has not been committed. With an id the static type is Any.
-        With `raw` it is decoded JSON as the row has it, whatever the task says.
+        Waits at most `timeout` for the end: by default not at all, with None without end. Raises
+        `JobFailedError` for a job that has failed for good, and `JobCancelledError`. Raises
+        `WaitTimeoutError` (a `TimeoutError`) for a job that has not ended by then; it goes on. These are
+        kinds of `NoResultError`, which stands for a result that was not kept. Raises `JobNotFoundError` for a
+        job that never was, is kept no more, or whose transaction has not committed. With an id the static
+        type is Any. With `raw` the result is the decoded JSON of the row, without conversion.
 
-        Of a flow it is that of its last step, or, where several are last or a group is, a list of theirs. A
+        The result of a flow is that of its last step, or a list where several steps, or a group, come last. A
         step that has failed for good raises at once.
 
         >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
@@ -466,9 +465,9 @@ class App(Declares):
     def wait(
         self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None, *, all: bool = True
     ) -> Waited[R]:
-        """Wait until all of these jobs have ended, in whatever way, or with `all=False` until one has; at
-        most as long as `timeout` says, else without end. Return which have, and which have not: that the time
-        is over is no error.
+        """Wait until all of these jobs have ended in any way, or with `all=False` until one has. `timeout`
+        limits the wait. Return the jobs that have ended and those that have not; the end of the time is no
+        error.
 
         Raises `JobNotFoundError` for one that is not there from the start. One whose row is gone when it has
         ended, since it is kept no more, counts as finished.
@@ -488,8 +487,7 @@ class App(Declares):
         return await self._connected.results.await_(jobs, timeout, all=all)
 
     def as_completed(self, jobs: Iterable[Job[R] | int], timeout: Duration | None = None) -> AsCompleted[R]:
-        """Return these jobs as they end, in whatever way, to be gone through by `for` or by `async for`: each
-        once, in the state in which it ended.
+        """Return these jobs as they end in any way, for `for` or `async for`: each once, in its final state.
 
         Raises `WaitTimeoutError` where not all have ended when the time is over, counted from the first step
         of the loop, and `JobNotFoundError` as `wait` does.
@@ -503,11 +501,10 @@ class App(Declares):
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
         were none).
 
-        Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Safe to call from
-        several processes at once, and while jobs are enqueued and worked on. Raises `SchemaVersionError` for
-        a database too new for this version, `UnsupportedDatabaseError` for one that is too old to run it,
-        `ConfigurationError` where tables of another program stand in the way.
-        """
+        Does nothing when they are up to date, or newer and usable. Creates an SQLite file. Several processes
+        may call it at once, while jobs are enqueued and worked on. Raises `SchemaVersionError` for a database
+        too new for this version, and `UnsupportedDatabaseError` for one too old to run it. Raises
+        `ConfigurationError` where tables of another program stand in the way."""
         from sqlq.database import migrate as migrating
 
         with self._connected.address.open(create=True) as database:
@@ -533,18 +530,20 @@ class App(Declares):
         supervision: NoParent | None = None,
         isolates: IsolatedProcesses | None = None,
     ) -> Worker:
-        """Return a worker in this process; `.run()` blocks until it is stopped, and `with app.worker():` runs
-        it in a thread while the block runs. `sqlq work` is the usual way, and promises more: here no
-        supervisor watches the process. Jobs of a process that dies wait for their leases to run out, a `def`
+        """Return a worker in this process. `.run()` blocks until it is stopped; `with app.worker():` runs it
+        in a thread while the block runs. `sqlq work` is the usual way, and promises more. Here no
+        supervisor watches the process: after its death its jobs wait for their leases to run out. A `def`
         handler past its timeout keeps its slot, and `isolate=True` has no effect.
 
-        `queues` are served in the order given, or as a mapping to weights in turns, as in {"high": 3, "low":
-        1}; without it all in rotation. `concurrency` jobs run at a time.
-        A `lease` is renewed three times in its length. When stopped, running jobs have `grace` to finish;
-        then they are given back. With `drain` it stops when nothing is available, with `max_jobs` after that
-        many, with `max_lifetime` after that time, with `max_idle` when nothing has come for so long, with
-        `max_rss` ("400MB") when the process uses more memory. By its `name` operators call it. (`isolate`,
-        `supervision` and `isolates` are for `sqlq work`.)
+        `queues` are served in the order given; a mapping to weights, as in {"high": 3, "low": 1}, has them
+        take turns. Without it the worker serves all queues in rotation. `concurrency` jobs run at a time. A
+        `lease` is renewed three times in its length. When stopped, running jobs have `grace` to finish; then
+        the worker releases them.
+
+        With `drain` the worker stops when nothing is available. It stops after `max_jobs` jobs, after
+        `max_lifetime`, after `max_idle` without a job, and when the process uses more memory than `max_rss`
+        ("400MB"). Operators call it by its `name`. (`isolate`, `supervision` and `isolates` are for `sqlq
+        work`.)
 
         >>> with app.worker(["mail"]) as worker:  # doctest: +SKIP
         ...     serve_web()

@@ -43,7 +43,7 @@ class Connected:
 
     @cached_property
     def results(self) -> Results:
-        """What became of jobs."""
+        """Results and states of jobs."""
         return Results(self.database, self._code.tasks, self._here)
 
     @cached_property

@@ -69,25 +69,28 @@ class Declares:
     def task(self, handler: Any = None, /, **options: Any) -> Any:
         """Make a task of a function: `@app.task` or `@app.task(queue="mail", max_attempts=5)`.
 
-        The task is named `module.function` unless `name=` says otherwise. `backoff` is the wait before the
-        next attempt: a duration, a list of them, a callable from the number of attempts to a duration, or one
-        of `sqlq.exponential` (the default), `fixed`, `linear`, `fibonacci`. With `retry_on`, of what the
-        handler raises only these exceptions are followed by another attempt; after those in `fail_on` none
-        follows, nor after a timeout where `JobTimeoutError` is among them. `on_success` and
-        `on_failure` are tasks of which a job is enqueued when one of this task has finished, or failed for
-        good: in the same transaction, with a `sqlq.JobResult` as its argument. `retention` is how
-        long its jobs are kept after they have ended, None for ever; `expires` how long after they are due
-        they may be started; `headers` are those of its jobs unless they have their own. What the task does
-        not say is as the App's `queues` and `defaults` have it. `limit` is a `sqlq.Limit` or `sqlq.Serial`,
-        or the name of one that `limit` has declared. `aliases` are names the task had before: jobs that wait
-        under one of them run, too. `around` lists what surrounds attempts of this task inside what
-        `App.around` has registered; with None nothing surrounds them. With `schedule`, a cron expression in
-        UTC or a `sqlq.Schedule`, a job without arguments is enqueued at each of its moments, under the task's
-        name. `def` handlers run in threads, `async def` handlers on an event loop; with `isolate` either runs
-        in a process of its own, which is kept for the next such job, or with "fresh" runs this one alone.
-        Raises
-        `ConfigurationError` for a function no worker could find by its name, a name or alias that is taken,
-        and any option out of range.
+        The task's name is `module.function`, or `name`. `aliases` are names that it had before: waiting jobs
+        of these names run, too. Options that it does not set come from the App's `queues` and `defaults`.
+
+        `backoff` is the wait before the next attempt: a duration, a list of them, or a function of the number
+        of attempts. `sqlq.exponential` (the default), `fixed`, `linear` and `fibonacci` make such functions.
+        `retry_on` lists the only exceptions after which another attempt follows. After those in `fail_on`
+        none follows, nor after a timeout where `JobTimeoutError` is among them.
+
+        `on_success` and `on_failure` are tasks of which a job follows the end of each job, in the same
+        transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are kept after their
+        end, None for ever. `expires` is how long after their due time they may start. `headers` are defaults
+        for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of one that `limit` has
+        declared.
+
+        `around` lists middleware of this task, inside that of `App.around`; None leaves all middleware out.
+        `schedule` is a cron expression in UTC or a `sqlq.Schedule`: it enqueues a job without arguments at
+        each of its times. `def` handlers run in threads, `async def` handlers on an event loop. With
+        `isolate` they run in a subprocess, which is kept for the next such job; with "fresh" it runs this one
+        job alone.
+
+        Raises `ConfigurationError` for a function that no worker could find by its name, a name or alias that
+        is taken, and any option out of range.
 
         >>> @app.task(queue="mail", max_attempts=5, timeout="30s")  # doctest: +SKIP
         ... def send_receipt(order_id: int) -> None: ...
@@ -140,9 +143,9 @@ class Declares:
         """Declare a limit by its key, which then names it: `@app.task(limit="stripe")`, or
         `.set(limit="stripe")` for one job.
 
-        `running`, `rate` and templates of keys are as in `sqlq.Limit`, which this returns. What an operator
-        has set (`sqlq limits set`) counts until it is cleared; else what was enqueued last says what the
-        limit is. Raises `ConfigurationError` where a limit of this key is declared that says another thing.
+        `running`, `rate` and templates of keys are as in `sqlq.Limit`, which this returns. An operator's
+        `sqlq limits set` counts until it is cleared; else the job that was enqueued last defines the limit.
+        Raises `ConfigurationError` where another limit of this key is declared.
 
         >>> stripe = sqlq.App().limit("stripe", running=5)
         """
@@ -151,13 +154,13 @@ class Declares:
         return limit
 
     def fair(self, by: str, *, window: int) -> Limit:
-        """Have tenants take turns: of each at most `window` jobs are in the queue at a time, the others wait
-        in a line of the tenant's own.
+        """Have tenants take turns: at most `window` jobs of each are in the queue at a time, the others wait
+        in a waiting list of that tenant.
 
         Counts for the tasks that are declared after this, take the arguments that `by` names, and have no
-        limit of their own. The smaller the window, the sooner the first job of a newcomer runs; but about as
-        many as one tenant alone is to have running at a time. It is a `sqlq.Limit`, which this returns.
-        Raises `ConfigurationError` as that, and for a `by` that names no argument.
+        limit of their own. With a small window the first job of a newcomer runs soon. The window should be as
+        large as the number of jobs that one tenant alone may have running. Returns the `sqlq.Limit`. Raises
+        `ConfigurationError` as that, and for a `by` that names no argument.
 
         >>> tenants = sqlq.App().fair(by="tenant:{tenant}", window=10)
         """
@@ -171,14 +174,13 @@ class Declares:
         return limit
 
     def named(self, name: str) -> NamedTask:
-        """Return a task by its name alone, for a process that does not import its handler: a web application,
-        say, whose workers run other code.
+        """Return a task by its name alone, for a process that does not import its handler, such as a web
+        application whose workers run other code.
 
-        `.new(…)` takes any arguments. They are JSON, or values that JSON has a form for, such as a UUID, a
-        datetime or a dataclass. Whether they fit is found out by the worker. Its task says how often the job
-        may be tried, with what backoff and timeout; queue and priority of the task are not known here, and
-        are `.set(…)`. A task that is registered here makes its jobs as ever. Raises `EnqueueError` for what
-        cannot be a name.
+        `.new(…)` takes any arguments: JSON, or values with a form in JSON, such as a UUID, a datetime or a
+        dataclass. The worker checks whether they fit. The worker's task also sets attempts, backoff and
+        timeout. Queue and priority of that task are not known here: use `.set(…)`. A task that is registered
+        here makes its jobs as ever. Raises `EnqueueError` for a name that cannot be one.
 
         >>> job = sqlq.App().named("shop.send_receipt").new(7).set(queue="mail")
         """
@@ -192,14 +194,14 @@ class Declares:
         /,
         **options: Unpack[Options],
     ) -> None:
-        """Declare a schedule: a job like this one is enqueued at each of its moments, once, however many
+        """Declare a schedule: it enqueues a job like this one at each of its times, once, however many
         workers there are. The options are those of `sqlq.Schedule`; `when` is one, or a cron expression.
 
-        Nothing is written here. A worker that starts writes what its code declares and retires what it
-        declares no more: of an App with a `service` all that is its own, else what is of a task that it has.
-        A worker of an earlier deploy changes nothing back. What an operator has paused or changed stays so.
-        Schedules added at run time, by `app.schedules`, are left alone. Names are unique in a database.
-        Raises `ConfigurationError` for another schedule of the same name, and for what cannot be one.
+        Nothing is written here. A worker that starts writes the schedules that its code declares, and retires
+        those that it declares no more. With a `service` it retires those of that service, else those of its
+        own tasks. A worker of an earlier deploy changes nothing back. Pauses and changes by operators stay,
+        and so do schedules that `app.schedules` has added. Names are unique in a database. Raises
+        `ConfigurationError` for another schedule of the same name, and for what cannot be one.
 
         >>> app.schedule("nightly", report.new(), cron="0 3 * * *")  # doctest: +SKIP
         """
@@ -212,16 +214,16 @@ class Declares:
     # -- hooks -----------------------------------------------------------------------------------------------
 
     def around(self, function: A) -> A:
-        """Surround every attempt of every task: `@app.around` on a generator function that yields once, or on
-        anything else that makes a context manager of the `JobContext`.
+        """Add middleware for every attempt of every task: `@app.around` on a generator function that yields
+        once, or on anything else that makes a context manager of the `JobContext`.
 
-        It runs where the handler runs, in a worker's thread, event loop or isolated process and in
-        `sqlq.testing.inline`: what it sets up, contextvars included, is there for the handler. Of several
-        the first registered is the outermost. A `def` one surrounds `def` and `async def` handlers, an
-        `async def` one `async def` handlers only. It sees the handler's exception, and may raise another one
-        in its place, such as `sqlq.Retry`; what it raises is the attempt's outcome, also before or after the
-        handler. An attempt whose exception it swallows has finished, without a result. A task's timeout
-        covers it. Raises `ConfigurationError` for what cannot surround an attempt.
+        It runs where the handler runs: in a worker's thread, event loop or subprocess, and in
+        `sqlq.testing.inline`. The handler sees what it sets up, contextvars included. The first registered is
+        the outermost. A `def` one counts for all handlers, an `async def` one for `async def` handlers only.
+        It sees the handler's exception, and may raise another one, such as `sqlq.Retry`. An exception of its
+        own is the attempt's outcome, also before or after the handler. An attempt whose exception it swallows
+        has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for what
+        cannot be middleware.
 
         >>> @app.around  # doctest: +SKIP
         ... def in_web_context(running):
@@ -232,16 +234,16 @@ class Declares:
         return function
 
     def lifespan(self, function: L) -> L:
-        """Surround the life of every process that runs handlers: `@app.lifespan` on a generator function,
-        sync or async, that yields once, or on anything else that makes a context manager.
+        """Add middleware for the life of every process that runs handlers: `@app.lifespan` on a generator
+        function, sync or async, that yields once, or on anything else that makes a context manager.
 
-        For clients, pools and models that handlers share. What it yields is `sqlq.current_job().lifespan`. A
-        worker enters it before its first job and leaves it after its last, within the grace time; each
-        process of an isolated job has its own. An asynchronous one lives on the event loop of `async def`
-        handlers, another one in a thread. When entering fails, the worker does not start. When a worker is
-        killed, or stopped at once, nothing leaves it. In `sqlq.testing.drain` it lasts as long as the call;
-        `sqlq.testing.inline` does not enter it, and is given a value instead. Raises `ConfigurationError` for
-        what cannot be one, and for a second one.
+        For clients, pools and models that handlers share. `sqlq.current_job().lifespan` is the value that it
+        yields. A worker enters it before its first job, and leaves it after its last within the grace time.
+        Each subprocess of an isolated job has its own. An asynchronous one lives on the event loop of `async
+        def` handlers, another one in a thread. When entering fails, the worker does not start. When a worker
+        is killed, or stopped at once, nothing leaves it. In `sqlq.testing.drain` it lasts as long as the
+        call; `sqlq.testing.inline` takes a value in its place. Raises `ConfigurationError` for what cannot be
+        one, and for a second one.
 
         >>> @app.lifespan  # doctest: +SKIP
         ... async def clients():
@@ -258,17 +260,18 @@ class Declares:
         return function
 
     def on(self, *names: EventName) -> Callable[[H], H]:
-        """Have a function told what has become of jobs: `@app.on("failed", "retried")` on a `def` function of
-        a list of `JobEvent`.
+        """Call a function with events of jobs: `@app.on("failed", "retried")` on a `def` function of a list
+        of `JobEvent`.
 
-        The events are those that happen in this process: `enqueued` (when the transaction commits),
-        `started`, and what a worker has written at the end of an attempt: `finished`, `retried`, `failed`
-        (for good), `snoozed`, `released` (given back uncounted), `cancelled`; `lost` (the job has another
-        owner), and `rescued` (taken from a worker that died, to run again). The function runs in a thread of
-        its own, some events at a time, soon afterwards. What it raises is logged, and changes nothing; events
-        that come while 100,000 wait are dropped and counted in the log. A worker that stops lets it hear the
-        rest within the grace time. Raises `ConfigurationError` for a name that is no event, and for what
-        cannot listen.
+        The events are those of this process. `enqueued` comes when the transaction commits, `started` when a
+        handler begins. The others come when a worker has written the end of an attempt: `finished`,
+        `retried`, `failed` (for good), `snoozed`, `released` (uncounted), `cancelled`. `lost` means that the
+        job has another owner, and `rescued` that a dead worker's job runs again.
+
+        The function runs in a thread of its own, soon afterwards, with some events at a time. Its exceptions
+        are logged and change nothing. Events beyond 100,000 waiting ones are dropped, and counted in the log.
+        A worker that stops waits for it within the grace time. Raises `ConfigurationError` for a name that is
+        no event, and for a function that cannot listen.
 
         >>> @app.on("failed")  # doctest: +SKIP
         ... def alarm(events):
@@ -287,9 +290,9 @@ class Declares:
         """Add headers to every job that this App enqueues: `@app.stamp` on a function of the job, which
         returns a mapping of names to JSON, or None.
 
-        It is called where the job is enqueued, once for each job, before anything is written; what it raises
-        comes out of `enqueue`. Of several the last one registered wins, and what the job itself says
-        (`.set(headers=…)`) wins over all. Raises `ConfigurationError` for what cannot stamp.
+        It is called where the job is enqueued, once for each job, before anything is written; `enqueue`
+        raises its exceptions. The last registered wins, and the job's own `.set(headers=…)` wins over all.
+        Raises `ConfigurationError` for a function that cannot be called so.
 
         >>> @app.stamp  # doctest: +SKIP
         ... def origin(job):

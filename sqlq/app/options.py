@@ -54,7 +54,7 @@ ORDER, ORDERS = "order", ("fifo", "lifo")
 
 
 class Defaults:
-    """What an App says of the options of jobs and tasks that do not say them."""
+    """The defaults of an App for options that jobs and tasks do not set."""
 
     def __init__(
         self,

@@ -238,13 +238,12 @@ class _Shop:
             show_table(columns, [[str(value) for value in row] for row in result])
 
     def _clear(self) -> None:
-        from sqlq.store.jobs import prune
+        from sqlq.admin.queues import erase
 
         self._orders.drop(self._engine)
         if any(each.name == self._schedule for each in self._app.schedules.list()):
             self._app.schedules.remove(self._schedule)
-        with self._app.database.begin() as conn:
-            prune.erase(conn, self._queues)
+        erase(self._app.database, self._queues)
 
 
 def _heading(text: str) -> None:

@@ -25,20 +25,11 @@ def grants(context: Context, role: str, kind: str, only: bool, applies: bool) ->
     \b
     sqlq grants shop_web --as producer --apply
     """
-    from sqlq.errors import ConfigurationError
-    from sqlq.store import rights
+    from sqlq.admin.grants import Grants
 
-    database = context.app().database
-    if database.dialect.in_a_file:
-        raise ConfigurationError(
-            f"{context.shown_url()} has no roles: who may write the file may do everything, who may read it "
-            "may look"
-        )
-    schema = database.requested_schema or database.schema or ""
+    rights = Grants(context.app().database, kind, role, only=only)
     if not applies:
-        click.echo(";\n".join(rights.statements(kind, role, schema, only=only)) + ";")
+        click.echo(";\n".join(rights.statements()) + ";")
         return
-    database.require_tables()
-    with database.begin() as conn:
-        rights.apply(conn, kind, role, schema, only=only)
+    rights.apply()
     click.echo(f"{plain(role)} has the rights of the kind {kind} in {context.shown_url()}")

@@ -1,4 +1,4 @@
-"""What `sqlq work --drain` shows while it works: on a terminal a line that changes, else one a minute."""
+"""The progress of `sqlq work --drain`: on a terminal a line that changes, else a line a minute."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.queues import Queues, Waiting
 from sqlq.cli.logs import ERASE, draw
 from sqlq.database.database import LOOPS, Database
 from sqlq.errors import SqlqError
-from sqlq.store.jobs import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlq.store.jobs.lookup import Waiting
     from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
@@ -30,7 +29,7 @@ COUNT_SECONDS = 3.0
 COUNTED = 20_000
 """Up to so many waiting jobs are counted."""
 SHARE = 0.05
-"""What part of the time counting may take at most."""
+"""The part of the time that counting may take."""
 SUMMARY_SECONDS = 60.0
 WINDOW_SECONDS = 15.0
 """The rate on a terminal is that of the last seconds."""
@@ -87,8 +86,7 @@ class Progress:
             return
         try:
             self._database = self._database or Database.open(make_url(place[0]), place[1], use=LOOPS)
-            with self._database.read() as conn:
-                self._waiting = lookup.waiting(conn, self._queues, COUNTED)
+            self._waiting = Queues(self._database).waiting(self._queues, limit=COUNTED)
         except (SQLAlchemyError, SqlqError) as error:  # the workers say it, if it lasts
             log.debug("what waits could not be counted: %s", error)
             self._waiting = None

@@ -58,8 +58,8 @@ def replay(context: Context, /, ids: tuple[int, ...], dry_run: bool, as_json: bo
     """Enqueue ended jobs once more, as new jobs.
 
     By id, --task, --queue, --from and --to; all that is given must fit. Each becomes a new job with an id of
-    its own, which names the one it is a replay of; it has no unique key. What was replayed before is left
-    out, so a command that was broken off is simply repeated. With --args or --kwargs one job gets other
+    its own, which names the one it is a replay of; it has no unique key. Jobs that were replayed before are
+    left out, so a command that was broken off is simply repeated. With --args or --kwargs one job gets other
     arguments; what is not given stays as it was.
 
     \b
@@ -131,13 +131,10 @@ def _show_plan(found: Replayed, which: str, rate: str | None, *, as_json: bool) 
 
 def _over(number: int, rate: str | None) -> str:
     """Say how long a replay at a rate goes on, from the first job to the last."""
+    from sqlq.admin.replay import lasts_ms
     from sqlq.config.durations import readable
-    from sqlq.model.limit import checked_rate
-    from sqlq.store.jobs.replay import Pace
 
-    if rate is None or number < 2:
-        return ""
-    return f" over {readable(Pace(*checked_rate(rate)).delay_ms(number - 1))}"
+    return "" if rate is None or number < 2 else f" over {readable(lasts_ms(number, rate))}"
 
 
 def _left_out(found: Replayed) -> None:

@@ -13,9 +13,8 @@ from sqlq.cli.looks import exact_option, number, queue_name, show_rows, show_wra
 from sqlq.cli.output import Cell, Column, ago, counted, json_option, plain, show_json, span
 
 if TYPE_CHECKING:
-    from sqlq.admin.queues import QueueStatus
+    from sqlq.admin.queues import Pause, Pauses, QueueStatus
     from sqlq.admin.workers import WorkerStatus
-    from sqlq.store.workers.pauses import Pause, Pauses
 
 WATCH_SECONDS = 2.0
 

@@ -34,7 +34,7 @@ from sqlq.config.constants import (
     LOOP_LONGEST_ANSWER_SECONDS,
 )
 from sqlq.config.urls import IN_MEMORY, in_memory, masked, no_schemas, supported
-from sqlq.database.dialect import Ask, Dialect
+from sqlq.database.dialect import SEAL, Ask, Dialect
 from sqlq.database.dialects import DIALECTS
 from sqlq.database.raw import Driver
 from sqlq.database.sqlite.dialect import READ_ONLY
@@ -332,7 +332,8 @@ class Database:
     def connect(self, **options: Any) -> Connection:
         """Open a connection on which every statement goes to sqlq's own schema."""
         schema = self.schema  # asked before, for the pool may have one connection only
-        return self._open().execution_options(schema_translate_map={TOKEN_SCHEMA: schema}, **options)
+        own = {"schema_translate_map": {TOKEN_SCHEMA: schema}, SEAL: self.seal}
+        return self._open().execution_options(**own, **options)
 
     def _open(self) -> Connection:
         self._may_connect()
@@ -392,7 +393,9 @@ class Database:
 
     @cached_property
     def _single(self) -> Engine:
-        return self.engine.execution_options(schema_translate_map={TOKEN_SCHEMA: self.schema})
+        return self.engine.execution_options(
+            **{"schema_translate_map": {TOKEN_SCHEMA: self.schema}, SEAL: self.seal}
+        )
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

@@ -34,15 +34,13 @@ from sqlalchemy.sql.selectable import FromClause
 from sqlalchemy.types import TypeEngine
 
 from sqlq.database.timeouts import Patience
+from sqlq.payload.encryption import Seal
 from sqlq.schema.tables import CARRIED, TOKEN_SCHEMA, attempts_allowed, jobs
 from sqlq.schema.types import epoch_ms, since_ms
 
 Position: TypeAlias = tuple[str, int, int, int]
 """A queue, a priority in it, and in that the job at which a claim ended: when it was due, in µs since 1970,
 and its id."""
-
-Place: TypeAlias = tuple[int, int]
-"""A flow, and a step of it, by their ids."""
 
 Ask: TypeAlias = Callable[[str, Any], list[Sequence[Any]]]
 """Runs a statement with its parameters, as the driver takes them, and returns its rows."""
@@ -116,6 +114,11 @@ def schema_of(conn: Connection) -> str | None:
     return schema
 
 
+def seal_of(conn: Connection) -> Seal | None:
+    """Return what the database of a connection of sqlq's own encrypts with."""
+    return conn.get_execution_options().get(SEAL)
+
+
 def rights(rows: Iterable[Any]) -> set[Right]:
     """Return the rights in rows of id and lease token."""
     return {(id, token) for id, token in rows}
@@ -139,6 +142,8 @@ class Batch:
         yield from (literal(value).label(name) for name, value in self.constants.items())
 
 
+SEAL = "sqlq_seal"
+"""The execution option of sqlq's own connections that holds what their database encrypts with."""
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 RIGHT: tuple[ColumnElement[Any], ...] = (jobs.c.id, jobs.c.lease_token)
 
@@ -507,15 +512,6 @@ class Dialect:
 
     def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
         """Return the blocked steps that wait for jobs that ended within this time."""
-        raise NotImplementedError
-
-    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
-        """Return flow, id, and whether it is blocked, of the next live steps after a place, in their
-        order."""
-        raise NotImplementedError
-
-    def has_flows(self, ask: Ask, schema: str | None) -> bool:
-        """Whether there is a flow."""
         raise NotImplementedError
 
     def pick(

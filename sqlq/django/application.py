@@ -29,13 +29,11 @@ from sqlq.config.durations import Duration
 from sqlq.config.urls import Eager, in_memory
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
-from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.model.handle import id_of
+from sqlq.errors import ConfigurationError
 from sqlq.payload.codec import TEXTS
 from sqlq.schema import version
 from sqlq.schema.tables import TOKEN_SCHEMA, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment
-from sqlq.store.jobs import lookup
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -56,9 +54,9 @@ class DjangoApp(App):
     """The App that the settings describe.
 
     Without a session, jobs are enqueued on Django's own connection: in the transaction that is open there, or
-    at once where none is. What sqlq does on its own account, as a worker or an operator's command, it does on
-    connections of its own, to the same database. It follows where Django's settings for that database lead,
-    so that in a test run it is on the test's database.
+    at once where none is. Workers and operators' commands use connections of their own to the same database.
+    It follows where Django's settings for that database lead, so that in a test run it is on the test's
+    database.
     """
 
     def __init__(self) -> None:
@@ -175,8 +173,8 @@ class DjangoApp(App):
 
 
 def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine for a synchronous caller, so that Django's ORM can be used in it: in a view that Django
-    runs in a thread for an event loop, the ORM's work comes back to this very thread."""
+    """Run a coroutine for a synchronous caller, so that it can use Django's ORM. In a view that Django runs
+    in a thread for an event loop, the ORM works in this very thread."""
     if is_on_a_loop():
         return on_a_loop_of_its_own(work)
 
@@ -227,14 +225,10 @@ class DjangoJobs(Jobs):
         if connection is None or self._results.job_here(id) is not None:
             return super().get(id)
         conn: Any = connection_of(connection)
-        schema, number = self._database.schema_for(conn), id_of(id)
+        schema = self._database.schema_for(conn)
         version.require(conn, schema)
         reading: Any = _Reading(conn, schema)  # executes alike
-        job = lookup.details(reading, number, self._database.seal)
-        lookup.require_own(id, job)
-        if job is None:
-            raise JobNotFoundError(f"there is no job {number}: it never was, or is kept no more")
-        return job
+        return self._with_its_task(self._row_on(reading, id))
 
     def get_committed(self, id: int) -> JobDetails:
         """Return everything about a job, as it is committed."""
@@ -269,8 +263,8 @@ _MOMENTS = {
 
 
 def _as_elsewhere(name: str, value: Any) -> Any:
-    """Return a value with a moment as it is everywhere else. Of SQLite it comes as milliseconds, and of
-    PostgreSQL, where USE_TZ is False, without the time zone that Django has given its connection."""
+    """Return a value with a moment as it is everywhere else. SQLite has milliseconds. PostgreSQL omits the
+    time zone of Django's connection where USE_TZ is False."""
     if name not in _MOMENTS or value is None:
         return value
     if isinstance(value, int):

@@ -26,7 +26,7 @@ Stamp: TypeAlias = Callable[[NewJob], Mapping[str, Any] | None]
 
 
 class Stamps:
-    """What stamps the jobs of one App."""
+    """The enqueue middleware of one App."""
 
     def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
         """Raises `ConfigurationError` for what cannot be carried."""
@@ -133,7 +133,7 @@ def _check_stamps(function: Any) -> None:
 
 
 class Additions:
-    """What one App adds to jobs, by what was declared to it up to now."""
+    """Adds to jobs by what one App has declared up to now: headers, limits, and options of their queues."""
 
     def __init__(self, tasks: Registry, limits: DeclaredLimits, stamps: Stamps) -> None:
         self._tasks = tasks

@@ -53,16 +53,16 @@ KEPT_NO_MORE = "its row is kept no more"
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class JobRunHere(Job[R]):
-    """What `enqueue` answers where jobs run at once, and nothing is written: what became of the job is known
-    here alone."""
+    """The answer of `enqueue` where jobs run at once and nothing is written: this process alone knows its
+    end."""
 
     look: Callable[[], Seen] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Waited(Generic[R]):
-    """What `wait` answers: the jobs that have `ended`, in whatever way, and those still `pending`, each in
-    the order given and in the state in which it was seen last."""
+    """The answer of `wait`: the jobs that have `ended` in any way, and those still `pending`. Each list is in
+    the order given, with the state that was seen last."""
 
     ended: list[Job[R]]
     pending: list[Job[R]]
@@ -187,7 +187,7 @@ class Ends(Generic[R]):
             self.seen.setdefault(id, seen)
 
     def _heard(self, what: Told, watch: Watch) -> Seen:
-        """Return how a job has ended that a watch was told of."""
+        """Return how a job has ended that a watch was notified of."""
         if isinstance(what, Exception):
             raise what
         if isinstance(what, Seen):
@@ -266,7 +266,7 @@ class AsCompleted(Generic[R]):
 
 
 class Results:
-    """What became of the jobs in a database, and of those that ran in this process."""
+    """Results and states of the jobs in a database, and of those that ran in this process."""
 
     def __init__(self, database: Database, tasks: Registry, here: Callable[[], Any]) -> None:
         """`here` returns what jobs go through that run in this process, inline or eagerly; None where none
@@ -287,7 +287,7 @@ class Results:
 
     @property
     def here(self) -> Any:
-        """What jobs go through that run in this process; None where none have."""
+        """The taker of the jobs that run in this process; None where none have."""
         return self._here()
 
     def job_here(self, job: Handle | int) -> Any:
@@ -353,7 +353,7 @@ class Results:
 
 
 class _End:
-    """What is waited for where a result is: a job, or the last steps of a flow."""
+    """The jobs whose end a result needs: one job, or the last steps of a flow."""
 
     def __init__(self, jobs: dict[int, AnyJob], ends: list[int], *, is_list: bool) -> None:
         self.jobs = jobs
@@ -383,8 +383,8 @@ class _End:
 
 
 def result_of(job: Seen, task: Task[..., Any] | None, seal: Seal | None) -> Any:
-    """Return what the handler of a finished job returned, as the return annotation of its task says. Raises
-    `NoResultError`, and `SealError` for a sealed one that is not opened."""
+    """Return the result of a finished job, converted by the return annotation of its task. Raises
+    `NoResultError`, and `SealError` for an encrypted one that these keys do not open."""
     if job.state is State.FAILED:
         tries = f"{job.attempts} attempt{'s' if job.attempts != 1 else ''}"
         line = error_line(job.reason, job.exception, job.message)

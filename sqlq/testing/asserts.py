@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
+from sqlq.admin.jobs import enqueued
 from sqlq.app.app import App
 from sqlq.config.urls import schema_name
 from sqlq.database.caller.session import SyncSession, connection_of
@@ -18,8 +19,6 @@ from sqlq.model.named_task import NamedTask
 from sqlq.model.task import Task
 from sqlq.payload.codec import decode
 from sqlq.schema import version
-from sqlq.schema.qualify import qualifying
-from sqlq.store.jobs import lookup
 from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
 
@@ -64,13 +63,13 @@ def assert_enqueued(
 ) -> Enqueued:
     """Fail the test unless a job of `task` was enqueued; return the newest one.
 
-    With `args` or `kwargs` it must be the call that `task.new(*args, **kwargs)` is, however its arguments
-    were passed, by position or by name; `unittest.mock.ANY` matches anything. With `queue` it must be in that
-    queue. What has become of the job meanwhile does not matter (where finished jobs are kept).
+    With `args` or `kwargs` it must be the same call as `task.new(*args, **kwargs)`, by position or by name.
+    `unittest.mock.ANY` matches anything. With `queue` it must be in that queue. The state of the job does not
+    matter (where finished jobs are kept).
 
     With `session` (a Session, scoped_session or Connection) the look is through that transaction, so it sees
-    jobs that are not committed. Without, it sees committed jobs of the `app`, else of the fixture `sqlq_app`
-    or of the innermost `on_database` block; in an `inline` block, its jobs, committed or not.
+    jobs that are not committed. Without `session` it sees committed jobs of the `app`, else of the fixture
+    `sqlq_app` or the innermost `on_database` block. In an `inline` block it sees its jobs, committed or not.
 
     >>> sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)  # doctest: +SKIP
     """
@@ -123,7 +122,7 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
     name = task if isinstance(task, str) else task.name
     app = app or current_app()
     if app is not None and isinstance(app._stand_in, InlineEnqueuer):
-        rows = [
+        rows: list[Any] = [
             (job.id, j.task, j.queue, j.payload, j.priority, j.unique_key)
             for job in app._stand_in.ran.jobs
             if (j := job.new).task == name
@@ -134,27 +133,16 @@ def _enqueued(task: Task[..., Any] | str, session: SyncSession | None, app: App 
         schema = (
             version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
         )
-        version.require(conn, schema)
-        with qualifying(conn):
-            return [_job(task, *_opened(row, app)) for row in lookup.enqueued(conn, name, schema)]
-    if app is None:
+        rows = list(enqueued(conn, name, schema, None if app is None else app.database.seal))
+    elif app is not None:
+        with app.database.read() as conn:
+            rows = list(enqueued(conn, name, app.database.schema, app.database.seal))
+    else:
         raise ConfigurationError(
             "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "
             "session=…"
         )
-    with app.database.read() as conn:
-        version.require(conn, app.database.schema)
-        found = lookup.enqueued(conn, name, app.database.schema)
-    return [_job(task, *_opened(row, app)) for row in found]
-
-
-def _opened(row: Sequence[Any], app: App | None) -> Sequence[Any]:
-    """Return a job's row with its payload opened, where the App has what it was sealed with."""
-    seal, (id, task, queue, payload, *rest) = None if app is None else app.database.seal, row
-    if seal is not None:
-        with suppress(SealError):
-            payload = seal.opened("payload", task, queue, payload)
-    return id, task, queue, payload, *rest
+    return [_job(task, *row) for row in rows]
 
 
 def _job(found: Task[..., Any] | str, id: int, task: str, queue: str, payload: str, *rest: Any) -> Enqueued:
@@ -230,8 +218,7 @@ def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _listed(value: Any) -> Any:
-    """The value as JSON gives it back: tuples are lists. What JSON does not know stays, for it may be
-    `mock.ANY`."""
+    """The value as JSON gives it back: tuples are lists. Other values stay, since one may be `mock.ANY`."""
     match value:
         case dict():
             return {key: _listed(inner) for key, inner in value.items()}

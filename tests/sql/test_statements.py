@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob, State
 from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.store.flows import unblock
 from sqlq.store.jobs import checkpoint, claim, expire, lease, prune, replay, settle
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.limits import admit as admission
@@ -91,6 +92,7 @@ def replay_all(conn: Connection, held: list[Any]) -> Any:
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert": lambda conn, held: inserting.insert(conn, [new()], schema_of(conn)),
+    "steps_beyond": lambda conn, held: unblock.next_steps(conn, (0, 0), 1_000),
     "insert_many": lambda conn, held: inserting.insert(conn, [new(), new()], schema_of(conn)),
     "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)], schema_of(conn)),
     "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")], schema_of(conn)),
@@ -325,20 +327,21 @@ def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("crowded", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_sqlite_uses_an_index(crowded: Database, name: str) -> None:
-    with crowded.begin() as conn:
-        held = [] if name.startswith("claim") else claim_two(conn)
-        with received(conn) as got:
-            STATEMENTS[name](conn, held)
-        for statement, parameters in got:
-            plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
-            whole = [
-                step
-                for step in plan
-                if step.startswith("SCAN") and step.split()[1] in ("jobs", "finished_jobs", "failed_jobs")
-            ]
-            assert not [step for step in whole if "INDEX" not in step], f"{statement}\n" + "\n".join(plan)
+def test_sqlite_uses_an_index(crowded: Database) -> None:
+    for name, run in STATEMENTS.items():
+        with crowded.connect() as conn, conn.begin() as transaction:
+            held = [] if name.startswith("claim") else claim_two(conn)
+            with received(conn) as got, suppress(pytest.skip.Exception):
+                run(conn, held)
+            for statement, parameters in got:
+                plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
+                whole = [
+                    step
+                    for step in plan
+                    if step.startswith("SCAN") and step.split()[1] in ("jobs", "finished_jobs", "failed_jobs")
+                ]
+                assert not [step for step in whole if "INDEX" not in step], f"{statement}\n" + "\n".join(plan)
+            transaction.rollback()
 
 
 def test_a_claim_steps_over_what_is_scheduled_at_a_higher_priority(crowded: Database) -> None:

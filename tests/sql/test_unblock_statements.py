@@ -33,7 +33,6 @@ CALLS: dict[str, Call] = {
     ),
     "waiting_for": lambda dialect, ask, schema: dialect.waiting_for(ask, schema, [1, 2]),
     "waiting_for_recent": lambda dialect, ask, schema: dialect.waiting_for_recent(ask, schema, 21_000),
-    "steps_beyond": lambda dialect, ask, schema: dialect.steps_beyond(ask, schema, (0, 0), 1_000),
 }
 WAITING = 30_000
 

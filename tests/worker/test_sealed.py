@@ -320,7 +320,7 @@ def test_follow_ups_are_sealed_whoever_writes_them(sealing: sqlq.App, engine: En
     with database.begin() as conn:
         (held,) = claim.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
     with database.begin() as conn:
-        settle.lose(conn, [(held.id, held.lease_token)], "is gone", seal=database.seal)
+        settle.lose(conn, [(held.id, held.lease_token)], "is gone")
     sealing.enqueue(returned.new().set(queue="returned"))
     write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
     with database.begin() as conn:

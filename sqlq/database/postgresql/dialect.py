@@ -41,7 +41,6 @@ from sqlq.database.dialect import (
     Claimant,
     Dialect,
     Line,
-    Place,
     Position,
     Right,
     Trouble,
@@ -251,12 +250,6 @@ class PostgreSQL(Dialect):
 
     def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
         return [id for (id,) in ask(sql.waiting_for_recent(schema), {"ms": within_ms})]
-
-    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
-        return ask(sql.steps_beyond(schema), {"flow": place[0], "id": place[1], "most": most})
-
-    def has_flows(self, ask: Ask, schema: str | None) -> bool:
-        return bool(ask(f"SELECT EXISTS (SELECT 1 FROM {sql.quoted(schema)}.sqlq_flows)", {})[0][0])
 
     def pick(
         self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None

@@ -289,17 +289,6 @@ def waiting_for_recent(schema: str | None) -> str:
 
 
 @written
-def steps_beyond(schema: str | None) -> str:
-    """Read steps of flows in the order of their ids, from a place on."""
-    return f"""
-SELECT flow_id, id, blocked_by = 'flow' FROM {quoted(schema)}.jobs
- WHERE flow_id IS NOT NULL AND (flow_id, id) > (CAST(%(flow)s AS bigint), CAST(%(id)s AS bigint))
- ORDER BY flow_id, id
- LIMIT %(most)s
-"""
-
-
-@written
 def pick(schema: str | None, in_order: bool) -> str:
     """Choose from each line what may run. Counted is here and now, and so by a snapshot that is younger than
     the locks on the keys."""

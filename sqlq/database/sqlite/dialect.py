@@ -29,7 +29,6 @@ from sqlq.database.dialect import (
     Claimant,
     Dialect,
     Line,
-    Place,
     Trouble,
     Verdict,
     claimed_columns,
@@ -152,12 +151,6 @@ class SQLite(Dialect):
 
     def waiting_for_recent(self, ask: Ask, schema: str | None, within_ms: int) -> list[int]:
         return [id for (id,) in ask(_WAITING_FOR_RECENT, (within_ms, within_ms))]
-
-    def steps_beyond(self, ask: Ask, schema: str | None, place: Place, most: int) -> list[Sequence[Any]]:
-        return ask(_STEPS_BEYOND, (*place, most))
-
-    def has_flows(self, ask: Ask, schema: str | None) -> bool:
-        return bool(ask("SELECT EXISTS (SELECT 1 FROM main.sqlq_flows)", ())[0][0])
 
     def pick(
         self, conn: Connection, lines: Sequence[Line], served: Sequence[str] | None
@@ -405,12 +398,6 @@ SELECT job.id
         ("failed_jobs", "failed_at", "AND edge.on_outcome <> 'success'"),
     )
 )
-_STEPS_BEYOND = """
-SELECT flow_id, id, blocked_by IS 'flow' FROM main.jobs
- WHERE flow_id IS NOT NULL AND (flow_id, id) > (?, ?)
- ORDER BY flow_id, id
- LIMIT ?
-"""
 _VERDICT = """
 WITH quiet AS MATERIALIZED (
      SELECT job.id FROM json_each(?) AS step CROSS JOIN main.jobs AS job ON job.id = step.value

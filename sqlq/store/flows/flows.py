@@ -30,14 +30,14 @@ from sqlalchemy import (
 
 from sqlq.config.constants import IDS
 from sqlq.database.database import Database
-from sqlq.database.dialect import Batch, Dialect
+from sqlq.database.dialect import Batch, Dialect, seal_of
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import SealError
 from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
 from sqlq.model.job import ClaimedJob, Job, State
 from sqlq.model.outcome import ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
-from sqlq.payload.encryption import Seal, opened_without_keys
+from sqlq.payload.encryption import opened_without_keys
 from sqlq.schema.tables import TOKEN_SCHEMA, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import Moment, after, far, now
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, TABLES, fields, slices
@@ -136,9 +136,10 @@ class Before(NamedTuple):
     unopened: SealError | None = None
 
 
-def before(conn: Connection, takers: Mapping[int, str], seal: Seal | None = None) -> dict[int, list[Before]]:
+def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before]]:
     """Return the steps before each of these jobs, which are in these queues, in the order in which they were
     named; their results are opened."""
+    seal = seal_of(conn)
     found: dict[int, list[Before]] = defaultdict(list)
     for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
         why = unopened = None
@@ -191,7 +192,7 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
     if not taking:
         return Filled(list(claimed), [])
     with database.single_statements() as conn:
-        found = before(conn, taking, database.seal)
+        found = before(conn, taking)
     done = Filled([], [])
     for job in claimed:
         if job.id not in taking:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, tuple_
 
 from sqlq.database.database import Database
-from sqlq.database.dialect import Place
+from sqlq.schema.tables import flows, jobs
 from sqlq.store.jobs.rows import slices
 from sqlq.store.jobs.settle import Rescued
 
+Place: TypeAlias = tuple[int, int]
+"""A flow, and a step of it, by their ids."""
 ENDED_AT_ONCE = 500
 STEPS_AT_ONCE = 1_000
 """A statement makes so many available, and locks their rows until it ends."""
@@ -104,14 +109,32 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
 def sweep_all(database: Database, place: Place, most: int) -> tuple[Unblocked, Place | None]:
     """Unblock what can be of the next `most` steps of all flows after a place; return the place to go on
     from, None when it was the last."""
-    dialect, schema = database.dialect, database.schema
-    rows = database.ask_alone(lambda ask: dialect.steps_beyond(ask, schema, place, most), reads=True)
-    blocked = [id for _, id, is_blocked in rows if is_blocked]
+    with database.read() as conn:
+        rows = next_steps(conn, place, most)
+    blocked = [row.id for row in rows if row.blocked_by == "flow"]
     done = steps(database, blocked) if blocked else Unblocked()
-    return done, (rows[-1][0], rows[-1][1]) if len(rows) == most else None
+    return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == most else None
+
+
+def next_steps(conn: Connection, place: Place, most: int) -> Sequence[Any]:
+    """Return the next live steps after a place, in their order."""
+    flow, step = place
+    return conn.execute(_STEPS_BEYOND, {"flow": flow, "step": step, "most": most}).all()
+
+
+_steps = jobs.c.flow_id.is_not(None)
+_beyond = tuple_(jobs.c.flow_id, jobs.c.id) > tuple_(
+    bindparam("flow", type_=BigInteger), bindparam("step", type_=BigInteger)
+)
+_STEPS_BEYOND = (
+    select(jobs.c.flow_id, jobs.c.id, jobs.c.blocked_by)
+    .where(_steps, _beyond)
+    .order_by(jobs.c.flow_id, jobs.c.id)
+    .limit(bindparam("most", type_=Integer))
+)
 
 
 def are_in_use(database: Database) -> bool:
     """Whether there is any flow at all."""
-    dialect, schema = database.dialect, database.schema
-    return database.ask_alone(lambda ask: dialect.has_flows(ask, schema), reads=True)
+    with database.read() as conn:
+        return conn.scalar(select(flows.c.id).limit(1)) is not None

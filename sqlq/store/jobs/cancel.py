@@ -1,4 +1,4 @@
-"""What operators write: cancelling waiting and running jobs, pausing and resuming queues."""
+"""Cancels waiting and running jobs for an operator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The hot path as far as a job is running: insert · claim · extend, in the order of the flow.
-
-Every verb takes a batch, and every write of an owner is fenced by id and lease token. How attempts end is in
-`store.endings`.
-"""
+"""Renews leases, and tells what became of a claim. Each write of an owner is fenced by id and token."""
 
 from __future__ import annotations
 

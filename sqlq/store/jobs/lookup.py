@@ -1,4 +1,4 @@
-"""The cold path: ended jobs, listings and pruning."""
+"""Looks for jobs in the three tables that hold them."""
 
 from __future__ import annotations
 

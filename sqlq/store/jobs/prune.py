@@ -1,4 +1,4 @@
-"""The cold path: ended jobs, listings and pruning."""
+"""Deletes ended jobs: those that are too old, and those that an operator names."""
 
 from __future__ import annotations
 

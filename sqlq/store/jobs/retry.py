@@ -1,18 +1,11 @@
-"""The cold path: ended jobs, listings and pruning."""
+"""Moves failed jobs back, to be run again."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Integer,
-    Row,
-    bindparam,
-    delete,
-    select,
-)
+from sqlalchemy import Connection, Integer, Row, bindparam, delete, select
 
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.database.dialects import dialect_of

@@ -10,18 +10,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Integer,
-    Table,
-    Text,
-    bindparam,
-    case,
-    func,
-    literal,
-    null,
-)
+from sqlalchemy import BigInteger, ColumnElement, Integer, Table, Text, bindparam, case, func, literal, null
 from sqlalchemy.types import TypeEngine
 
 from sqlq.database.dialect import Batch, Dialect

@@ -52,6 +52,7 @@ from sqlq.database.dialect import (
     held,
     rights,
     schema_of,
+    seal_of,
 )
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import JobTimeoutError, WorkerLostError
@@ -71,7 +72,6 @@ from sqlq.model.outcome import (
     Settlement,
 )
 from sqlq.model.retry import error_record, follows, given_back, wait_after_loss_ms
-from sqlq.payload.encryption import Seal
 from sqlq.schema.tables import (
     CARRIED,
     TOKEN_SCHEMA,
@@ -363,14 +363,14 @@ class Rescued(NamedTuple):
     reason: str = "worker_lost"
 
 
-def rescue(conn: Connection, *, limit: int = 500, seal: Seal | None = None) -> list[Rescued]:
+def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
     """Take jobs whose lease has expired from their owners, in one transaction, and say what became of them.
 
     Expiry is judged in the statement that locks the row, so a heartbeat that came first wins. The token rises
     before anything else is written: from then on the old owner matches nothing.
     """
     expired = dialect_of(conn).change(conn, _REVOKE, {"most": limit})
-    return _lose(conn, expired, "did not renew its lease", seal)
+    return _lose(conn, expired, "did not renew its lease")
 
 
 def lose(
@@ -379,16 +379,15 @@ def lose(
     why: str,
     *,
     late: Collection[Right] = (),
-    seal: Seal | None = None,
 ) -> list[Rescued]:
     """Take jobs from an owner that is known to be dead, as `rescue` does; `why` says what became of it, and
     `late` which attempts were past their timeout then."""
     dialect = dialect_of(conn)
     revoked = dialect.change(conn, _revoke(dialect), dialect.parameters(HOLD, sorted(wanted)))
-    return _lose(conn, revoked, why, seal, {id for id, _ in late})
+    return _lose(conn, revoked, why, {id for id, _ in late})
 
 
-def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None = None) -> set[Right]:
+def give_back(conn: Connection, wanted: Collection[Right]) -> set[Right]:
     """Give back jobs that their owner never began, in its stead; return the rights that it still had. A row
     that another transaction has locked is passed over."""
     if not wanted:
@@ -397,15 +396,14 @@ def give_back(conn: Connection, wanted: Collection[Right], *, seal: Seal | None 
     rows = dialect.lock(conn, _unbegun(dialect), dialect.parameters(HOLD, sorted(wanted)))
     # guard: what-never-began-keeps-its-key
     unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
+    seal = seal_of(conn)
     settlements = [
         settlement(as_trusted(job, seal), given_back(job), course, seal=seal) for job, course in unbegun
     ]
     return settle(conn, settlements)
 
 
-def _lose(
-    conn: Connection, revoked: Sequence[Any], why: str, seal: Seal | None, late: Collection[int] = ()
-) -> list[Rescued]:
+def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[int] = ()) -> list[Rescued]:
     alive = [row for row in revoked if follows(row.attempts, row.max_attempts)]
     spent = [row for row in revoked if not follows(row.attempts, row.max_attempts)]
 
@@ -431,7 +429,7 @@ def _lose(
 
     def fail(some: Sequence[Any]) -> None:
         over = [(row, Failed(reason(row), error(row))) for row in some]
-        _fail(conn, over, seal)  # guard: the-lost-are-followed
+        _fail(conn, over)  # guard: the-lost-are-followed
 
     failed = end_apart(conn, spent, fail, "has failed")
     wake(conn, _keys_of(spent).values())  # guard: the-slots-of-the-lost-are-looked-at
@@ -455,10 +453,10 @@ def wake(conn: Connection, keys: Iterable[str]) -> None:
     write(conn, dialect_of(conn), {Wake(key) for key in keys})
 
 
-def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]], seal: Seal | None) -> None:
+def _fail(conn: Connection, over: Sequence[tuple[Any, Failed]]) -> None:
     """End jobs that were taken from their owners, with what follows them."""
     rows = [(r.id, r.lease_token, f.reason, f.error.exception, f.error.message, None, None) for r, f in over]
-    forged: set[int] = set()
+    seal, forged = seal_of(conn), set[int]()
     if seal is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
         found = conn.execute(select(*_SEALED).where(jobs.c.id.in_(followed)))
         forged = {id for id, *sealed in found if not seal.opens(*sealed)}  # guard: the-lost-are-trusted

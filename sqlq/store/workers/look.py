@@ -1,16 +1,11 @@
-"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
-information."""
+"""Looks for what workers wait for: jobs that are due, schedules, requests of operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import (
-    Connection,
-    func,
-    select,
-)
+from sqlalchemy import Connection, func, select
 
 from sqlq.database.database import Database
 from sqlq.schema.tables import jobs

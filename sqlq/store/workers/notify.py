@@ -1,5 +1,4 @@
-"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
-information."""
+"""Sends and receives notifications, by which workers wake one another. They are never a guard."""
 
 from __future__ import annotations
 
@@ -7,10 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    text,
-)
+from sqlalchemy import Connection, text
 
 from sqlq.database.database import Database
 from sqlq.database.dialect import schema_of

@@ -1,5 +1,4 @@
-"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
-information."""
+"""Pauses and resumes queues."""
 
 from __future__ import annotations
 
@@ -7,16 +6,7 @@ from collections.abc import Set
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    func,
-    literal,
-    null,
-    select,
-    type_coerce,
-    update,
-)
+from sqlalchemy import BigInteger, Connection, func, literal, null, select, type_coerce, update
 
 from sqlq.database.dialect import Change, Key
 from sqlq.database.dialects import dialect_of

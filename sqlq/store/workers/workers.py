@@ -1,5 +1,4 @@
-"""What workers know of each other and of the queues, and how they wake one another; never a guard, only
-information."""
+"""The rows of workers: what each one tells of itself, and what operators ask of it."""
 
 from __future__ import annotations
 
@@ -9,17 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    String,
-    bindparam,
-    delete,
-    insert,
-    select,
-    type_coerce,
-    update,
-)
+from sqlalchemy import BigInteger, Connection, String, bindparam, delete, insert, select, type_coerce, update
 
 from sqlq.config.constants import LEASE_MS
 from sqlq.database.dialect import Change, Right

@@ -313,7 +313,7 @@ class JobContext:
         if before is None:
             assert target.database is not None
             with target.database.read() as conn:
-                before = flows.before(conn, {self.id: self.queue}, target.encryption).get(self.id, [])
+                before = flows.before(conn, {self.id: self.queue}).get(self.id, [])
         return [self._result_of(step) for step in before]
 
     def _result_of(self, step: Before) -> Any:

@@ -18,7 +18,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.constants import RESCUE_MS
 from sqlq.config.durations import readable, since_boot
 from sqlq.database.database import Database
-from sqlq.database.dialect import Place
 from sqlq.database.postgresql import health
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import version
@@ -165,7 +164,7 @@ class Rescue(PolledService):
             return min(self._every, wait)
         began = time.monotonic()
         with self._database.begin() as conn:
-            rescued = settle.rescue(conn, limit=RESCUE_BATCH, seal=self._database.seal)
+            rescued = settle.rescue(conn, limit=RESCUE_BATCH)
         goes_on_at = time.monotonic() + at_once(self._database, began)
         unblock.after_losses(self._database.for_claims, rescued)
         self._tell(rescued, "did not renew its lease")
@@ -260,7 +259,7 @@ class Unblock:
         self._database = database
         self._freed = freed
         self.is_in_use = False
-        self._place: Place | None = None
+        self._place: unblock.Place | None = None
         """Where the sweep over all steps goes on; None between two of them."""
         self._all_at = self._recent_at = float("-inf")
 

@@ -173,9 +173,9 @@ class Leases(Threaded):
             started = unknown & self._unwritten
         unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
-            settle.give_back(conn, unstarted, seal=self._database.seal)
+            settle.give_back(conn, unstarted)
             why = "could not write its outcome"
-            lost = settle.lose(conn, started, why, seal=self._database.seal) if started else []
+            lost = settle.lose(conn, started, why) if started else []
         unblock.after_losses(self._database.for_claims, lost)
         ended = {job.id for job in lost}
         with self._lock:

@@ -265,8 +265,8 @@ class Heartbeat:
             # guard: only-what-started-counts
             started = {right for right in batch if dead.started is None or right in dead.started}
             # guard: what-follows-the-unstarted-is-sealed
-            back = settle.give_back(conn, set(batch) - started, seal=database.seal)
-            taken = settle.lose(conn, started, why, late=dead.late, seal=database.seal) if started else []
+            back = settle.give_back(conn, set(batch) - started)
+            taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
             # A job whose end the database refuses has a new token, and is left to the rescue: to the next
             # try it would look as if it never began.

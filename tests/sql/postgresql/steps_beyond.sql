@@ -1,5 +1,5 @@
-SELECT flow_id, id, blocked_by OPERATOR(pg_catalog.=) 'flow' FROM public.jobs
- WHERE flow_id IS NOT NULL AND (flow_id, id) OPERATOR(pg_catalog.>) (CAST(%(flow)s AS bigint), CAST(%(id)s AS bigint))
- ORDER BY flow_id, id
- LIMIT %(most)s;
+SELECT public.jobs.flow_id, public.jobs.id, public.jobs.blocked_by 
+FROM public.jobs 
+WHERE public.jobs.flow_id IS NOT NULL AND (public.jobs.flow_id, public.jobs.id) OPERATOR(pg_catalog.>) (%(flow)s::BIGINT, %(step)s::BIGINT) ORDER BY public.jobs.flow_id, public.jobs.id 
+ LIMIT %(most)s::INTEGER;
 

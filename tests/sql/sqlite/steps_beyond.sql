@@ -1,5 +1,5 @@
-SELECT flow_id, id, blocked_by IS 'flow' FROM main.jobs
- WHERE flow_id IS NOT NULL AND (flow_id, id) > (?, ?)
- ORDER BY flow_id, id
- LIMIT ?;
+SELECT main.jobs.flow_id, main.jobs.id, main.jobs.blocked_by 
+FROM main.jobs 
+WHERE main.jobs.flow_id IS NOT NULL AND (main.jobs.flow_id, main.jobs.id) > (?, ?) ORDER BY main.jobs.flow_id, main.jobs.id
+ LIMIT ? OFFSET ?;
 
