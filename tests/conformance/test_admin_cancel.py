@@ -174,6 +174,7 @@ def test_what_was_asked_of_an_attempt_that_failed_is_not_asked_of_the_job_when_a
     assert play.requested() == {}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("keep_finished", [True, False])
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
 def test_after_a_forced_cancel_the_old_owner_changes_nothing(

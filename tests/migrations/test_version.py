@@ -127,7 +127,7 @@ DRIVERS = {"postgresql": ["psycopg", "psycopg2", "asyncpg"], "sqlite": ["pysqlit
 @pytest.mark.parametrize(
     ("empty_database_url", "driver", "level"),
     [
-        (database, driver, level)
+        pytest.param(database, driver, level, marks=pytest.mark.variants if level else ())
         for database in DRIVERS
         for driver in DRIVERS[database]
         for level in LEVELS[database]

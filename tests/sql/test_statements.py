@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -327,20 +327,21 @@ def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("crowded", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_sqlite_uses_an_index(crowded: Database, name: str) -> None:
-    with crowded.begin() as conn:
-        held = [] if name.startswith("claim") else claim_two(conn)
-        with received(conn) as got:
-            STATEMENTS[name](conn, held)
-        for statement, parameters in got:
-            plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
-            whole = [
-                step
-                for step in plan
-                if step.startswith("SCAN") and step.split()[1] in ("jobs", "finished_jobs", "failed_jobs")
-            ]
-            assert not [step for step in whole if "INDEX" not in step], f"{statement}\n" + "\n".join(plan)
+def test_sqlite_uses_an_index(crowded: Database) -> None:
+    for name, run in STATEMENTS.items():
+        with crowded.connect() as conn, conn.begin() as transaction:
+            held = [] if name.startswith("claim") else claim_two(conn)
+            with received(conn) as got, suppress(pytest.skip.Exception):
+                run(conn, held)
+            for statement, parameters in got:
+                plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
+                whole = [
+                    step
+                    for step in plan
+                    if step.startswith("SCAN") and step.split()[1] in ("jobs", "finished_jobs", "failed_jobs")
+                ]
+                assert not [step for step in whole if "INDEX" not in step], f"{statement}\n" + "\n".join(plan)
+            transaction.rollback()
 
 
 def test_a_claim_steps_over_what_is_scheduled_at_a_higher_priority(crowded: Database) -> None:

@@ -431,11 +431,11 @@ def test_the_text_of_a_key_may_be_another_than_sqlqs(text: str) -> None:
         *(Literal["a", 1, None], NewType("N", int), Annotated[list[int], "why"], Iterable[int]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("value", ["7", 7, 7.5, True, [1, "a"], {"a": [None]}, (1, 2)], ids=repr)
-def test_plain_json_goes_as_it_is_whatever_the_annotation(hint: Any, value: Any) -> None:
+def test_plain_json_goes_as_it_is_whatever_the_annotation(hint: Any) -> None:
     task = task_of(hint)
-    assert forms(task.new(value)) == json.loads(json.dumps([value]))
-    assert task.arguments(task.new(value).payload) == (json.loads(json.dumps([value])), {})
+    for value in ("7", 7, 7.5, True, [1, "a"], {"a": [None]}, (1, 2)):
+        assert forms(task.new(value)) == json.loads(json.dumps([value]))
+        assert task.arguments(task.new(value).payload) == (json.loads(json.dumps([value])), {})
 
 
 @pytest.mark.parametrize(
